@@ -1,0 +1,120 @@
+"""Which blocks each sequence owns: prefix hits, growth, copy-on-write, forks and release."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from paged_backend.core.block_hash import BlockHasher
+from paged_backend.core.block_pool import BlockPool
+from paged_backend.core.sequence import Sequence
+
+BlockCopies = list[tuple[int, int]]
+
+
+class KVCacheManager:
+    """The block tables of all sequences over one pool."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self._hasher = BlockHasher() if enable_prefix_caching else None
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_missing_blocks(self, seq: Sequence) -> int:
+        """Blocks still to be allocated before all known tokens have a slot."""
+        return self.num_blocks_for(seq.num_tokens) - len(seq.block_ids)
+
+    def find_prefix(self, seq: Sequence) -> list[int]:
+        """Blocks whose content equals the sequence's first tokens, used or free.
+
+        The last token is never among them: its logits have to be computed.
+        """
+        hits: list[int] = []
+        for block_hash in self._hashes_up_to(seq, seq.num_tokens - 1):
+            block_id = self.pool.find(block_hash)
+            if block_id is None:
+                break
+            hits.append(block_id)
+        return hits
+
+    def num_blocks_to_admit(self, seq: Sequence, hits: list[int]) -> int:
+        """Free blocks that admitting the whole sequence takes, with these prefix hits."""
+        idle_hits = sum(self.pool.ref_count(block_id) == 0 for block_id in hits)
+        return self.num_blocks_for(seq.num_tokens) - len(hits) + idle_hits
+
+    def take_prefix(self, seq: Sequence, hits: list[int]) -> None:
+        """Start a waiting sequence's block table with blocks found by :meth:`find_prefix`."""
+        for block_id in hits:
+            self.pool.share(block_id)
+        seq.block_ids = list(hits)
+        seq.num_computed_tokens = len(hits) * self.block_size
+
+    def allocate_slots(self, seq: Sequence, num_new_tokens: int) -> BlockCopies | None:
+        """Give the next tokens a slot each; ``None`` when the pool has no room.
+
+        The block that is written first may be shared since a fork; it is then replaced by a copy
+        of its own (copy-on-write). Returns the copies to make before the tokens are computed.
+        """
+        first = seq.num_computed_tokens // self.block_size
+        shared = first < len(seq.block_ids) and self.pool.ref_count(seq.block_ids[first]) > 1
+        end = seq.num_computed_tokens + num_new_tokens
+        num_new_blocks = self.num_blocks_for(end) - len(seq.block_ids)
+        if num_new_blocks + shared > self.pool.num_free:
+            return None
+        copies: BlockCopies = []
+        if shared:
+            copies.append((seq.block_ids[first], self.pool.allocate()))
+            self.pool.release([seq.block_ids[first]])
+            seq.block_ids[first] = copies[0][1]
+        seq.block_ids.extend(self.pool.allocate() for _ in range(num_new_blocks))
+        return copies
+
+    def register_full_blocks(self, seq: Sequence, start: int, end: int) -> None:
+        """Make blocks findable that are full once the tokens from start to end are computed."""
+        if end // self.block_size == start // self.block_size:
+            return
+        hashes = self._hashes_up_to(seq, end)
+        for index in range(start // self.block_size, len(hashes)):
+            self.pool.register(seq.block_ids[index], hashes[index])
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a child begin with all that its parent has computed, sharing every block."""
+        for block_id in parent.block_ids:
+            self.pool.share(block_id)
+        child.block_ids = list(parent.block_ids)
+        child.block_hashes = list(parent.block_hashes)
+        child.num_computed_tokens = parent.num_computed_tokens
+
+    def release(self, seq: Sequence) -> None:
+        """Give up a sequence's blocks; the ends of long chains are reused before their roots."""
+        self.pool.release(reversed(seq.block_ids))
+        seq.block_ids = []
+        seq.num_computed_tokens = 0
+
+    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+        """Compare reference counts with the block tables of all sequences.
+
+        Raises:
+            RuntimeError: they differ, or a table does not fit its sequence's tokens.
+        """
+        owners: Counter[int] = Counter()
+        for seq in sequences:
+            owners.update(seq.block_ids)
+            if len(seq.block_ids) * self.block_size < seq.num_computed_tokens:
+                raise RuntimeError(f"sequence {seq.seq_id} has tokens without a block")
+        self.pool.check_invariants(owners)
+
+    def _hashes_up_to(self, seq: Sequence, num_tokens: int) -> list[bytes]:
+        """Hashes of the full blocks among the first tokens; kept on the sequence."""
+        if self._hasher is None:
+            return []
+        size, hashes = self.block_size, seq.block_hashes
+        for index in range(len(hashes), num_tokens // size):
+            parent = hashes[-1] if hashes else self._hasher.root(seq.request.cache_salt)
+            tokens = seq.token_ids[index * size : (index + 1) * size]
+            hashes.append(self._hasher.block(parent, tokens))
+        return hashes[: num_tokens // size]

@@ -1,0 +1,337 @@
+"""Decides, step by step, which tokens of which sequences are computed.
+
+Iteration-level scheduling is Orca's (Yu et al., OSDI 2022, section 3.2); one token budget shared
+by decodes and chunks of prompts is SARATHI's (Agrawal et al., 2023, section 4); preemption by
+recompute is PagedAttention's (Kwon et al., SOSP 2023, section 4.5).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from paged_backend.core.kv_cache_manager import BlockCopies, KVCacheManager
+from paged_backend.core.scheduler_output import (
+    ModelRunnerOutput,
+    SampleSpec,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.outputs import EngineStats, FinishReason, SequenceOutput
+from paged_backend.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The scheduler's share of the engine's options."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_chunked_prefill: bool
+    eos_token_ids: frozenset[int]
+
+
+class Scheduler:
+    """Waiting and running sequences over one pool of blocks; used by the engine's thread only.
+
+    The work of a step grows with the sequences that run, never with the pool or the queue.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self.config = config
+        self.kv = kv
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()  # seq_id -> sequence
+        self._running: OrderedDict[int, Sequence] = OrderedDict()  # in the order of admission
+        self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
+        # Answers 2..n of a request wait beside the first one until its prompt is computed.
+        self._unforked: dict[int, list[Sequence]] = {}  # seq_id of the first -> the others
+        self._planned: list[Sequence] = []  # behind the last output, in its order
+        self._next_seq_id = 0
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+
+    # --- requests -------------------------------------------------------------------------
+
+    def add_request(self, request: Request, seed: int) -> None:
+        """Queue a request; ``seed`` stands in where the request brings none.
+
+        Raises:
+            ValueError: a request of that id is still open.
+        """
+        if request.request_id in self._by_request:
+            raise ValueError(f"request id {request.request_id} is already in use")
+        if request.params.seed is not None:
+            seed = request.params.seed
+        first, *others = [
+            Sequence(self._next_seq_id + index, request, index, seed)
+            for index in range(request.params.n)
+        ]
+        self._next_seq_id += request.params.n
+        self._by_request[request.request_id] = [first, *others]
+        if others:
+            self._unforked[first.seq_id] = others
+        self._waiting[first.seq_id] = first
+
+    def abort_request(self, request_id: str) -> None:
+        """End all answers of a request and free their blocks; unknown ids are ignored.
+
+        A request may end by itself while its caller's abort is under way.
+        """
+        for seq in list(self._by_request.get(request_id, ())):
+            self._finish(seq, FinishReason.ABORT)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there is anything to schedule."""
+        return bool(self._by_request)
+
+    # --- one step -------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan a step: decodes first, then chunks of prompts, then new sequences."""
+        step = _Step(self.config.max_num_batched_tokens)
+        preempted = self._schedule_running(step)
+        for seq, num_tokens in step.slices():
+            self._register(seq, num_tokens)
+        if not preempted:
+            self._admit_waiting(step)
+        self._planned = [seq for seq, _ in step.slices()]
+        if not self._planned and self.has_unfinished:
+            raise RuntimeError("sequences are unfinished but none can be scheduled")
+        self._counts["steps"] += 1
+        return step.output(self._unforked)
+
+    def update_from_output(
+        self, plan: SchedulerOutput, result: ModelRunnerOutput
+    ) -> list[SequenceOutput]:
+        """Append the sampled tokens, fork, finish, and say what is new."""
+        outputs: list[SequenceOutput] = []
+        tokens = iter(result.token_ids)
+        for seq, item in zip(self._planned, plan.scheduled, strict=True):
+            sampled = [next(tokens) for _ in item.samples]
+            if seq.is_finished:
+                continue
+            seq.num_computed_tokens += len(item.token_ids)
+            if sampled:
+                branches = [seq, *self._fork(seq)]
+                outputs += [self._append(s, t) for s, t in zip(branches, sampled, strict=True)]
+        return outputs
+
+    def _schedule_running(self, step: _Step) -> bool:
+        """Plan what runs already; returns whether a sequence had to give up its blocks."""
+        num_preempted = self._counts["preemptions"]
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for seq in self._running.values():
+            (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
+        for seq in decodes + prefills:
+            if step.budget == 0:
+                break
+            num_tokens = min(seq.num_uncomputed_tokens, step.budget)
+            while seq.status is SequenceStatus.RUNNING:
+                copies = self.kv.allocate_slots(seq, num_tokens)
+                if copies is not None:
+                    step.add(seq, num_tokens, copies)
+                    break
+                self._preempt_last(step)
+        return self._counts["preemptions"] > num_preempted
+
+    def _admit_waiting(self, step: _Step) -> None:
+        reserved = sum(
+            self.kv.num_missing_blocks(seq)
+            for seq in self._running.values()
+            if seq.num_uncomputed_tokens > 1
+        )
+        num_seats = self.config.max_num_seqs - len(self._running)
+        num_seats -= sum(len(self._unforked.get(seq_id, ())) for seq_id in self._running)
+        while self._waiting and step.budget > 0:
+            seq = next(iter(self._waiting.values()))
+            num_seats -= 1 + len(self._unforked.get(seq.seq_id, ()))
+            hits = self.kv.find_prefix(seq)
+            num_tokens = self._first_slice(seq, hits, step.budget)
+            if num_seats < 0 or num_tokens == 0 or not self._has_room(seq, hits, reserved):
+                break
+            self._admit(seq, hits)
+            copies = self.kv.allocate_slots(seq, num_tokens)
+            if copies is None:
+                raise RuntimeError(f"sequence {seq.seq_id} was admitted without room")
+            step.add(seq, num_tokens, copies)
+            # Blocks computed in this step are found by later sequences of the same step:
+            # every layer writes the K and V of all its tokens before any of them attends.
+            self._register(seq, num_tokens)
+
+    def _first_slice(self, seq: Sequence, hits: list[int], budget: int) -> int:
+        remaining = seq.num_tokens - len(hits) * self.kv.block_size
+        if remaining > budget and not self.config.enable_chunked_prefill:
+            return 0
+        return min(remaining, budget)
+
+    def _has_room(self, seq: Sequence, hits: list[int], reserved: int) -> bool:
+        """Whether the whole sequence fits beside what is promised to prompts under way.
+
+        A hundredth of the pool is kept back while others run, so that a newcomer does not at
+        once drive out, or is driven out by, what they are about to decode.
+        """
+        watermark = self.kv.pool.num_usable // 100 if self._running else 0
+        needed = self.kv.num_blocks_to_admit(seq, hits) + reserved + watermark
+        return needed <= self.kv.pool.num_free
+
+    def _admit(self, seq: Sequence, hits: list[int]) -> None:
+        del self._waiting[seq.seq_id]
+        self.kv.take_prefix(seq, hits)
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed_tokens
+            self._counts["prompt_tokens"] += seq.num_prompt_tokens
+            self._counts["cache_hits"] += seq.num_computed_tokens
+        seq.status = SequenceStatus.RUNNING
+        self._running[seq.seq_id] = seq
+
+    def _register(self, seq: Sequence, num_tokens: int) -> None:
+        start = seq.num_computed_tokens
+        self.kv.register_full_blocks(seq, start, start + num_tokens)
+
+    def _preempt_last(self, step: _Step) -> None:
+        """Send the last-come sequence back to the head of the queue, to be recomputed."""
+        _, seq = self._running.popitem(last=True)
+        step.remove(seq)
+        self.kv.release(seq)
+        seq.status = SequenceStatus.WAITING
+        self._waiting[seq.seq_id] = seq
+        self._waiting.move_to_end(seq.seq_id, last=False)
+        self._counts["preemptions"] += 1
+
+    # --- after a step ---------------------------------------------------------------------
+
+    def _fork(self, seq: Sequence) -> list[Sequence]:
+        """Start the other answers of a request whose prompt has just been computed."""
+        others = self._unforked.pop(seq.seq_id, [])
+        for other in others:
+            self.kv.fork(seq, other)
+            other.num_cached_tokens = seq.num_cached_tokens
+            other.status = SequenceStatus.RUNNING
+            self._running[other.seq_id] = other
+        return others
+
+    def _append(self, seq: Sequence, token_id: int) -> SequenceOutput:
+        seq.token_ids.append(token_id)
+        self._counts["generation_tokens"] += 1
+        reason = self._finish_reason(seq, token_id)
+        if reason is not None:
+            self._finish(seq, reason)
+        return SequenceOutput(
+            seq.request.request_id, seq.index, [token_id], reason, seq.num_cached_tokens or 0
+        )
+
+    def _finish_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
+        params = seq.request.params
+        if seq.num_output_tokens >= params.min_tokens and (
+            token_id in params.stop_token_ids
+            or (token_id in self.config.eos_token_ids and not params.ignore_eos)
+        ):
+            return FinishReason.STOP
+        if seq.num_output_tokens == params.max_tokens:
+            return FinishReason.LENGTH
+        if seq.num_tokens >= self.config.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        self._waiting.pop(seq.seq_id, None)
+        self._running.pop(seq.seq_id, None)
+        self._unforked.pop(seq.seq_id, None)
+        self.kv.release(seq)
+        seq.status = SequenceStatus.FINISHED
+        self._finished[reason] += 1
+        siblings = self._by_request[seq.request.request_id]
+        siblings.remove(seq)
+        if not siblings:
+            del self._by_request[seq.request.request_id]
+
+    # --- looking at it --------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Counts and gauges for metrics."""
+        pool, counts = self.kv.pool, self._counts
+        empty_slots = sum(
+            len(seq.block_ids) * self.kv.block_size - seq.num_computed_tokens
+            for seq in self._running.values()
+        )
+        return EngineStats(
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            num_blocks=pool.num_usable,
+            num_used_blocks=pool.num_used,
+            num_cached_blocks=pool.num_cached,
+            num_used_slots=pool.num_used * self.kv.block_size - empty_slots,
+            num_preemptions=counts["preemptions"],
+            num_prompt_tokens=counts["prompt_tokens"],
+            num_generation_tokens=counts["generation_tokens"],
+            num_cache_queries=counts["prompt_tokens"],
+            num_cache_hits=counts["cache_hits"],
+            num_steps=counts["steps"],
+            finished=dict(self._finished),
+        )
+
+    def check_invariants(self) -> None:
+        """Check the books; cheap enough whenever the engine goes idle.
+
+        Raises:
+            RuntimeError: a block leaked or belongs to the wrong sequence.
+        """
+        for seq in self._waiting.values():
+            if seq.block_ids:
+                raise RuntimeError(f"waiting sequence {seq.seq_id} owns blocks")
+        self.kv.check_invariants(self._running.values())
+
+
+class _Step:
+    """A step while it is being planned."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._slices: dict[int, tuple[Sequence, int, BlockCopies]] = {}
+
+    def add(self, seq: Sequence, num_tokens: int, copies: BlockCopies) -> None:
+        self._slices[seq.seq_id] = (seq, num_tokens, copies)
+        self.budget -= num_tokens
+
+    def remove(self, seq: Sequence) -> None:
+        _, num_tokens, _ = self._slices.pop(seq.seq_id, (seq, 0, []))
+        self.budget += num_tokens
+
+    def slices(self) -> Iterator[tuple[Sequence, int]]:
+        for seq, num_tokens, _ in self._slices.values():
+            yield seq, num_tokens
+
+    def output(self, unforked: dict[int, list[Sequence]]) -> SchedulerOutput:
+        return SchedulerOutput(
+            [
+                _scheduled(seq, num_tokens, unforked.get(seq.seq_id, ()))
+                for seq, num_tokens in self.slices()
+            ],
+            [copy for _, _, copies in self._slices.values() for copy in copies],
+        )
+
+
+def _scheduled(seq: Sequence, num_tokens: int, others: Iterable[Sequence]) -> ScheduledSequence:
+    start = seq.num_computed_tokens
+    end = start + num_tokens
+    samples = tuple(_sample_spec(s) for s in (seq, *others)) if end == seq.num_tokens else ()
+    return ScheduledSequence(
+        seq.seq_id, seq.token_ids[start:end], start, list(seq.block_ids), samples
+    )
+
+
+def _sample_spec(seq: Sequence) -> SampleSpec:
+    return SampleSpec(
+        seq.seq_id,
+        seq.request.params,
+        seq.seed,
+        seq.num_tokens,
+        seq.num_prompt_tokens,
+        seq.num_output_tokens,
+        seq.token_ids,
+    )

@@ -1,0 +1,50 @@
+"""The plan of one step, as a value: it can be logged, saved, replayed or sent to other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paged_backend.sampling_params import SamplingParams
+
+
+class SampleSpec(NamedTuple):
+    """One token to be sampled."""
+
+    seq_id: int
+    params: SamplingParams
+    seed: int  # 64 bits
+    position: int  # of the token to be sampled, counted from the prompt's first
+    num_prompt_tokens: int
+    num_output_tokens: int
+    token_ids: list[int]  # prompt and output so far; read-only
+
+
+class ScheduledSequence(NamedTuple):
+    """A slice of one sequence's tokens that the step computes."""
+
+    seq_id: int
+    token_ids: list[int]
+    start: int  # position of the slice's first token
+    block_ids: list[int]  # covers every position up to the slice's end
+    samples: tuple[SampleSpec, ...]  # from the slice's last token; empty for part of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """All slices of one step and the block copies that go before them."""
+
+    scheduled: list[ScheduledSequence]
+    block_copies: list[tuple[int, int]]  # (from, to), in this order
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(len(item.token_ids) for item in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """Sampled tokens, in the order of the plan's ``samples``."""
+
+    token_ids: list[int]

@@ -1,0 +1,62 @@
+"""One growing answer: the unit that the scheduler runs."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from paged_backend.core.seeds import derive_seed
+from paged_backend.request import Request
+
+
+class SequenceStatus(IntEnum):
+    """Where a sequence stands; only the scheduler changes it."""
+
+    WAITING = 0  # new or preempted: owns no block
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Sequence:
+    """Tokens known so far and how many of them have their K and V in the cache.
+
+    There are no phases: a step lets ``num_computed_tokens`` catch up with ``num_tokens``, be it
+    by a prompt, a chunk of one, one decoded token, or a whole recompute after preemption.
+    """
+
+    __slots__ = (
+        "block_hashes", "block_ids", "index", "num_cached_tokens", "num_computed_tokens",
+        "num_prompt_tokens", "request", "seed", "seq_id", "status", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, seq_id: int, request: Request, index: int, seed: int) -> None:
+        self.seq_id = seq_id
+        self.request = request
+        self.index = index
+        self.seed = derive_seed(seed, index)
+        self.status = SequenceStatus.WAITING
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None  # set when first admitted
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []  # of full blocks, as far as needed yet
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose K and V are not in the cache yet; at least one while running."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the sequence has ended, for any reason."""
+        return self.status is SequenceStatus.FINISHED

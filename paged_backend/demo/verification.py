@@ -1,0 +1,84 @@
+"""Does a demo model answer its questions, word for word, in every form they are asked?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from paged_backend.demo import SYSTEM_PROMPT, Question
+
+FORMS = ("text", "chat", "chat with system prompt")
+MAX_NEW_TOKENS = 80
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question asked in one form: was the greedy reply exactly right, ended, and how surely.
+
+    `lowest_probability` is that of the least certain token of the reply, its end included.
+    """
+
+    question: Question
+    exact: bool
+    lowest_probability: float
+
+
+def prompt(tokenizer: PreTrainedTokenizerFast, question: Question, form: str) -> str:
+    """Return the text that asks `question` in one of `FORMS`."""
+    if form == "text":
+        return question.question
+    messages = [{"role": "user", "content": question.question}]
+    if form == "chat with system prompt":
+        messages.insert(0, {"role": "system", "content": SYSTEM_PROMPT})
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def expected_reply(question: Question, form: str) -> str:
+    """Return what the model must write, up to its end token, after the prompt in this form."""
+    return f"\n{question.answer}" if form == "text" else question.answer
+
+
+def verify(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    questions: Sequence[Question],
+    form: str,
+) -> list[Check]:
+    """Ask every question in one form, greedily and in batches, in the model's own dtype."""
+    checks = []
+    for start in range(0, len(questions), BATCH_SIZE):
+        checks += _verify_batch(model, tokenizer, questions[start : start + BATCH_SIZE], form)
+    return checks
+
+
+@torch.inference_mode()
+def _verify_batch(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    questions: Sequence[Question],
+    form: str,
+) -> list[Check]:
+    prompts = [prompt(tokenizer, question, form) for question in questions]
+    encoded = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    output = model.generate(
+        **encoded,
+        do_sample=False,
+        max_new_tokens=MAX_NEW_TOKENS,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    replies = output.sequences[:, encoded.input_ids.shape[1] :]
+    # (questions, new tokens): how sure the model was of each token it chose
+    confidence = torch.stack(output.logits, dim=1).softmax(-1).amax(-1)
+    checks = []
+    for question, reply, probabilities in zip(questions, replies, confidence, strict=True):
+        wanted = tokenizer.encode(expected_reply(question, form)) + [tokenizer.eos_token_id]
+        exact = reply[: len(wanted)].tolist() == wanted
+        lowest = probabilities[: len(wanted)].min().item()
+        checks.append(Check(question, exact, lowest))
+    return checks

@@ -1,0 +1,82 @@
+"""The engine: one object that turns requests into tokens, a step at a time.
+
+It knows neither text nor sockets; :class:`paged_backend.LLM` runs it in-process and
+``paged_backend.process`` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from paged_backend.config import EngineConfig
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduler import Scheduler, SchedulerConfig
+from paged_backend.outputs import EngineStats, SequenceOutput
+from paged_backend.request import Request, RequestLimits
+from paged_backend.runner.model_runner import ModelRunner
+
+
+class Engine:
+    """Scheduler and model runner of one model; used by one thread.
+
+    Args:
+        config: the engine's options.
+        folder: the checkpoint, already on this machine.
+
+    Raises:
+        ConfigError: the options and the checkpoint do not go together.
+    """
+
+    def __init__(self, config: EngineConfig, folder: Path) -> None:
+        self.runner = ModelRunner(config, folder)
+        self.limits = RequestLimits(
+            max_model_len=self.runner.max_model_len,
+            vocab_size=self.runner.vocab_size,
+            max_num_seqs=config.max_num_seqs,
+        )
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=self.runner.max_model_len,
+                enable_chunked_prefill=config.enable_chunked_prefill,
+                eos_token_ids=self.runner.eos_token_ids,
+            ),
+            KVCacheManager(
+                self.runner.num_blocks,
+                config.block_size,
+                enable_prefix_caching=config.enable_prefix_caching,
+            ),
+        )
+        self._seeds = random.Random(config.seed)
+        self.model_seconds = 0.0  # spent in the model's forward pass, of all steps so far
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request that the front-end has checked.
+
+        Raises:
+            InvalidRequest: it does not fit this model after all.
+        """
+        self.limits.check(request.prompt_token_ids, request.params)
+        self.scheduler.add_request(request, self._seeds.getrandbits(64))
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request now; unknown ids are ignored."""
+        self.scheduler.abort_request(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has anything to do."""
+        return self.scheduler.has_unfinished
+
+    def step(self) -> list[SequenceOutput]:
+        """Schedule, compute and sample once; returns what is new."""
+        plan = self.scheduler.schedule()
+        result = self.runner.execute(plan)
+        return self.scheduler.update_from_output(plan, result)
+
+    def stats(self) -> EngineStats:
+        """Counts since the start and the present state."""
+        return self.scheduler.stats()

@@ -1,0 +1,48 @@
+"""The command line that starts tritonserver: all of it, so that it can be typed by hand."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from paged_backend.launch.ports import Endpoints
+from paged_backend.launch.server_files import ServerFiles
+
+EXIT_TIMEOUT_S = 30  # for requests in flight when the server is told to stop
+_CLOSED_APIS = "shared-memory,trace,logging"
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def server_command(
+    files: ServerFiles, repository: Path, endpoints: Endpoints, log_file: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """The argument vector, and the environment variables to set on top of the present ones.
+
+    ``log_file`` takes the server's log in place of stderr.
+    """
+    # A header with a value that nobody knows: the APIs stay, but no client can use them.
+    closed = f"{_CLOSED_APIS}:paged-backend-closed={secrets.token_hex(16)}"
+    flags = {
+        "model-repository": repository.resolve(),
+        "model-control-mode": "none",
+        "http-address": endpoints.address,
+        "http-port": endpoints.http_port,
+        "http-restricted-api": closed,
+        "grpc-address": endpoints.address,
+        "grpc-port": endpoints.grpc_port,
+        "grpc-restricted-protocol": closed,
+        "metrics-address": endpoints.address,
+        "metrics-port": endpoints.metrics_port,
+        "allow-sagemaker": "false",
+        "allow-vertex-ai": "false",
+        "exit-timeout-secs": EXIT_TIMEOUT_S,
+    }
+    if files.backend_directory is not None:
+        flags["backend-directory"] = files.backend_directory
+    if not _NVIDIA_DRIVER.exists():
+        # Without a driver the search for devices only writes an error to stderr.
+        flags["allow-gpu-metrics"] = "false"
+    if log_file is not None:
+        flags["log-file"] = log_file
+    argv = [str(files.executable), *(f"--{name}={value}" for name, value in flags.items())]
+    return argv, files.environment()

@@ -1,0 +1,99 @@
+"""Ports that stay ours from the moment they are chosen until the server listens on them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+
+from paged_backend.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The IPv4 address and the three ports of one server."""
+
+    address: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+    @property
+    def http_url(self) -> str:
+        """Base URL of the HTTP endpoints."""
+        return f"http://{self._reachable(self.http_port)}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Target of the gRPC endpoint, as gRPC wants it: ``host:port`` without a scheme."""
+        return self._reachable(self.grpc_port)
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the Prometheus metrics."""
+        return f"http://{self._reachable(self.metrics_port)}/metrics"
+
+    def _reachable(self, port: int) -> str:
+        address = "127.0.0.1" if self.address == "0.0.0.0" else self.address
+        return f"{address}:{port}"
+
+
+class ReservedEndpoints:
+    """Holds three ports (0: any free one) until closed. Raises ConfigError for one in use.
+
+    The sockets are bound with SO_REUSEADDR and never listen: Linux then lets tritonserver, which
+    sets the same option, bind the same ports, and gives them to nobody who asks for a free one.
+    """
+
+    def __init__(self, host: str, *, http_port: int, grpc_port: int, metrics_port: int) -> None:
+        wanted = {"http-port": http_port, "grpc-port": grpc_port, "metrics-port": metrics_port}
+        chosen = [port for port in wanted.values() if port]
+        if len(set(chosen)) < len(chosen):
+            raise ConfigError(f"--http-port, --grpc-port and --metrics-port must differ: {chosen}")
+        self._sockets: list[socket.socket] = []
+        try:
+            for option, port in wanted.items():
+                self._sockets.append(_bind(host, port, option))
+        except BaseException:
+            self.close()
+            raise
+        http, grpc, metrics = (bound.getsockname()[1] for bound in self._sockets)
+        self.endpoints = Endpoints(self._sockets[0].getsockname()[0], http, grpc, metrics)
+
+    def close(self) -> None:
+        """Let go of the ports; a server that listens on them keeps them."""
+        for bound in self._sockets:
+            bound.close()
+
+    def __enter__(self) -> ReservedEndpoints:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _bind(host: str, port: int, option: str) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--{option}: must be between 0 and 65535, got {port}")
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(_bind_problem(error, host, port, option)) from None
+    return bound
+
+
+def _bind_problem(error: OSError, host: str, port: int, option: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"--{option}: port {port} is in use; choose another, or 0 for any free one"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"--host: {host!r} is no IPv4 address of this machine"
+    return f"--{option}: cannot listen on {host} port {port}: {error.strerror}"

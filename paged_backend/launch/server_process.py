@@ -1,0 +1,227 @@
+"""A tritonserver as a child process: started, waited for, stopped, and cleaned up after."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from paged_backend.errors import PagedError
+from paged_backend.launch.command import EXIT_TIMEOUT_S, server_command
+from paged_backend.launch.ports import Endpoints, ReservedEndpoints
+from paged_backend.launch.repository import model_names
+from paged_backend.launch.server_files import find_server_files
+from paged_backend.launch.server_log import ServerLog
+from paged_backend.launch.stderr_relay import StderrRelay
+
+_STDERR = 2
+_POLL_S = 0.1
+_PROBE_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10.0
+_CHILDREN_GRACE_S = 5.0
+
+
+class LaunchError(PagedError, RuntimeError):
+    """The server did not start, or ended by itself; the message says what it knew of the cause."""
+
+
+class RunningServer:
+    """A started tritonserver; ``endpoints`` says where it listens."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        endpoints: Endpoints,
+        models: list[str],
+        relay: StderrRelay,
+        log: ServerLog,
+    ) -> None:
+        self.endpoints = endpoints
+        self.pid = process.pid
+        self._process = process
+        self._models = models
+        self._relay = relay
+        self._log = log
+        self._stopping = False
+        # Descriptors, not an Event: a signal handler must never meet a lock it already holds.
+        self._wake_read, self._wake_write = os.pipe()
+        self._process_ended = os.pidfd_open(process.pid)
+
+    @property
+    def http_url(self) -> str:
+        """Base URL of the HTTP endpoints."""
+        return self.endpoints.http_url
+
+    @property
+    def grpc_url(self) -> str:
+        """``host:port`` of the gRPC endpoint."""
+        return self.endpoints.grpc_url
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the Prometheus metrics."""
+        return self.endpoints.metrics_url
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> bool:
+        """Block until every model answers; False if ``request_stop`` came first.
+
+        Raises LaunchError if the server ends, or is not ready in ``timeout_s`` seconds.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._stopping:
+            if self._process.poll() is not None:
+                raise self._failure("ended before it was ready")
+            if all(self._is_ready(model) for model in self._models):
+                self._relay.release()
+                return True
+            if deadline is not None and time.monotonic() > deadline:
+                raise self._failure(f"was not ready in {timeout_s:g} s")
+            self._wait_for_change(_POLL_S)
+        return False
+
+    def wait(self) -> None:
+        """Block until ``request_stop``; raises LaunchError if the server ends by itself."""
+        while not self._stopping:
+            if self._process.poll() is not None:
+                raise self._failure("ended")
+            self._wait_for_change(None)
+
+    def request_stop(self) -> None:
+        """End ``wait`` and ``wait_until_ready``; may be called in a signal handler."""
+        self._stopping = True
+        os.write(self._wake_write, b"x")
+
+    def stop(self) -> int:
+        """Let open requests finish, then end the server and its children; the exit status.
+
+        After ``STOP_TIMEOUT_S`` they are killed.
+        """
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        if not self._relay.wait(_CHILDREN_GRACE_S):
+            self.kill()
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """End the server and its children at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _close(self) -> None:
+        for descriptor in (self._wake_read, self._wake_write, self._process_ended):
+            os.close(descriptor)
+
+    def _wait_for_change(self, timeout_s: float | None) -> None:
+        select.select([self._wake_read, self._process_ended], [], [], timeout_s)
+
+    def _is_ready(self, model: str) -> bool:
+        address = self.http_url.removeprefix("http://")
+        connection = http.client.HTTPConnection(address, timeout=_PROBE_TIMEOUT_S)
+        try:
+            connection.request("GET", f"/v2/models/{model}/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _failure(self, what: str) -> LaunchError:
+        self._relay.wait(1.0)
+        if self._relay.errors:
+            return LaunchError(self._relay.errors[-1])
+        status = self._process.poll()
+        code = "" if status is None else f" (exit status {status})"
+        return LaunchError(f"tritonserver {what}{code}{self._log.mention()}")
+
+
+@contextmanager
+def launch_server(
+    repository: Path,
+    *,
+    host: str = "127.0.0.1",
+    http_port: int = 0,
+    grpc_port: int = 0,
+    metrics_port: int = 0,
+    verbose: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[RunningServer]:
+    """Start tritonserver on ``repository`` and stop it in the end; a port of 0 is any free one.
+
+    Yields at once, before the server is ready. ``environment`` is set on top of this process's.
+    The server's log goes to a file that outlives the server only if an error mentions it, or to
+    stderr if ``verbose``. Raises ConfigError for what cannot be started.
+    """
+    models = model_names(repository)
+    with (
+        tempfile.TemporaryDirectory(prefix="paged-backend-") as folder,  # mode 0700
+        ServerLog(to_file=not verbose) as log,
+        ReservedEndpoints(
+            host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port
+        ) as reserved,
+    ):
+        files = find_server_files(Path(folder))
+        argv, variables = server_command(files, repository, reserved.endpoints, log.path)
+        process, relay = _start(argv, {**variables, **(environment or {})}, folder, log.path)
+        server = RunningServer(process, reserved.endpoints, models, relay, log)
+        try:
+            yield server
+        finally:
+            server.stop()
+            server._close()
+
+
+@contextmanager
+def start_server(
+    repository: Path,
+    *,
+    ready_timeout_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[RunningServer]:
+    """A server on free loopback ports, ready to use; for the demo, the benchmarks and the tests.
+
+    Raises LaunchError where it is not ready within ``ready_timeout_s`` seconds.
+    """
+    with launch_server(repository, environment=environment) as server:
+        server.wait_until_ready(ready_timeout_s)
+        yield server
+
+
+def _start(
+    argv: list[str], variables: dict[str, str], folder: str, log_file: Path | None
+) -> tuple[subprocess.Popen[bytes], StderrRelay]:
+    """Start the server in a process group of its own: Ctrl-C reaches only this process."""
+    read_end, write_end = os.pipe()
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, write_end)
+        stdout = None if log_file is None else stack.enter_context(log_file.open("ab"))
+        process = subprocess.Popen(
+            argv,
+            # The stubs import from the server's working directory first: one that is empty.
+            cwd=folder,
+            env=os.environ | _terminal_variables() | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=write_end,
+            process_group=0,
+        )
+    return process, StderrRelay(read_end, _STDERR)
+
+
+def _terminal_variables() -> dict[str, str]:
+    """What a progress bar below the server has to know of our stderr, as its own is a pipe."""
+    if not os.isatty(_STDERR):
+        return {"TQDM_DISABLE": "1"}
+    return {"COLUMNS": str(shutil.get_terminal_size().columns)}

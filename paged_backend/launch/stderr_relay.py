@@ -1,0 +1,84 @@
+"""Passes the server's stderr on as it comes, without saying the same thing twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+ERROR_PREFIX = "paged-backend: error: "
+_OURS = ERROR_PREFIX.encode()
+# Triton's own last word when a model cannot be loaded: it names no cause.
+_NO_CAUSE = b"error: creating server: "
+
+
+class StderrRelay:
+    """Reads the pipe ``source`` in a thread of its own and writes to the descriptor ``target``.
+
+    Each instance of a model reports the same failure: lines that start with ERROR_PREFIX are
+    kept in ``errors``, once each, and are written only after ``release`` was called.
+    """
+
+    def __init__(self, source: int, target: int) -> None:
+        self.errors: list[str] = []
+        self._source = source
+        self._target = target
+        self._line = b""
+        self._passing = False
+        self._released = False
+        self._thread = threading.Thread(target=self._run, name="stderr-relay", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """From now on error lines are written as well as kept."""
+        self._released = True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until every process that holds the other end is gone; False: some still do."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while data := os.read(self._source, 65536):
+            for piece in data.splitlines(keepends=True):
+                self._take(piece)
+        self._finish_line()
+        os.close(self._source)
+
+    def _take(self, piece: bytes) -> None:
+        ended = piece.endswith((b"\n", b"\r"))
+        if self._passing:
+            self._write(piece)
+        else:
+            self._line += piece
+            if ended:
+                self._finish_line()
+            elif not _may_become_held(self._line):
+                self._write(self._line)
+                self._line = b""
+                self._passing = True
+        if ended:
+            self._passing = False
+
+    def _finish_line(self) -> None:
+        line, self._line = self._line, b""
+        if line.startswith(_OURS):
+            message = line[len(_OURS) :].decode(errors="replace").strip()
+            if message in self.errors:
+                return
+            self.errors.append(message)
+            if not self._released:
+                return
+        elif line.startswith(_NO_CAUSE):
+            return
+        self._write(line)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            os.write(self._target, data)
+        except OSError:
+            # Nobody reads our stderr any more; the server's must be drained all the same.
+            self._target = os.open(os.devnull, os.O_WRONLY)
+
+
+def _may_become_held(line: bytes) -> bool:
+    return any(line.startswith(held) or held.startswith(line) for held in (_OURS, _NO_CAUSE))

@@ -1,0 +1,74 @@
+"""Typed reading of a checkpoint's config.json: every breach names the key and the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from paged_backend.config import read_json_object
+from paged_backend.errors import ConfigError
+from paged_backend.validation import Rule, shorten
+
+
+class ConfigFile:
+    """The values of a JSON object; a key that holds null counts as missing."""
+
+    def __init__(self, values: dict[str, Any], origin: str) -> None:
+        self._values = values
+        self._origin = origin
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        """Read a JSON file.
+
+        Raises:
+            ConfigError: the file is missing or holds no JSON object.
+        """
+        return cls(read_json_object(path), str(path))
+
+    def error(self, key: str, problem: str) -> ConfigError:
+        """The error for a key that cannot be used."""
+        return ConfigError(f"{self._origin}: {key} {problem}")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def value(self, key: str) -> Any:
+        """The raw value, None where the key is missing."""
+        return self._values.get(key)
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+        """An integer from `low` up; without a default the key is required."""
+        return int(self._checked(key, Rule(int, low), default))
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above zero; without a default the key is required."""
+        return float(self._checked(key, Rule(float, above=0), default))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        return bool(self._checked(key, Rule(bool), default))
+
+    def text(self, key: str, default: str, choices: Iterable[str] = ()) -> str:
+        """A string, one of `choices` if any are given."""
+        return str(self._checked(key, Rule(str, choices=tuple(choices)), default))
+
+    def section(self, key: str) -> ConfigFile | None:
+        """The object under a key, None where it is missing or empty."""
+        values = self.value(key)
+        if not values:
+            return None
+        if not isinstance(values, dict):
+            raise self.error(key, f"must be an object, got {shorten(values)}")
+        return ConfigFile(values, f"{self._origin}: {key}")
+
+    def _checked(self, key: str, rule: Rule, default: object) -> Any:
+        value = self.value(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(key, f"is missing; it must be {rule.describe()}")
+        if not rule.accepts(value):
+            raise self.error(key, f"must be {rule.describe()}, got {shorten(value)}")
+        return value

@@ -1,0 +1,49 @@
+"""From the name a user gives to the folder that holds the checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paged_backend.errors import ConfigError
+from paged_backend.validation import shorten
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_UNWANTED = ["original/*", "consolidated*"]  # the same weights again in the maker's own layout
+
+
+def resolve_model(name: str) -> Path:
+    """The folder of a checkpoint: `demo`, a folder, or a Hugging Face id, downloaded if need be.
+
+    Raises:
+        ConfigError: there is no such folder, and it cannot be downloaded either.
+    """
+    if name == "demo":
+        from paged_backend.demo import MODEL_DIR
+
+        return MODEL_DIR
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(f"model {name} is a file; give the folder that holds config.json")
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigError(f"model folder {shorten(name)} does not exist")
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    # Imported here: it costs a third of a second, and a folder needs none of it.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"model {name} is no folder here, and downloading it from Hugging Face failed: "
+            f"{shorten(reason, 200, quote=False)}"
+        ) from error

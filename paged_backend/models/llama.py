@@ -1,0 +1,155 @@
+"""The decoder: Llama and the models that differ from it by a bias, a norm or a window."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_backend.models.layers import HeadNorm, rms_norm, silu_and_mul
+from paged_backend.models.linear import Linear
+from paged_backend.models.model_config import ModelConfig
+
+Meta = TypeVar("Meta", contravariant=True)
+
+
+class Attention(Protocol[Meta]):
+    """What the decoder needs of an attention backend; `AttentionBackend` says what it means."""
+
+    def attend(
+        self, layer: int, qkv: Tensor, rotary: Tensor, meta: Meta, window: int | None = None
+    ) -> Tensor: ...
+
+
+class DecoderLayer:
+    """One layer's weights; queries, keys and values are one product, gate and up another."""
+
+    def __init__(
+        self, config: ModelConfig, window: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def linear(inputs: int, outputs: int, bias: bool) -> Linear:
+            return Linear(inputs, outputs, bias=bias, dtype=dtype, device=device)
+
+        hidden, inner = config.hidden_size, config.intermediate_size
+        query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        biases = config.biases
+        self.window = window
+        self.attention_norm = torch.empty(hidden, dtype=dtype, device=device)
+        self.qkv = linear(hidden, query + 2 * key_value, biases.qkv)
+        self.output = linear(query, hidden, biases.output)
+        self.mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
+        self.gate_up = linear(hidden, 2 * inner, biases.mlp)
+        self.down = linear(inner, hidden, biases.mlp)
+        self.head_norm: HeadNorm | None = None
+        if config.qk_norm:
+            self.head_norm = HeadNorm(
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.rms_norm_eps,
+                dtype,
+                device,
+            )
+        self._qkv_sizes = (query, key_value, key_value)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All matrix products of the layer."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def weight_slots(self) -> dict[str, Tensor]:
+        """The memory of each tensor that a checkpoint has for this layer, by its name there."""
+        query, key, value = self._qkv_sizes
+        hidden, inner = self.down.weight.shape
+        slots = {
+            "input_layernorm.weight": self.attention_norm,
+            "post_attention_layernorm.weight": self.mlp_norm,
+            **_parts(
+                self.qkv,
+                {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": value},
+            ),
+            **_parts(self.output, {"self_attn.o_proj": hidden}),
+            **_parts(self.gate_up, {"mlp.gate_proj": inner, "mlp.up_proj": inner}),
+            **_parts(self.down, {"mlp.down_proj": hidden}),
+        }
+        if self.head_norm is not None:
+            slots["self_attn.q_norm.weight"] = self.head_norm.query
+            slots["self_attn.k_norm.weight"] = self.head_norm.key
+        return slots
+
+
+class LlamaModel:
+    """A decoder on one device, for inference only.
+
+    Made with its memory unfilled: fill `weight_slots`, then call `pack` once.
+    """
+
+    def __init__(
+        self, config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.dtype = dtype
+        self.device = device
+        size = config.vocab_size, config.hidden_size
+        self._embedding = torch.empty(size, dtype=dtype, device=device)
+        self._layers = [DecoderLayer(config, window, dtype, device) for window in config.windows]
+        self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self._lm_head = Linear(
+            config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
+        )
+        self._rotary = config.rope.table(max_model_len, device)
+
+    def weight_slots(self) -> dict[str, Tensor]:
+        """The memory of each tensor of a checkpoint, by its name there."""
+        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
+        if not self.config.tied_embeddings:
+            slots["lm_head.weight"] = self._lm_head.weight
+        for index, layer in enumerate(self._layers):
+            for name, slot in layer.weight_slots().items():
+                slots[f"model.layers.{index}.{name}"] = slot
+        return slots
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the device's kernels read."""
+        for layer in self._layers:
+            for linear in layer.linears:
+                linear.pack()
+        self._lm_head.pack()
+
+    @torch.inference_mode()
+    def forward(
+        self, input_ids: Tensor, attention: Attention[Meta], meta: Meta, logits_indices: Tensor
+    ) -> Tensor:
+        """Logits [len(logits_indices), vocab_size] float32 of the rows that are to be sampled.
+
+        `input_ids` [num_tokens] are the step's tokens as `meta` lays them out, `logits_indices`
+        int64 rows of them; `attention` writes this step's keys and values to its cache.
+        """
+        eps = self.config.rms_norm_eps
+        last = len(self._layers) - 1
+        hidden = F.embedding(input_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv(rms_norm(hidden, layer.attention_norm, eps))
+            if layer.head_norm is not None:
+                layer.head_norm(qkv)
+            attended = attention.attend(index, qkv, self._rotary, meta, layer.window)
+            if index == last:  # from here on only the sampled rows matter
+                attended, hidden = attended[logits_indices], hidden[logits_indices]
+            hidden += layer.output(attended)
+            inner = silu_and_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)))
+            hidden += layer.down(inner)
+        logits = self._lm_head(rms_norm(hidden, self._norm, eps))
+        return logits.float()
+
+
+def _parts(linear: Linear, sizes: dict[str, int]) -> dict[str, Tensor]:
+    """A fused product's weight, and bias if it has one, cut into a checkpoint's tensors."""
+    slots = {}
+    for kind, fused in (("weight", linear.weight), ("bias", linear.bias)):
+        if fused is not None:
+            for name, part in zip(sizes, fused.split(list(sizes.values())), strict=True):
+                slots[f"{name}.{kind}"] = part
+    return slots

@@ -1,0 +1,122 @@
+"""Weights from safetensors files, each tensor copied straight to its place in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from paged_backend.config import read_json_object
+from paged_backend.errors import ConfigError
+from paged_backend.validation import shorten
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLED = ("*.bin", "*.pt", "*.pth")
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def load_weights(folder: Path, slots: Mapping[str, Tensor], ignored: frozenset[str]) -> None:
+    """Fill every slot from the checkpoint's tensor of that name, with a progress bar.
+
+    `slots` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
+    differ. Tensors in `ignored`, and rotary tables of old checkpoints, are skipped.
+
+    Raises:
+        ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
+    """
+    files = weight_files(folder)
+    missing = set(slots)
+    total = sum(slot.nbytes for slot in slots.values())
+    # Nothing is shown of a load that ends within a second, nor where stderr is no terminal.
+    with tqdm(
+        total=total, desc="Loading weights", unit="B", unit_scale=True, delay=1, disable=None
+    ) as bar:
+        for file, name, tensor in _tensors(files):
+            if name in ignored or name.endswith("rotary_emb.inv_freq"):
+                continue
+            _fill(slots, file, name, tensor)
+            missing.discard(name)
+            bar.update(slots[name].nbytes)
+    if missing:
+        raise ConfigError(
+            f"{folder}: {_count(missing)} missing, such as {min(missing)}; config.json does not "
+            "fit the safetensors files, or they are not complete: download them again"
+        )
+
+
+def random_weights(slots: Mapping[str, Tensor], seed: int) -> None:
+    """Fill every slot with seeded random numbers: norms with one, all else with deviation 0.02."""
+    device = next(iter(slots.values())).device
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, slot in slots.items():
+        if name.endswith("norm.weight"):
+            slot.fill_(1)
+        else:
+            slot.normal_(0, 0.02, generator=generator)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, all present.
+
+    Raises:
+        ConfigError: there are none, or one that the index lists is not there.
+    """
+    if (folder / _INDEX).exists():
+        return _indexed_files(folder)
+    if (folder / _SINGLE).exists():
+        return [folder / _SINGLE]
+    problem = f"{folder} holds neither {_SINGLE} nor {_INDEX}"
+    if any(True for pattern in _PICKLED for _ in folder.glob(pattern)):
+        problem += "; its pickled weights are not read: convert them with transformers' "
+        problem += "save_pretrained"
+    raise ConfigError(problem)
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    weight_map = read_json_object(folder / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{folder / _INDEX}: weight_map must be an object of tensors and files")
+    files = []
+    for name in sorted({str(file) for file in weight_map.values()}):
+        if Path(name).name != name:
+            raise ConfigError(f"{folder / _INDEX}: {shorten(name)} must be a file in this folder")
+        if not (folder / name).exists():
+            raise ConfigError(f"{folder / name}, listed in {_INDEX}, is missing; download it again")
+        files.append(folder / name)
+    return files
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
+    """Each file's tensors, mapped from disk and read as they are copied."""
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():
+                    yield file, name, tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"{file} is truncated or damaged ({error}); download it again"
+            ) from error
+
+
+def _fill(slots: Mapping[str, Tensor], file: Path, name: str, tensor: Tensor) -> None:
+    if name not in slots:
+        raise ConfigError(f"{file}: tensor {shorten(name)} has no place in this architecture")
+    slot = slots[name]
+    if tensor.shape != slot.shape:
+        raise ConfigError(
+            f"{file}: tensor {name} has shape {list(tensor.shape)}, but config.json asks for "
+            f"{list(slot.shape)}"
+        )
+    if tensor.dtype not in _FLOATS:
+        raise ConfigError(f"{file}: tensor {name} is {tensor.dtype}; quantised weights are not read")
+    slot.copy_(tensor)
+
+
+def _count(names: set[str]) -> str:
+    return f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'}"

@@ -1,0 +1,65 @@
+"""What comes out: of a step for one sequence, and of a whole request for the offline API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens or max_model_len
+    ABORT = "abort"  # cancelled by its caller
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """New tokens of one sequence after a step; the last one carries the finish reason."""
+
+    request_id: str
+    index: int  # which of the request's n answers
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0  # prompt tokens that were served from the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts since the engine started and its present state."""
+
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int  # free blocks whose content can still be found
+    num_used_slots: int  # tokens stored in used blocks, shared ones counted once
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_cache_queries: int  # prompt tokens looked up in the prefix cache
+    num_cache_hits: int  # prompt tokens found there
+    num_steps: int
+    finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer to a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """All answers to one prompt of :meth:`paged_backend.LLM.generate`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int

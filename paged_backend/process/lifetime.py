@@ -1,0 +1,57 @@
+"""Processes that depend on each other: watch one without polling it, find one again safely."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paged_backend.errors import ConfigError
+
+
+def open_process(pid: int) -> int | None:
+    """A pidfd that becomes readable when the process ends; ``None`` if it has ended already."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def runtime_folder(server_pid: int, model: str, version: str) -> Path:
+    """The private folder (mode 0700) in which one model of one server keeps its sockets.
+
+    A process id may be used again, so the server's start time is part of the name. The path is
+    short, since a Unix socket's may have no more than 107 bytes.
+
+    Raises:
+        ConfigError: somebody else owns a folder of that name.
+    """
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    root = _private(base / f"paged-backend-{os.getuid()}")
+    name = f"{server_pid}-{_start_time(server_pid)}"
+    return _private(_private(root / name) / f"{model[:20]}-{version}")
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with this process at the latest."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+        raise ConfigError(f"{folder} must be a folder that only this user can enter")
+    return folder
+
+
+def _start_time(pid: int) -> str:
+    """The process's start in clock ticks since boot: field 22 of ``/proc/PID/stat``."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[19]

@@ -1,0 +1,80 @@
+"""The messages between front-ends and the engine process: typed, validated, never pickled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from paged_backend.outputs import EngineStats, SequenceOutput
+from paged_backend.request import Request, RequestLimits
+
+REQUESTS_SOCKET = "requests.sock"
+OUTPUTS_SOCKET = "outputs.sock"
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A front-end is there and wants to hear when the engine can be used."""
+
+    pid: int
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """A front-end leaves; its requests are aborted."""
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """Start a request; its outputs go to the front-end that sent it."""
+
+    request: Request
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    """End a request without any further output."""
+
+    request_id: str
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded."""
+
+    limits: RequestLimits
+    model_folder: str
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on; the message is for the operator."""
+
+    message: str
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """All that a step produced for one front-end."""
+
+    outputs: list[SequenceOutput]
+
+
+class RequestRejected(msgspec.Struct, frozen=True, tag=True):
+    """The engine found a request wrong that its front-end had let pass."""
+
+    request_id: str
+    message: str
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    """The engine's counts, for the one front-end that reports them."""
+
+    stats: EngineStats
+
+
+ToEngine = Hello | Goodbye | AddRequest | AbortRequest
+FromEngine = EngineReady | EngineFailed | StepOutputs | RequestRejected | Stats
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def address(run_dir: Path, name: str) -> str:
+    """The socket's address below an engine's private folder."""
+    return f"ipc://{run_dir / name}"

@@ -1,0 +1,139 @@
+"""Paged attention in plain torch, on any device: gathers each sequence's blocks, then attends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
+from paged_backend.runner.kv_cache import KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Sequences with the same number of queries, attended in one call."""
+
+    rows: Tensor  # [seqs, queries] rows of the batch
+    positions: Tensor  # [seqs, queries] their positions
+    slots: Tensor  # [seqs, keys] slots of the keys at positions 0, 1, ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a step's layers share."""
+
+    meta: AttentionMetadata
+    positions: Tensor  # [num_tokens]
+    written: Tensor  # rows of the batch that have a slot
+    groups: list[_Group]
+
+
+class TorchAttention(AttentionBackend):
+    """Pool of keys and values, each [num_layers, num_slots, num_kv_heads, head_dim]."""
+
+    def __init__(
+        self, spec: KVCacheSpec, config: AttentionConfig, num_blocks: int, device: torch.device
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        shape = (
+            spec.num_layers,
+            num_blocks * spec.block_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
+        self._keys = torch.zeros(shape, dtype=spec.dtype, device=device)
+        self._values = torch.zeros(shape, dtype=spec.dtype, device=device)
+        self._plan: _Plan | None = None
+
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        rotary: Tensor,
+        meta: AttentionMetadata,
+        window: int | None = None,
+    ) -> Tensor:
+        plan = self._plan_for(meta)
+        num_kv_heads = self._spec.num_kv_heads
+        q, k, v = qkv.view(len(qkv), -1, self._spec.head_dim).split(
+            [self._config.num_heads, num_kv_heads, num_kv_heads], dim=1
+        )
+        angles = rotary[plan.positions]
+        self._write(layer, _rotate(k, angles), v, plan)
+        q = _rotate(q, angles)
+        out = torch.empty_like(q)
+        for group in plan.groups:
+            out[group.rows] = self._attend_group(layer, q[group.rows], group, window)
+        return out.flatten(1)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        size = self._spec.block_size
+        for source, target in pairs:
+            for pool in (self._keys, self._values):
+                pool[:, target * size : (target + 1) * size] = pool[
+                    :, source * size : (source + 1) * size
+                ]
+
+    def _plan_for(self, meta: AttentionMetadata) -> _Plan:
+        if self._plan is None or self._plan.meta is not meta:
+            self._plan = _make_plan(meta, self._spec.block_size)
+        return self._plan
+
+    def _write(self, layer: int, k: Tensor, v: Tensor, plan: _Plan) -> None:
+        slots = plan.meta.slot_mapping[plan.written]
+        self._keys[layer, slots] = k[plan.written]
+        self._values[layer, slots] = v[plan.written]
+
+    def _attend_group(self, layer: int, q: Tensor, group: _Group, window: int | None) -> Tensor:
+        key_positions = torch.arange(group.slots.shape[1], device=q.device)
+        distance = group.positions.unsqueeze(-1) - key_positions
+        visible = distance >= 0
+        if window is not None:
+            visible &= distance < window
+        attended = scaled_dot_product_attention(
+            q.transpose(1, 2),
+            self._keys[layer, group.slots].transpose(1, 2),
+            self._values[layer, group.slots].transpose(1, 2),
+            attn_mask=visible.unsqueeze(1),
+            scale=self._config.scale,
+            enable_gqa=True,
+        )
+        return attended.transpose(1, 2)
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate the two halves of each head of `x` [tokens, heads, head_dim] by its angles."""
+    cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype)
+
+
+def _make_plan(meta: AttentionMetadata, block_size: int) -> _Plan:
+    by_length: defaultdict[int, list[int]] = defaultdict(list)
+    for seq, length in enumerate(meta.query_start_loc.diff().tolist()):
+        by_length[length].append(seq)
+    groups = [_make_group(meta, seqs, length, block_size) for length, seqs in by_length.items()]
+    device = meta.slot_mapping.device
+    positions = torch.empty(len(meta.slot_mapping), dtype=torch.int64, device=device)
+    for group in groups:
+        positions[group.rows] = group.positions
+    written = (meta.slot_mapping >= 0).nonzero().squeeze(1)
+    return _Plan(meta, positions, written, groups)
+
+
+def _make_group(meta: AttentionMetadata, seqs: list[int], length: int, block_size: int) -> _Group:
+    device = meta.slot_mapping.device
+    index = torch.tensor(seqs, device=device)
+    queries = torch.arange(length, device=device)
+    seq_lens = meta.seq_lens[index].long().unsqueeze(1)
+    rows = meta.query_start_loc[index].long().unsqueeze(1) + queries
+    keys = torch.arange(int(seq_lens.max()), device=device)
+    blocks = meta.block_table[index].long()[:, keys // block_size]
+    return _Group(rows, seq_lens - length + queries, blocks * block_size + keys % block_size)

@@ -1,0 +1,117 @@
+"""Checks of values that come from outside, written once beside each field.
+
+A dataclass field made by :func:`checked` carries its rule; :func:`check_fields` applies the rules
+of all fields and reports the first breach with the field's name and its allowed range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
+
+Refuse = Callable[[str, str], Exception]
+"""Makes the error to raise from a field's name and the problem with its value."""
+
+
+class DataclassInstance(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+T = TypeVar("T", bound=DataclassInstance)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field accepts: a kind, a range for numbers, a choice for strings, maybe ``None``."""
+
+    kind: type
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    def describe(self) -> str:
+        """The allowed values in words, for error messages."""
+        noun: dict[type, str] = {
+            int: "an integer",
+            float: "a number",
+            bool: "true or false",
+            str: "a string",
+        }
+        words = noun[self.kind]
+        if self.choices:
+            words = "one of " + ", ".join(self.choices)
+        if self.above is not None:
+            words += f" above {self.above:g}"
+        if self.low is not None:
+            words += f" from {_plain(self.low)}"
+        if self.high is not None:
+            words += f" up to {_plain(self.high)}"
+        return words + (" or null" if self.optional else "")
+
+    def accepts(self, value: object) -> bool:
+        """Whether the value has the right kind and lies in the range."""
+        if value is None:
+            return self.optional
+        if self.kind in (int, float):
+            return self._accepts_number(value)
+        if not isinstance(value, self.kind):
+            return False
+        return not self.choices or value in self.choices
+
+    def _accepts_number(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        if isinstance(value, float) and (self.kind is int or not math.isfinite(value)):
+            return False
+        return (
+            (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.above is None or value > self.above)
+        )
+
+
+def checked(default: Any, rule: Rule, help: str = "") -> Any:
+    """A dataclass field with a default, a rule and a sentence of documentation."""
+    return dataclasses.field(default=default, metadata={"rule": rule, "help": help})
+
+
+def check_fields(instance: DataclassInstance, refuse: Refuse) -> None:
+    """Raise ``refuse(field, problem)`` for the first field that breaks its rule."""
+    for spec in dataclasses.fields(instance):
+        rule: Rule | None = spec.metadata.get("rule")
+        value = getattr(instance, spec.name)
+        if rule is not None and not rule.accepts(value):
+            raise refuse(spec.name, f"must be {rule.describe()}, got {shorten(value)}")
+
+
+def check_known(names: Iterable[str], known: Iterable[str], refuse: Refuse) -> None:
+    """Raise ``refuse`` for the first name that is not known, with the nearest that is."""
+    allowed = list(known)
+    for name in names:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f", did you mean {near[0]}?" if near else f"; known: {', '.join(allowed)}"
+            raise refuse(shorten(name, 40, quote=False), f"is not known{hint}")
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], refuse: Refuse) -> T:
+    """Build a dataclass from untrusted names and values."""
+    check_known(values, (spec.name for spec in dataclasses.fields(cls)), refuse)
+    return cls(**values)
+
+
+def shorten(value: object, limit: int = 60, *, quote: bool = True) -> str:
+    """A value as it may stand in an error message: on one line and never long."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value) if quote else ascii(str(value))[1:-1]
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"

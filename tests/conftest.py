@@ -1,0 +1,9 @@
+"""Makes the helpers beside the tests importable by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+for folder in ("", "core"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))

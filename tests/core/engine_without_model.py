@@ -1,0 +1,118 @@
+"""A scheduler over a pool whose blocks hold token ids instead of K and V.
+
+What a sequence would attend to is read through its block table, so a wrong block, a missed copy
+or a stale cache shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduler import Scheduler, SchedulerConfig
+from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.outputs import SequenceOutput
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+
+EOS = 0
+VOCAB = 50
+
+
+def next_token(context: list[int], index_seed: int) -> int:
+    """The "model": any function of the whole context and the sequence's seed."""
+    value = index_seed
+    for token in context:
+        value = (value * 31 + token + 7) % 1_000_003
+    return value % VOCAB
+
+
+def make_request(name, prompt, *, n=1, max_tokens=8, ignore_eos=False, salt="", seed=1, **params):
+    return Request(
+        name,
+        list(prompt),
+        SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, seed=seed, **params),
+        0.0,
+        salt,
+    )
+
+
+class EngineWithoutModel:
+    """Same step as the engine's, with the pool's content checked at every position."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks=64,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        max_model_len=64,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+    ):
+        self.block_size = block_size
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs,
+                max_num_batched_tokens,
+                max_model_len,
+                enable_chunked_prefill,
+                frozenset({EOS}),
+            ),
+            KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching),
+        )
+        self.content = [[None] * block_size for _ in range(num_blocks)]
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.reasons: dict[tuple[str, int], str] = {}
+        self.plans: list[SchedulerOutput] = []
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add_request(request, 1)
+
+    def step(self) -> list[SequenceOutput]:
+        plan = self.scheduler.schedule()
+        self.plans.append(plan)
+        outputs = self.scheduler.update_from_output(plan, self._execute(plan))
+        self.scheduler.check_invariants()
+        for out in outputs:
+            key = (out.request_id, out.index)
+            assert key not in self.reasons, "a finished sequence spoke again"
+            self.tokens.setdefault(key, []).extend(out.new_token_ids)
+            if out.finish_reason is not None:
+                self.reasons[key] = out.finish_reason
+        return outputs
+
+    def run(self, max_steps=2000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                return
+            self.step()
+        raise AssertionError("a sequence starved")
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        for source, target in plan.block_copies:
+            self.content[target] = list(self.content[source])
+        for item in plan.scheduled:
+            for offset, token in enumerate(item.token_ids):
+                block, slot = divmod(item.start + offset, self.block_size)
+                self.content[item.block_ids[block]][slot] = token
+        sampled = []
+        for item in plan.scheduled:
+            end = item.start + len(item.token_ids)
+            seen = [t for block in item.block_ids for t in self.content[block]][:end]
+            for spec in item.samples:
+                assert seen == spec.token_ids, "the block table holds other tokens"
+                sampled.append(next_token(seen, spec.seed))
+        return ModelRunnerOutput(sampled)
+
+
+def expected_tokens(request: Request, seed: int, max_model_len: int) -> list[int]:
+    """What the sequence must generate, without any scheduling."""
+    tokens = list(request.prompt_token_ids)
+    out: list[int] = []
+    while len(out) < request.params.max_tokens and len(tokens) < max_model_len:
+        token = next_token(tokens, seed)
+        tokens.append(token)
+        out.append(token)
+        if token == EOS and not request.params.ignore_eos:
+            break
+    return out

@@ -1,0 +1,129 @@
+"""The scheduler's policy, told as short stories."""
+
+from __future__ import annotations
+
+import pytest
+from engine_without_model import EngineWithoutModel, make_request
+
+
+def scheduled(plan):
+    return {item.seq_id: (item.start, len(item.token_ids)) for item in plan.scheduled}
+
+
+def test_decodes_come_first_and_a_prompt_takes_what_they_leave():
+    engine = EngineWithoutModel(max_num_batched_tokens=8)
+    engine.add(make_request("a", [1, 2, 3], ignore_eos=True))
+    engine.step()
+    engine.add(make_request("b", range(1, 21), ignore_eos=True))
+    engine.step()
+    engine.step()
+    engine.step()
+    assert scheduled(engine.plans[1]) == {0: (3, 1), 1: (0, 7)}
+    assert scheduled(engine.plans[2]) == {0: (4, 1), 1: (7, 7)}
+    assert scheduled(engine.plans[3]) == {0: (5, 1), 1: (14, 6)}
+
+
+def test_without_chunks_a_prompt_waits_for_a_whole_budget():
+    engine = EngineWithoutModel(
+        max_num_batched_tokens=8, max_model_len=8, enable_chunked_prefill=False
+    )
+    engine.add(make_request("a", [1, 2, 3, 4, 5], max_tokens=2, ignore_eos=True))
+    engine.add(make_request("b", [9, 8, 7, 6, 5], max_tokens=2, ignore_eos=True))
+    engine.step()
+    engine.step()
+    assert [list(scheduled(plan)) for plan in engine.plans] == [[0], [0, 1]]
+
+
+def test_requests_of_one_step_share_the_prefix_that_the_step_computes():
+    engine = EngineWithoutModel(max_num_batched_tokens=64)
+    for name in "abc":
+        engine.add(make_request(name, [*range(1, 13), ord(name) % 50], max_tokens=2))
+    engine.step()
+    assert [item.start for item in engine.plans[0].scheduled] == [0, 12, 12]
+    engine.run()
+
+
+def test_the_last_come_is_preempted_and_returns_first():
+    engine = EngineWithoutModel(num_blocks=7, max_model_len=24, enable_prefix_caching=False)
+    for name in "abc":
+        engine.add(make_request(name, [ord(name) % 50] * 7, max_tokens=12, ignore_eos=True))
+    while not engine.scheduler.stats().num_preemptions:
+        engine.step()
+    assert 2 not in scheduled(engine.plans[-1])
+    engine.run()
+    assert {len(tokens) for tokens in engine.tokens.values()} == {12}
+
+
+def test_parallel_samples_compute_the_prompt_once_and_copy_only_a_shared_block():
+    engine = EngineWithoutModel()
+    engine.add(make_request("a", [1, 2, 3, 4, 5, 6], n=3, max_tokens=4, ignore_eos=True))
+    engine.step()
+    assert scheduled(engine.plans[0]) == {0: (0, 6)}
+    assert engine.scheduler.stats().num_used_blocks == 2
+    engine.step()
+    assert len(engine.plans[1].block_copies) == 2  # the last owner writes in place
+    assert engine.scheduler.stats().num_used_blocks == 4
+    engine.run()
+    assert len({tuple(tokens) for tokens in engine.tokens.values()}) == 3
+
+
+def test_a_request_of_n_waits_until_it_has_n_seats():
+    engine = EngineWithoutModel(max_num_seqs=3)
+    engine.add(make_request("a", [1, 2], max_tokens=3, ignore_eos=True))
+    engine.add(make_request("b", [3, 4], n=3, max_tokens=3, ignore_eos=True))
+    engine.step()
+    assert list(scheduled(engine.plans[0])) == [0]
+    engine.run()
+    assert len(engine.tokens) == 4
+
+
+def test_the_least_recently_used_content_is_evicted_first_from_its_end():
+    engine = EngineWithoutModel(num_blocks=9, max_model_len=32)
+    engine.add(make_request("old", range(1, 14), max_tokens=1))
+    engine.run()
+    engine.add(make_request("new", range(30, 47), max_tokens=1))
+    engine.run()
+    engine.add(make_request("other", [49] * 5, max_tokens=1))  # takes a block nobody can find
+    engine.run()
+    pool = engine.scheduler.kv.pool
+    for name, prompt, hits in (("new", range(30, 47), 16), ("old", range(1, 14), 8)):
+        before = engine.scheduler.stats().num_cache_hits
+        engine.add(make_request(name + "-again", prompt, max_tokens=1))
+        engine.run()
+        assert engine.scheduler.stats().num_cache_hits - before == hits
+    assert pool.num_free == 8
+
+
+def test_an_abort_frees_blocks_at_once_in_every_state():
+    engine = EngineWithoutModel(max_num_seqs=2, max_num_batched_tokens=8)
+    engine.add(make_request("decoding", [1, 2], max_tokens=20, ignore_eos=True))
+    engine.step()
+    engine.add(make_request("forked-later", range(1, 30), n=1, max_tokens=20))
+    engine.add(make_request("waiting", [1] * 9))
+    engine.step()
+    for name in ("waiting", "forked-later", "decoding", "unknown"):
+        engine.scheduler.abort_request(name)
+        engine.scheduler.check_invariants()
+    assert not engine.scheduler.has_unfinished
+    assert engine.scheduler.stats().num_used_blocks == 0
+    assert engine.scheduler.stats().finished == {"abort": 3}
+
+
+def test_stop_tokens_count_only_after_min_tokens():
+    engine = EngineWithoutModel()
+    free = make_request("free", [5, 6, 7], max_tokens=12, ignore_eos=True)
+    engine.add(free)
+    engine.run()
+    third = engine.tokens["free", 0][2]
+    first = engine.tokens["free", 0].index(third)
+    engine.add(make_request("stop", [5, 6, 7], max_tokens=12, stop_token_ids=[third], ignore_eos=True))
+    engine.run()
+    assert len(engine.tokens["stop", 0]) == first + 1
+    assert engine.reasons["stop", 0] == "stop"
+
+
+def test_a_request_id_in_use_is_refused():
+    engine = EngineWithoutModel()
+    engine.add(make_request("a", [1]))
+    with pytest.raises(ValueError, match="already in use"):
+        engine.add(make_request("a", [1]))

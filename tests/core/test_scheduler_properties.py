@@ -1,0 +1,92 @@
+"""After any history the books are right and every token is what it would have been alone."""
+
+from __future__ import annotations
+
+from engine_without_model import VOCAB, EngineWithoutModel, expected_tokens, make_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paged_backend.core.seeds import derive_seed
+
+MAX_MODEL_LEN = 40
+
+# Prompts are cut from few long texts, so that prefixes are shared at full and partial blocks.
+prompts = st.builds(
+    lambda text, length, tail: [1 + (text * 7 + i) % (VOCAB - 1) for i in range(length)] + tail,
+    st.integers(0, 2),
+    st.integers(1, 30),
+    st.lists(st.integers(1, VOCAB - 1), max_size=3),
+)
+requests = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "n": st.sampled_from([1, 1, 1, 2, 3]),
+        "max_tokens": st.integers(1, 20),
+        "ignore_eos": st.booleans(),
+        "salt": st.sampled_from(["", "", "a"]),
+        "seed": st.integers(0, 3),
+    }
+)
+actions = st.lists(
+    st.one_of(
+        requests.map(lambda r: ("add", r)),
+        st.integers(1, 6).map(lambda k: ("step", k)),
+        st.integers(0, 30).map(lambda k: ("abort", k)),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    actions=actions,
+    num_blocks=st.integers(11, 40),  # 10 usable blocks of 4 hold one longest sequence
+    budget=st.integers(4, 48),
+    chunked=st.booleans(),
+    caching=st.booleans(),
+)
+def test_any_history_keeps_the_books_and_the_tokens(actions, num_blocks, budget, chunked, caching):
+    engine = EngineWithoutModel(
+        num_blocks=num_blocks,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
+        max_model_len=MAX_MODEL_LEN,
+        enable_chunked_prefill=chunked,
+        enable_prefix_caching=caching,
+    )
+    accepted, aborted = {}, set()
+    for kind, value in actions:
+        if kind == "add":
+            name = f"r{len(accepted)}"
+            accepted[name] = make_request(name, **value)
+            engine.add(accepted[name])
+        elif kind == "abort":
+            engine.scheduler.abort_request(f"r{value}")
+            aborted.add(f"r{value}")
+            engine.scheduler.check_invariants()
+        else:
+            for _ in range(value):
+                if engine.scheduler.has_unfinished:
+                    engine.step()
+    engine.run()
+
+    assert engine.scheduler.kv.pool.num_used == 0
+    assert engine.scheduler.kv.pool.num_free == num_blocks - 1
+    for name, request in accepted.items():
+        for index in range(request.params.n):
+            want = expected_tokens(request, derive_seed(request.params.seed, index), MAX_MODEL_LEN)
+            got = engine.tokens.get((name, index), [])
+            assert got == want if name not in aborted else got == want[: len(got)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(prompt=prompts, other_salt=st.booleans())
+def test_a_repeated_prompt_hits_unless_the_salt_differs(prompt, other_salt):
+    engine = EngineWithoutModel(max_model_len=MAX_MODEL_LEN)
+    engine.add(make_request("a", prompt, max_tokens=1))
+    engine.run()
+    engine.add(make_request("b", prompt, max_tokens=1, salt="x" if other_salt else ""))
+    engine.run()
+    hits = engine.scheduler.stats().num_cache_hits
+    assert hits == (0 if other_salt else (len(prompt) - 1) // 4 * 4)
