@@ -1,0 +1,40 @@
+"""LLM serving for NVIDIA Triton Inference Server: continuous batching over a paged KV cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paged_backend.errors import (
+    ConfigError,
+    EngineDead,
+    InvalidRequest,
+    PagedError,
+    RequestRefused,
+)
+from paged_backend.outputs import CompletionOutput, FinishReason, RequestOutput
+from paged_backend.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paged_backend.llm import LLM
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineDead",
+    "FinishReason",
+    "InvalidRequest",
+    "PagedError",
+    "RequestOutput",
+    "RequestRefused",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the offline API only when it is asked for: it needs torch, Triton's stubs do not."""
+    if name != "LLM":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from paged_backend.llm import LLM
+
+    return LLM

@@ -7,7 +7,6 @@ It knows neither text nor sockets; :class:`paged_backend.LLM` runs it in-process
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 from paged_backend.config import EngineConfig
@@ -51,7 +50,6 @@ class Engine:
             ),
         )
         self._seeds = random.Random(config.seed)
-        self.model_seconds = 0.0  # spent in the model's forward pass, of all steps so far
 
     def add_request(self, request: Request) -> None:
         """Queue a request that the front-end has checked.
@@ -62,9 +60,13 @@ class Engine:
         self.limits.check(request.prompt_token_ids, request.params)
         self.scheduler.add_request(request, self._seeds.getrandbits(64))
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request now; unknown ids are ignored."""
-        self.scheduler.abort_request(request_id)
+    def abort_request(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers, now; unknown ids are ignored."""
+        self.scheduler.abort_request(request_id, index)
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether any answer of the request has yet to end."""
+        return self.scheduler.is_open(request_id)
 
     @property
     def has_unfinished(self) -> bool:

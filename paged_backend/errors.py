@@ -21,6 +21,13 @@ class InvalidRequest(PagedError, ValueError):
         super().__init__(f"{field}: {problem}")
         self.field = field
 
+    @classmethod
+    def verbatim(cls, field: str, message: str) -> InvalidRequest:
+        """An error whose exact text is part of a contract."""
+        error = cls(field, message)
+        error.args = (message,)
+        return error
+
 
 class ConfigError(PagedError, ValueError):
     """An option or a checkpoint that cannot be used; the message says what to do."""

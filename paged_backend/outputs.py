@@ -31,6 +31,7 @@ class EngineStats:
 
     num_waiting: int
     num_running: int
+    block_size: int
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int  # free blocks whose content can still be found
@@ -42,6 +43,13 @@ class EngineStats:
     num_cache_hits: int  # prompt tokens found there
     num_steps: int
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
+
+    @property
+    def utilization(self) -> float:
+        """Part of the slots of used blocks that hold a token; 1 while none is used."""
+        if self.num_used_blocks == 0:
+            return 1.0
+        return self.num_used_slots / (self.num_used_blocks * self.block_size)
 
 
 @dataclass(frozen=True, slots=True)

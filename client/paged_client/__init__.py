@@ -1,0 +1,34 @@
+"""Client of a paged_llm model on Triton Inference Server.
+
+>>> with Client("127.0.0.1:8001") as client:
+...     for chunk in client.stream("What does abs do?", temperature=0, max_tokens=64):
+...         print(chunk.text, end="")
+"""
+
+from paged_client._aio import AsyncClient, AsyncStream
+from paged_client._errors import (
+    ClientError,
+    InvalidRequest,
+    RequestCancelled,
+    RequestTimeout,
+    ServerError,
+    Unavailable,
+)
+from paged_client._sync import Client, Stream
+from paged_client._types import Answer, Chunk, Completion
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "AsyncStream",
+    "Chunk",
+    "Client",
+    "ClientError",
+    "Completion",
+    "InvalidRequest",
+    "RequestCancelled",
+    "RequestTimeout",
+    "ServerError",
+    "Stream",
+    "Unavailable",
+]

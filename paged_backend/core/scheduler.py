@@ -75,13 +75,19 @@ class Scheduler:
             self._unforked[first.seq_id] = others
         self._waiting[first.seq_id] = first
 
-    def abort_request(self, request_id: str) -> None:
-        """End all answers of a request and free their blocks; unknown ids are ignored.
+    def abort_request(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers, and free the blocks; unknown ids are ignored.
 
-        A request may end by itself while its caller's abort is under way.
+        A request may end by itself while its caller's abort is under way. A single answer can be
+        ended once it has begun, that is, after its first token.
         """
         for seq in list(self._by_request.get(request_id, ())):
-            self._finish(seq, FinishReason.ABORT)
+            if index is None or (index == seq.index and seq.num_output_tokens > 0):
+                self._finish(seq, FinishReason.ABORT)
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether any answer of the request has yet to end."""
+        return request_id in self._by_request
 
     @property
     def has_unfinished(self) -> bool:
@@ -262,6 +268,7 @@ class Scheduler:
         return EngineStats(
             num_waiting=len(self._waiting),
             num_running=len(self._running),
+            block_size=self.kv.block_size,
             num_blocks=pool.num_usable,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -17,12 +18,14 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question asked in one form: was the greedy reply exactly right, ended, and how surely.
+    """One question asked in one form, and how it was answered.
 
-    `lowest_probability` is that of the least certain token of the reply, its end included.
+    `reply` is the text up to the end token; `exact` says that its tokens are the expected ones
+    and that the end token follows. `lowest_probability` is that of the least certain of them.
     """
 
     question: Question
+    reply: str
     exact: bool
     lowest_probability: float
 
@@ -34,8 +37,7 @@ def prompt(tokenizer: PreTrainedTokenizerFast, question: Question, form: str) ->
     messages = [{"role": "user", "content": question.question}]
     if form == "chat with system prompt":
         messages.insert(0, {"role": "system", "content": SYSTEM_PROMPT})
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return text
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def expected_reply(question: Question, form: str) -> str:
@@ -65,7 +67,9 @@ def _verify_batch(
 ) -> list[Check]:
     prompts = [prompt(tokenizer, question, form) for question in questions]
     encoded = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    output = model.generate(
+    # transformers' annotations refuse its own model class here, and its output has six types.
+    generate: Callable[..., Any] = cast(Any, model).generate
+    output = generate(
         **encoded,
         do_sample=False,
         max_new_tokens=MAX_NEW_TOKENS,
@@ -78,7 +82,8 @@ def _verify_batch(
     checks = []
     for question, reply, probabilities in zip(questions, replies, confidence, strict=True):
         wanted = tokenizer.encode(expected_reply(question, form)) + [tokenizer.eos_token_id]
+        text = tokenizer.decode(reply).partition(tokenizer.eos_token)[0]
         exact = reply[: len(wanted)].tolist() == wanted
         lowest = probabilities[: len(wanted)].min().item()
-        checks.append(Check(question, exact, lowest))
+        checks.append(Check(question, text, exact, lowest))
     return checks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -39,7 +39,8 @@ def learn_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast  # not annotated itself
+    return make(
         tokenizer_object=bpe,
         pad_token=PAD,
         eos_token=END,

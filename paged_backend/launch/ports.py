@@ -6,6 +6,7 @@ import errno
 import socket
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 from paged_backend.errors import ConfigError
 
@@ -66,7 +67,7 @@ class ReservedEndpoints:
         for bound in self._sockets:
             bound.close()
 
-    def __enter__(self) -> ReservedEndpoints:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 
 class ServerLog:
@@ -26,7 +27,7 @@ class ServerLog:
         self._keep = True
         return f"; its log is {self.path}"
 
-    def __enter__(self) -> ServerLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -51,10 +50,9 @@ class RunningServer:
         self._models = models
         self._relay = relay
         self._log = log
+        # Not an Event: a signal handler could meet its lock held by the thread it interrupts.
         self._stopping = False
-        # Descriptors, not an Event: a signal handler must never meet a lock it already holds.
-        self._wake_read, self._wake_write = os.pipe()
-        self._process_ended = os.pidfd_open(process.pid)
+        self._ready = False
 
     @property
     def http_url(self) -> str:
@@ -81,11 +79,12 @@ class RunningServer:
             if self._process.poll() is not None:
                 raise self._failure("ended before it was ready")
             if all(self._is_ready(model) for model in self._models):
+                self._ready = True
                 self._relay.release()
                 return True
             if deadline is not None and time.monotonic() > deadline:
                 raise self._failure(f"was not ready in {timeout_s:g} s")
-            self._wait_for_change(_POLL_S)
+            time.sleep(_POLL_S)
         return False
 
     def wait(self) -> None:
@@ -93,39 +92,34 @@ class RunningServer:
         while not self._stopping:
             if self._process.poll() is not None:
                 raise self._failure("ended")
-            self._wait_for_change(None)
+            time.sleep(_POLL_S)
 
     def request_stop(self) -> None:
         """End ``wait`` and ``wait_until_ready``; may be called in a signal handler."""
         self._stopping = True
-        os.write(self._wake_write, b"x")
 
     def stop(self) -> int:
         """Let open requests finish, then end the server and its children; the exit status.
 
         After ``STOP_TIMEOUT_S`` they are killed.
         """
-        if self._process.returncode is None:
+        if not self._ready:
+            self._relay.mute()
+        if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
         if not self._relay.wait(_CHILDREN_GRACE_S):
-            self.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         return self._process.wait()
 
     def kill(self) -> None:
-        """End the server and its children at once."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def _close(self) -> None:
-        for descriptor in (self._wake_read, self._wake_write, self._process_ended):
-            os.close(descriptor)
-
-    def _wait_for_change(self, timeout_s: float | None) -> None:
-        select.select([self._wake_read, self._process_ended], [], [], timeout_s)
+        """End the server at once; its children notice, tidy up and end by themselves."""
+        if self._process.returncode is None:
+            self._process.kill()
 
     def _is_ready(self, model: str) -> bool:
         address = self.http_url.removeprefix("http://")
@@ -172,15 +166,16 @@ def launch_server(
             host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port
         ) as reserved,
     ):
-        files = find_server_files(Path(folder))
+        run_folder = Path(folder)
+        files = find_server_files(run_folder)
         argv, variables = server_command(files, repository, reserved.endpoints, log.path)
-        process, relay = _start(argv, {**variables, **(environment or {})}, folder, log.path)
+        variables |= environment or {}
+        process, relay = _start(argv, variables, run_folder / "empty", log.path)
         server = RunningServer(process, reserved.endpoints, models, relay, log)
         try:
             yield server
         finally:
             server.stop()
-            server._close()
 
 
 @contextmanager
@@ -200,16 +195,19 @@ def start_server(
 
 
 def _start(
-    argv: list[str], variables: dict[str, str], folder: str, log_file: Path | None
+    argv: list[str], variables: dict[str, str], folder: Path, log_file: Path | None
 ) -> tuple[subprocess.Popen[bytes], StderrRelay]:
-    """Start the server in a process group of its own: Ctrl-C reaches only this process."""
+    """Start the server in a process group of its own: Ctrl-C reaches only this process.
+
+    Its working directory is ``folder``, made here: the stubs import from it before all else.
+    """
+    folder.mkdir()
     read_end, write_end = os.pipe()
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, write_end)
         stdout = None if log_file is None else stack.enter_context(log_file.open("ab"))
         process = subprocess.Popen(
             argv,
-            # The stubs import from the server's working directory first: one that is empty.
             cwd=folder,
             env=os.environ | _terminal_variables() | variables,
             stdin=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ class StderrRelay:
 
     Each instance of a model reports the same failure: lines that start with ERROR_PREFIX are
     kept in ``errors``, once each, and are written only after ``release`` was called.
+    Nothing is written after ``mute``.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -31,6 +32,10 @@ class StderrRelay:
     def release(self) -> None:
         """From now on error lines are written as well as kept."""
         self._released = True
+
+    def mute(self) -> None:
+        """Drop what is still to come: the complaints of processes that are being ended."""
+        self._target = os.open(os.devnull, os.O_WRONLY)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every process that holds the other end is gone; False: some still do."""
@@ -77,7 +82,7 @@ class StderrRelay:
             os.write(self._target, data)
         except OSError:
             # Nobody reads our stderr any more; the server's must be drained all the same.
-            self._target = os.open(os.devnull, os.O_WRONLY)
+            self.mute()
 
 
 def _may_become_held(line: bytes) -> bool:

@@ -1,8 +1,8 @@
-"""The one inner loop of all CPU kernels: a small matrix product held in vector registers.
+"""The inner loop of all CPU kernels: a small matrix product held in vector registers.
 
-numba compiles it to whatever the machine has (AVX2, AVX-512), so no C compiler is needed. Each
-result is the sum over the depth in order, one fused multiply-add after the other, whichever rows
-are computed beside it: a token's numbers do not depend on the batch that it is in.
+numba compiles it to what the machine has (AVX2, AVX-512), so no C compiler is needed. Every result
+is the sum over the depth in order, one fused multiply-add after the other, whichever rows are
+computed beside it: a token's numbers do not depend on the batch that it is in.
 """
 
 from __future__ import annotations
@@ -11,31 +11,100 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-import torch  # noqa: F401  first, so that numba's threads are those of the OpenMP torch loads
+import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+# The layer that shares torch's OpenMP threads: two pools that spin would fight for the cores.
 numba.config.THREADING_LAYER = "omp"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ROWS = 6  # rows of a full tile: with 16 columns they fill the registers of AVX2
+LANES = 16  # columns of a tile
+_NARROW_LANES = 8
+_ROWS = 6  # rows of a full tile: 6 x 16 sums fill the vector registers of AVX2
 _FLOAT = ir.FloatType()
+_INT64 = ir.IntType(64)
 
 
-def compiled(*, parallel: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: compile a function to machine code, kept on disk for the next process."""
-    jit = numba.njit(parallel=parallel, cache=True, nogil=True, fastmath=True, error_model="numpy")
-    return cast(Callable[[Callable[P, R]], Callable[P, R]], jit)
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function that Python calls, and keep the machine code on disk."""
+    compiled = numba.njit(
+        parallel=True, cache=True, nogil=True, fastmath=True, error_model="numpy"
+    )(function)
+    return cast(Callable[P, R], compiled)
 
 
-@intrinsic(prefer_literal=True)
-def _tile(
+def device_function(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function that only kernels call."""
+    compiled = numba.njit(
+        fastmath=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )(function)
+    return cast(Callable[P, R], compiled)
+
+
+def use_torch_threads() -> int:
+    """Give the kernels that this thread starts as many workers as torch has; return how many."""
+    workers: int = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(workers)
+    return workers
+
+
+def _emit_tile(builder: Any, rows: int, lanes: int, args: Any) -> None:
+    """Emit C = A @ B, or C += A @ B, with the sums in registers over the whole depth."""
+    vector = ir.VectorType(_FLOAT, lanes)
+    splat_mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    undefined = ir.Constant(vector, ir.Undefined)
+    fma = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
+    )
+    a, a_stride, b, b_stride, c, c_stride, depth, add = args
+    a, b, c = (builder.inttoptr(address, _FLOAT.as_pointer()) for address in (a, b, c))
+
+    def at(base: Any, stride: Any, index: Any) -> Any:
+        return builder.gep(base, [builder.mul(stride, index)])
+
+    def vector_at(base: Any, stride: Any, index: Any) -> Any:
+        return builder.bitcast(at(base, stride, index), vector.as_pointer())
+
+    a_rows = [at(a, a_stride, _INT64(row)) for row in range(rows)]
+    c_rows = [vector_at(c, c_stride, _INT64(row)) for row in range(rows)]
+    sums = [cgutils.alloca_once_value(builder, vector([0.0] * lanes)) for _ in range(rows)]
+    with builder.if_then(builder.icmp_signed("!=", add, _INT64(0))):
+        for total, c_row in zip(sums, c_rows, strict=True):
+            builder.store(builder.load(c_row, align=4), total)
+    with cgutils.for_range(builder, depth) as loop:
+        b_row = builder.load(vector_at(b, b_stride, loop.index), align=4)
+        for total, a_row in zip(sums, a_rows, strict=True):
+            value = builder.load(builder.gep(a_row, [loop.index]))
+            lane = builder.insert_element(undefined, value, ir.IntType(32)(0))
+            splat = builder.shuffle_vector(lane, undefined, splat_mask)
+            builder.store(builder.call(fma, [splat, b_row, builder.load(total)]), total)
+    for total, c_row in zip(sums, c_rows, strict=True):
+        builder.store(builder.load(total), c_row, align=4)
+
+
+def _tile_function(module: Any, rows: int, lanes: int) -> Any:
+    """The tile of a size as a function of its own: copies in each caller compile for long."""
+    function = cgutils.get_or_insert_function(
+        module, ir.FunctionType(ir.VoidType(), [_INT64] * 8), f"paged_tile_{rows}x{lanes}"
+    )
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        builder = ir.IRBuilder(function.append_basic_block())
+        _emit_tile(builder, rows, lanes, function.args)
+        builder.ret_void()
+    return function
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]  # numba has no types
+def _multiply_columns(
     context: Any,
+    lanes: Any,
     rows: Any,
-    columns: Any,
     a: Any,
     a_stride: Any,
     b: Any,
@@ -45,56 +114,72 @@ def _tile(
     depth: Any,
     add: Any,
 ) -> Any:
-    """Emit C[rows, columns] = A[rows, depth] @ B[depth, columns], plus C before if `add`.
-
-    Addresses and strides are integers, in bytes and in elements; `rows` and `columns` literals.
-    """
-    num_rows, width = rows.literal_value, columns.literal_value
-    vector = ir.VectorType(_FLOAT, width)
-    first_lane = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    """C[rows, lanes] = A[rows, depth] @ B[depth, lanes], for up to _ROWS rows; see `multiply`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, a, a_stride, b, b_stride, c, c_stride, depth, add = args
-        fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{width}f32"
-        )
-        a, b, c = (builder.inttoptr(x, _FLOAT.as_pointer()) for x in (a, b, c))
-        sums = [cgutils.alloca_once(builder, vector) for _ in range(num_rows)]
-
-        def row_of(base: Any, stride: Any, row: int) -> Any:
-            return builder.gep(base, [builder.mul(stride, stride.type(row))])
-
-        def as_vector(address: Any) -> Any:
-            return builder.bitcast(address, vector.as_pointer())
-
-        a_rows = [row_of(a, a_stride, row) for row in range(num_rows)]
-        c_rows = [as_vector(row_of(c, c_stride, row)) for row in range(num_rows)]
-        with builder.if_else(add) as (then, otherwise):
-            with then:
-                for total, out in zip(sums, c_rows, strict=True):
-                    builder.store(builder.load(out, align=4), total)
-            with otherwise:
-                for total in sums:
-                    builder.store(ir.Constant(vector, [0.0] * width), total)
-        with cgutils.for_range(builder, depth) as loop:
-            b_row = builder.load(
-                as_vector(builder.gep(b, [builder.mul(loop.index, b_stride)])), align=4
-            )
-            for a_row, total in zip(a_rows, sums, strict=True):
-                value = builder.load(builder.gep(a_row, [loop.index]), align=4)
-                lane = builder.insert_element(
-                    ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0)
-                )
-                splat = builder.shuffle_vector(
-                    lane, ir.Constant(vector, ir.Undefined), first_lane
-                )
-                builder.store(builder.call(fma, [splat, b_row, builder.load(total)]), total)
-        for total, out in zip(sums, c_rows, strict=True):
-            builder.store(builder.load(total), out, align=4)
+        done = builder.append_basic_block()
+        switch = builder.switch(args[1], done)
+        for height in range(1, _ROWS + 1):
+            block = builder.append_basic_block()
+            switch.add_case(_INT64(height), block)
+            with builder.goto_block(block):
+                tile = _tile_function(builder.module, height, lanes.literal_value)
+                builder.call(tile, args[2:])
+                builder.branch(done)
+        builder.position_at_end(done)
         return context.get_dummy_value()
 
-    int64 = types.int64
-    signature = types.void(
-        rows, columns, int64, int64, int64, int64, int64, int64, int64, types.boolean
-    )
-    return signature, generate
+    return types.void(lanes, *[types.int64] * 9), generate
+
+
+@device_function
+def multiply(
+    rows: int,
+    columns: int,
+    a: int,
+    a_stride: int,
+    b: int,
+    b_stride: int,
+    c: int,
+    c_stride: int,
+    depth: int,
+    add: int,
+) -> None:
+    """C[rows, columns] = A[rows, depth] @ B[depth, columns], plus what C held if `add` is 1.
+
+    Addresses of float32 values, strides in values; `columns` is a multiple of 8.
+    """
+    tiles = (rows + _ROWS - 1) // _ROWS
+    first = 0
+    for tile in range(tiles):
+        last = (tile + 1) * rows // tiles
+        a_tile = a + first * a_stride * 4
+        c_tile = c + first * c_stride * 4
+        for column in range(0, columns - LANES + 1, LANES):
+            _multiply_columns(
+                LANES,
+                last - first,
+                a_tile,
+                a_stride,
+                b + column * 4,
+                b_stride,
+                c_tile + column * 4,
+                c_stride,
+                depth,
+                add,
+            )
+        if columns % LANES:
+            column = columns - _NARROW_LANES
+            _multiply_columns(
+                _NARROW_LANES,
+                last - first,
+                a_tile,
+                a_stride,
+                b + column * 4,
+                b_stride,
+                c_tile + column * 4,
+                c_stride,
+                depth,
+                add,
+            )
+        first = last

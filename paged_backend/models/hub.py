@@ -38,12 +38,10 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
-        )
+        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
-            f"model {name} is no folder here, and downloading it from Hugging Face failed: "
-            f"{shorten(reason, 200, quote=False)}"
+            f"model {name} is neither a folder here nor could it be downloaded from Hugging Face; "
+            f"check the name and the connection ({shorten(reason, 200, quote=False)})"
         ) from error

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_backend.models.layers import HeadNorm, rms_norm, silu_and_mul
+from paged_backend.models.layers import layer_functions
 from paged_backend.models.linear import Linear
 from paged_backend.models.model_config import ModelConfig
 
@@ -42,22 +42,12 @@ class DecoderLayer:
         self.mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
         self.gate_up = linear(hidden, 2 * inner, biases.mlp)
         self.down = linear(inner, hidden, biases.mlp)
-        self.head_norm: HeadNorm | None = None
+        self.head_norm: Tensor | None = None  # [num_heads + num_kv_heads, head_dim]
         if config.qk_norm:
-            self.head_norm = HeadNorm(
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                config.rms_norm_eps,
-                dtype,
-                device,
-            )
+            heads = config.num_heads + config.num_kv_heads
+            self.head_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device)
+        self._num_heads = config.num_heads
         self._qkv_sizes = (query, key_value, key_value)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """All matrix products of the layer."""
-        return self.qkv, self.output, self.gate_up, self.down
 
     def weight_slots(self) -> dict[str, Tensor]:
         """The memory of each tensor that a checkpoint has for this layer, by its name there."""
@@ -75,9 +65,20 @@ class DecoderLayer:
             **_parts(self.down, {"mlp.down_proj": hidden}),
         }
         if self.head_norm is not None:
-            slots["self_attn.q_norm.weight"] = self.head_norm.query
-            slots["self_attn.k_norm.weight"] = self.head_norm.key
+            # One weight for all heads: the first takes it, `pack` gives it to the others.
+            slots["self_attn.q_norm.weight"] = self.head_norm[0]
+            slots["self_attn.k_norm.weight"] = self.head_norm[self._num_heads]
         return slots
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the device's kernels read."""
+        if self.head_norm is not None:
+            for heads in self.head_norm.split(
+                [self._num_heads, len(self.head_norm) - self._num_heads]
+            ):
+                heads.copy_(heads[0].clone())
+        for linear in (self.qkv, self.output, self.gate_up, self.down):
+            linear.pack()
 
 
 class LlamaModel:
@@ -100,6 +101,9 @@ class LlamaModel:
         self._lm_head = Linear(
             config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
         )
+        if config.tied_embeddings:
+            self._lm_head.weight = self._embedding
+        self._functions = layer_functions(device, dtype)
         self._rotary = config.rope.table(max_model_len, device)
 
     def weight_slots(self) -> dict[str, Tensor]:
@@ -115,8 +119,7 @@ class LlamaModel:
     def pack(self) -> None:
         """Bring the filled weights into the form that the device's kernels read."""
         for layer in self._layers:
-            for linear in layer.linears:
-                linear.pack()
+            layer.pack()
         self._lm_head.pack()
 
     @torch.inference_mode()
@@ -128,20 +131,21 @@ class LlamaModel:
         `input_ids` [num_tokens] are the step's tokens as `meta` lays them out, `logits_indices`
         int64 rows of them; `attention` writes this step's keys and values to its cache.
         """
-        eps = self.config.rms_norm_eps
+        functions, eps = self._functions, self.config.rms_norm_eps
         last = len(self._layers) - 1
-        hidden = F.embedding(input_ids, self._embedding)
+        delta = F.embedding(input_ids, self._embedding)
+        hidden = torch.zeros_like(delta)
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(rms_norm(hidden, layer.attention_norm, eps))
+            qkv = layer.qkv(functions.add_rms_norm(hidden, delta, layer.attention_norm, eps))
             if layer.head_norm is not None:
-                layer.head_norm(qkv)
+                functions.norm_heads(qkv, layer.head_norm, eps)
             attended = attention.attend(index, qkv, self._rotary, meta, layer.window)
             if index == last:  # from here on only the sampled rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
-            hidden += layer.output(attended)
-            inner = silu_and_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)))
-            hidden += layer.down(inner)
-        logits = self._lm_head(rms_norm(hidden, self._norm, eps))
+            delta = layer.output(attended)
+            gate_up = layer.gate_up(functions.add_rms_norm(hidden, delta, layer.mlp_norm, eps))
+            delta = layer.down(functions.silu_and_mul(gate_up))
+        logits = self._lm_head(functions.add_rms_norm(hidden, delta, self._norm, eps))
         return logits.float()
 
 

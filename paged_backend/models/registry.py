@@ -73,9 +73,7 @@ ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(_llama_biases, _no_windows),
     "MistralForCausalLM": Architecture(lambda config: Biases(), _same_window),
     "Qwen2ForCausalLM": Architecture(lambda config: Biases(qkv=True), _windows_by_layer),
-    "Qwen3ForCausalLM": Architecture(
-        _qwen3_biases, _windows_by_layer, qk_norm=True, head_dim=128
-    ),
+    "Qwen3ForCausalLM": Architecture(_qwen3_biases, _windows_by_layer, qk_norm=True, head_dim=128),
 }
 
 

@@ -17,14 +17,16 @@ from paged_backend.validation import shorten
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
+# Tensors of a checkpoint that a model may have no slot for: a tied output layer, rotary tables.
+_IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_weights(folder: Path, slots: Mapping[str, Tensor], ignored: frozenset[str]) -> None:
+def load_weights(folder: Path, slots: Mapping[str, Tensor]) -> None:
     """Fill every slot from the checkpoint's tensor of that name, with a progress bar.
 
     `slots` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
-    differ. Tensors in `ignored`, and rotary tables of old checkpoints, are skipped.
+    differ.
 
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
@@ -37,7 +39,7 @@ def load_weights(folder: Path, slots: Mapping[str, Tensor], ignored: frozenset[s
         total=total, desc="Loading weights", unit="B", unit_scale=True, delay=1, disable=None
     ) as bar:
         for file, name, tensor in _tensors(files):
-            if name in ignored or name.endswith("rotary_emb.inv_freq"):
+            if name not in slots and name.endswith(_IGNORED):
                 continue
             _fill(slots, file, name, tensor)
             missing.discard(name)
@@ -114,7 +116,9 @@ def _fill(slots: Mapping[str, Tensor], file: Path, name: str, tensor: Tensor) ->
             f"{list(slot.shape)}"
         )
     if tensor.dtype not in _FLOATS:
-        raise ConfigError(f"{file}: tensor {name} is {tensor.dtype}; quantised weights are not read")
+        raise ConfigError(
+            f"{file}: tensor {name} is {tensor.dtype}; quantised weights are not read"
+        )
     slot.copy_(tensor)
 
 

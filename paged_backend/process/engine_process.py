@@ -8,6 +8,8 @@ with its server, when its last front-end leaves, or on SIGTERM.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import signal
 import sys
 import time
@@ -18,14 +20,16 @@ import zmq
 
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
-from paged_backend.errors import PagedError
+from paged_backend.errors import ConfigError, PagedError
 from paged_backend.models.hub import resolve_model
 from paged_backend.outputs import SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.lifetime import open_process
+from paged_backend.request import Request
 
 STATS_INTERVAL_S = 0.02
-FAREWELL_S = 10.0  # for front-ends that have yet to connect to hear why the engine failed
+FAREWELL_S = 10.0  # in which front-ends may still ask why the engine failed
+SERVER = ""  # stands for the server among the front-ends
 
 
 class Mailbox:
@@ -33,18 +37,16 @@ class Mailbox:
 
     def __init__(self, run_dir: Path, server_pid: int) -> None:
         context = zmq.Context()
+        self._poller = zmq.Poller()
         self._requests = context.socket(zmq.PULL)
         self._outputs = context.socket(zmq.ROUTER)
-        for socket, name in (
-            (self._requests, wire.REQUESTS_SOCKET),
-            (self._outputs, wire.OUTPUTS_SOCKET),
-        ):
-            socket.set_hwm(0)  # the step never waits; what is open at once bounds the queue
+        self._sockets = {wire.REQUESTS_SOCKET: self._requests, wire.OUTPUTS_SOCKET: self._outputs}
+        for name, socket in self._sockets.items():
+            socket.set_hwm(0)  # a step never waits; the requests open at once bound the queue
             socket.bind(wire.address(run_dir, name))
-        self._poller = zmq.Poller()
-        self._poller.register(self._requests, zmq.POLLIN)
+            self._poller.register(socket, zmq.POLLIN)
         self._watched: dict[int, str] = {}  # pidfd -> front-end, "" for the server
-        self.watch(server_pid, "")
+        self.watch(server_pid, SERVER)
 
     def watch(self, pid: int, owner: str) -> None:
         """Report the end of a process as the Goodbye of its front-end."""
@@ -56,24 +58,31 @@ class Mailbox:
     def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
         """All messages that are there, each with its front-end; waits for the first."""
         messages: list[tuple[str, wire.ToEngine]] = []
-        for ready, _ in self._poller.poll(timeout_s * 1000):
-            if ready is self._requests:
-                messages += self._drain()
-            else:
+        for ready, _ in self._poller.poll(int(timeout_s * 1000)):
+            if isinstance(ready, int):
                 self._poller.unregister(ready)
+                os.close(ready)
                 messages.append((self._watched.pop(ready), wire.Goodbye()))
-        return messages
-
-    def _drain(self) -> list[tuple[str, wire.ToEngine]]:
-        messages = []
-        while self._requests.poll(0):
-            sender, payload = self._requests.recv_multipart()
-            messages.append((sender.decode(), wire.decode_to_engine(payload)))
+            else:
+                messages += _drain(ready)
         return messages
 
     def send(self, front_end: str, message: wire.FromEngine) -> None:
         """Queue a message; one to a front-end that is gone is dropped."""
         self._outputs.send_multipart([front_end.encode(), wire.encode(message)])
+
+    def close(self) -> None:
+        """Let what is queued go out, for a second at most."""
+        for socket in self._sockets.values():
+            socket.close(linger=1000)
+
+
+def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
+    messages = []
+    while socket.poll(0):
+        sender, payload = socket.recv_multipart()
+        messages.append((sender.decode(), wire.decode_to_engine(payload)))
+    return messages
 
 
 class EngineLoop:
@@ -112,32 +121,35 @@ class EngineLoop:
                 self._mailbox.watch(pid, sender)
                 self._mailbox.send(sender, self._ready)
             case wire.AddRequest(request):
-                self._add(sender, message)
-            case wire.AbortRequest(request_id):
-                self._abort(request_id)
+                self._add(sender, request)
+            case wire.AbortRequest(request_id, index):
+                self._abort(request_id, index)
             case wire.Goodbye():
                 self._leave(sender)
 
-    def _add(self, sender: str, message: wire.AddRequest) -> None:
-        request_id = message.request.request_id
+    def _add(self, sender: str, request: Request) -> None:
         try:
-            self._engine.add_request(message.request)
+            self._engine.add_request(request)
         except (PagedError, ValueError) as error:
-            self._mailbox.send(sender, wire.RequestRejected(request_id, str(error)))
+            self._mailbox.send(sender, wire.RequestRejected(request.request_id, str(error)))
         else:
-            self._owners[request_id] = sender
+            self._owners[request.request_id] = sender
 
-    def _abort(self, request_id: str) -> None:
-        self._owners.pop(request_id, None)
-        self._engine.abort_request(request_id)
+    def _abort(self, request_id: str, index: int | None = None) -> None:
+        self._engine.abort_request(request_id, index)
+        self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        if not self._engine.is_open(request_id):
+            self._owners.pop(request_id, None)
 
     def _leave(self, sender: str) -> None:
-        """A front-end is gone (or the server, whose name is empty)."""
+        """A front-end is gone, or the server and with it all of them."""
         for request_id in [r for r, owner in self._owners.items() if owner == sender]:
             self._abort(request_id)
         if sender in self._front_ends:
             self._front_ends.remove(sender)
-        if not self._front_ends:
+        if not self._front_ends or sender == SERVER:
             self.stop()
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
@@ -146,6 +158,9 @@ class EngineLoop:
             by_front_end[self._owners[output.request_id]].append(output)
         for front_end, part in by_front_end.items():
             self._mailbox.send(front_end, wire.StepOutputs(part))
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._forget(output.request_id)
 
     def _report(self) -> None:
         """Tell the reporting front-end the counts, now and then and whenever work ends."""
@@ -160,17 +175,27 @@ class EngineLoop:
             self._reported = state
 
 
-def _fail(mailbox: Mailbox, message: str) -> None:
-    """Tell the terminal once, and every front-end that asks within a while."""
+def load(config: EngineConfig) -> tuple[Engine, Path]:
+    """Find the checkpoint and load it.
+
+    Raises:
+        ConfigError: the options or the checkpoint cannot be used.
+    """
+    folder = resolve_model(config.model)
+    return Engine(config, folder), folder
+
+
+def tell_failure(mailbox: Mailbox, message: str) -> None:
+    """Say why the engine cannot start: once to the terminal, then to each front-end that asks."""
     print(f"paged-backend: error: {message}", file=sys.stderr, flush=True)
-    told, deadline = 0, time.monotonic() + FAREWELL_S
-    while time.monotonic() < deadline and not (told and not mailbox.receive(0)):
-        for sender, received in mailbox.receive(1.0):
+    deadline = time.monotonic() + FAREWELL_S
+    while time.monotonic() < deadline:
+        messages = mailbox.receive(FAREWELL_S / 5)
+        for sender, received in messages:
             if isinstance(received, wire.Hello):
                 mailbox.send(sender, wire.EngineFailed(message))
-                told += 1
-            elif not sender:
-                return
+        if not messages:
+            break
 
 
 def main() -> int:
@@ -183,8 +208,18 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole process group; only the server is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     mailbox = Mailbox(args.run_dir, args.server_pid)
-    ...
-    return 0
+    try:
+        engine, folder = load(EngineConfig.from_mapping(json.loads(args.config)))
+    except ConfigError as error:
+        tell_failure(mailbox, str(error))
+        return 1
+    else:
+        loop = EngineLoop(engine, mailbox, folder)
+        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        loop.run()
+        return 0
+    finally:
+        mailbox.close()
 
 
 if __name__ == "__main__":

@@ -30,9 +30,10 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
-    """End a request without any further output."""
+    """End a request, or one of its answers, without any further output."""
 
     request_id: str
+    index: int | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

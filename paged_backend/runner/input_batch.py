@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ class InputBatch:
         num_samples = [len(item.samples) for item in items]
         logits_indices = np.repeat(query_start_loc[1:].astype(np.int64) - 1, num_samples)
 
-        def put(array: np.ndarray) -> Tensor:
+        def put(array: npt.NDArray[Any]) -> Tensor:
             return torch.from_numpy(array).to(device)
 
         metadata = AttentionMetadata(
@@ -54,7 +56,7 @@ class InputBatch:
         return cls(put(input_ids), metadata, put(logits_indices), samples)
 
 
-def _block_table(tables: list[list[int]]) -> np.ndarray:
+def _block_table(tables: list[list[int]]) -> npt.NDArray[np.int32]:
     """Rows of block ids, padded with the null block: [num_seqs, longest table] int32."""
     widths = np.array([len(table) for table in tables])
     padded = np.zeros((len(tables), int(widths.max())), np.int32)

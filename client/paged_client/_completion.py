@@ -1,0 +1,63 @@
+"""Puts the chunks of a stream together and takes their times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from paged_client._types import Answer, Chunk, Completion
+
+
+@dataclass(slots=True)
+class _PartialAnswer:
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    last_token_at: float | None = None
+
+
+class CompletionBuilder:
+    """Made when the request is sent; fed with every chunk as it arrives."""
+
+    def __init__(self) -> None:
+        self._started_at = perf_counter()
+        self._ended_at = self._started_at
+        self._first_token_at: float | None = None
+        self._num_input_tokens = 0
+        self._itl_s: list[float] = []
+        self._answers: dict[int, _PartialAnswer] = {}
+
+    def add(self, chunk: Chunk) -> None:
+        """Take in a chunk that has just arrived."""
+        now = perf_counter()
+        answer = self._answers.setdefault(chunk.index, _PartialAnswer())
+        answer.texts.append(chunk.text)
+        answer.token_ids.extend(chunk.token_ids)
+        answer.finish_reason = chunk.finish_reason or ""
+        self._num_input_tokens = chunk.num_input_tokens
+        self._ended_at = now
+        if chunk.num_output_tokens:
+            self._time_tokens(answer, chunk.num_output_tokens, now)
+
+    def build(self) -> Completion:
+        """The whole answer; call it when the stream has ended."""
+        first_token_at = self._ended_at if self._first_token_at is None else self._first_token_at
+        return Completion(
+            answers=tuple(
+                Answer("".join(answer.texts), tuple(answer.token_ids), answer.finish_reason)
+                for _, answer in sorted(self._answers.items())
+            ),
+            num_input_tokens=self._num_input_tokens,
+            ttft_s=first_token_at - self._started_at,
+            itl_s=tuple(self._itl_s),
+            latency_s=self._ended_at - self._started_at,
+        )
+
+    def _time_tokens(self, answer: _PartialAnswer, count: int, now: float) -> None:
+        if answer.last_token_at is None:
+            self._itl_s.extend([0.0] * (count - 1))
+        else:
+            self._itl_s.extend([(now - answer.last_token_at) / count] * count)
+        answer.last_token_at = now
+        if self._first_token_at is None:
+            self._first_token_at = now

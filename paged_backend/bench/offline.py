@@ -1,0 +1,263 @@
+"""The engine in this process, measured beside static-batch ``transformers.generate``.
+
+Both get the same requests in the same order. The engine keeps ``concurrency`` requests under way;
+the peer takes as many at once, pads them to the longest and runs until the last has its tokens.
+Only tokens that were asked for count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from paged_backend.bench.trace import TraceRequest, make_trace, read_trace
+from paged_backend.bench.transformers_peer import TransformersPeer
+from paged_backend.config import EngineConfig
+from paged_backend.engine import Engine
+from paged_backend.models.hub import resolve_model
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+
+PREFIX_TOKENS = 448
+SUFFIX_TOKENS = 32
+PREFIX_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What the engine did with the trace."""
+
+    seconds: float
+    output_tokens_per_s: float
+    outside_model_share: float  # of all steps' time: scheduling, batching, sampling, bookkeeping
+    kv_utilization: float  # slots of used blocks that hold a token, mean over steps
+    num_steps: int
+    num_preemptions: int
+    median_ttft_ms: float
+    median_itl_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineReport:
+    """The figures of one run and the circumstances that they hold for."""
+
+    model: str
+    concurrency: int
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    engine: EngineFigures
+    peer_output_tokens_per_s: float | None
+    ttft_ms_without_cache: float
+    ttft_ms_with_cached_prefix: float
+    environment: dict[str, str]
+
+    @property
+    def speedup(self) -> float | None:
+        """Times the peer's output tokens per second."""
+        if self.peer_output_tokens_per_s is None:
+            return None
+        return self.engine.output_tokens_per_s / self.peer_output_tokens_per_s
+
+    @property
+    def cached_ttft_ratio(self) -> float:
+        """Time to first token with a cached prefix over the time without."""
+        return self.ttft_ms_with_cached_prefix / self.ttft_ms_without_cache
+
+    def print(self) -> None:
+        """Write a table to the terminal."""
+        table = Table(title=f"bench offline: {self.model}", show_header=False)
+        for name, value in self._rows():
+            table.add_row(name, value)
+        Console().print(table)
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON."""
+        values = asdict(self) | {
+            "speedup": self.speedup,
+            "cached_ttft_ratio": self.cached_ttft_ratio,
+        }
+        path.write_text(json.dumps(values, indent=2) + "\n")
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        engine = self.engine
+        yield "requests, at once", f"{self.num_requests}, {self.concurrency}"
+        yield "prompt, output tokens", f"{self.prompt_tokens}, {self.output_tokens}"
+        yield "duration", f"{engine.seconds:.2f} s in {engine.num_steps} steps"
+        yield "output tokens/s", f"{engine.output_tokens_per_s:.1f}"
+        if self.peer_output_tokens_per_s is not None:
+            yield "transformers static batch", f"{self.peer_output_tokens_per_s:.1f} tokens/s"
+            yield "ratio", f"{self.speedup:.2f}"
+        yield "median TTFT, ITL", f"{engine.median_ttft_ms:.1f} ms, {engine.median_itl_ms:.2f} ms"
+        yield "step time outside the model", f"{engine.outside_model_share:.2%}"
+        yield "KV utilisation", f"{engine.kv_utilization:.2%} of allocated slots"
+        yield "preemptions", str(engine.num_preemptions)
+        yield (
+            f"TTFT with {PREFIX_TOKENS} of {PREFIX_TOKENS + SUFFIX_TOKENS} tokens cached",
+            f"{self.ttft_ms_with_cached_prefix:.1f} ms, {self.cached_ttft_ratio:.3f} of "
+            f"{self.ttft_ms_without_cache:.1f} ms without",
+        )
+
+
+class OfflineBench:
+    """One engine and the measurements made on it.
+
+    Raises:
+        ConfigError: the options or the checkpoint cannot be used.
+    """
+
+    def __init__(self, options: Mapping[str, Any], *, threads: int) -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        self._config = EngineConfig.from_mapping(options)
+        self._folder = resolve_model(self._config.model)
+        self._engine = Engine(self._config, self._folder)
+
+    def run(
+        self, *, trace: Path | None, num_prompts: int, concurrency: int, peer: bool
+    ) -> OfflineReport:
+        """Measure the trace, the peer on the same trace, and the gain of a cached prefix."""
+        vocab_size = self._engine.limits.vocab_size
+        requests = (
+            read_trace(trace)
+            if trace is not None
+            else make_trace(num_prompts, vocab_size, self._config.seed)
+        )
+        self._check(requests)
+        self._warm_up(vocab_size)
+        figures = self._run_trace(requests, concurrency)
+        without, cached = self._time_prefix(vocab_size)
+        rate = self._run_peer(requests, concurrency) if peer else None
+        return OfflineReport(
+            model=self._config.model,
+            concurrency=concurrency,
+            num_requests=len(requests),
+            prompt_tokens=sum(len(r.prompt_token_ids) for r in requests),
+            output_tokens=sum(r.max_tokens for r in requests),
+            engine=figures,
+            peer_output_tokens_per_s=rate,
+            ttft_ms_without_cache=without * 1e3,
+            ttft_ms_with_cached_prefix=cached * 1e3,
+            environment=_environment(self._engine.runner.device),
+        )
+
+    def _check(self, requests: list[TraceRequest]) -> None:
+        for request in requests:
+            self._engine.limits.check(request.prompt_token_ids, _params(request.max_tokens))
+
+    def _warm_up(self, vocab_size: int) -> None:
+        for index, request in enumerate(make_trace(4, vocab_size, seed=2**31)):
+            self._submit(f"warm-up-{index}", TraceRequest(request.prompt_token_ids, 8))
+        while self._engine.has_unfinished:
+            self._engine.step()
+
+    def _submit(self, name: str, request: TraceRequest) -> None:
+        params = _params(request.max_tokens)
+        self._engine.add_request(
+            Request(name, request.prompt_token_ids, params, time.monotonic())
+        )
+
+    def _run_trace(self, requests: list[TraceRequest], concurrency: int) -> EngineFigures:
+        engine, total = self._engine, sum(r.max_tokens for r in requests)
+        before, model_before = engine.stats(), engine.runner.model_seconds
+        pending = list(enumerate(requests))[::-1]
+        last_token: dict[str, float] = {}
+        ttft: list[float] = []
+        itl: list[float] = []
+        utilization: list[float] = []
+        submitted: dict[str, float] = {}
+        num_open, stepping = 0, 0.0
+        started = time.perf_counter()
+        with tqdm(total=total, unit="token", desc="engine", leave=False) as bar:
+            while pending or num_open:
+                while pending and num_open < concurrency:
+                    index, request = pending.pop()
+                    submitted[str(index)] = time.perf_counter()
+                    self._submit(str(index), request)
+                    num_open += 1
+                step_started = time.perf_counter()
+                outputs = engine.step()
+                now = time.perf_counter()
+                stepping += now - step_started
+                stats = engine.stats()
+                if stats.num_used_blocks:
+                    utilization.append(stats.utilization)
+                for output in outputs:
+                    name = output.request_id
+                    if name in last_token:
+                        itl.append(now - last_token[name])
+                    else:
+                        ttft.append(now - submitted[name])
+                    last_token[name] = now
+                    num_open -= output.finish_reason is not None
+                bar.update(len(outputs))
+        seconds = time.perf_counter() - started
+        after = engine.stats()
+        in_model = engine.runner.model_seconds - model_before
+        return EngineFigures(
+            seconds=seconds,
+            output_tokens_per_s=total / seconds,
+            outside_model_share=1 - in_model / stepping,
+            kv_utilization=statistics.fmean(utilization),
+            num_steps=after.num_steps - before.num_steps,
+            num_preemptions=after.num_preemptions - before.num_preemptions,
+            median_ttft_ms=statistics.median(ttft) * 1e3,
+            median_itl_ms=statistics.median(itl or [0.0]) * 1e3,
+        )
+
+    def _time_prefix(self, vocab_size: int) -> tuple[float, float]:
+        """Median seconds to the first token of a prompt, and of another with the same prefix."""
+        without, cached = [], []
+        length = 2 * SUFFIX_TOKENS + PREFIX_TOKENS
+        for repeat in range(PREFIX_REPEATS):
+            tokens = [(repeat * 7919 + i * 31 + 17) % vocab_size for i in range(length)]
+            prefix = tokens[:PREFIX_TOKENS]
+            suffixes = tokens[PREFIX_TOKENS:-SUFFIX_TOKENS], tokens[-SUFFIX_TOKENS:]
+            for times, suffix in zip((without, cached), suffixes, strict=True):
+                self._submit(f"prefix-{repeat}", TraceRequest(prefix + suffix, 1))
+                started = time.perf_counter()
+                while self._engine.has_unfinished:
+                    self._engine.step()
+                times.append(time.perf_counter() - started)
+        return statistics.median(without), statistics.median(cached)
+
+    def _run_peer(self, requests: list[TraceRequest], concurrency: int) -> float:
+        peer = TransformersPeer(self._folder, self._config, self._engine.runner.device)
+        return peer.output_tokens_per_s(requests, concurrency)
+
+
+def _params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    """What a figure depends on besides the code."""
+    names = ("torch", "transformers", "numpy")
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+    }
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,59 @@
+"""Static-batch ``transformers.generate``, the peer that everybody has."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from paged_backend.bench.trace import TraceRequest
+from paged_backend.config import EngineConfig
+from paged_backend.models.loader import resolve_dtype
+from paged_backend.models.model_config import load_model_config
+
+
+class TransformersPeer:
+    """The same checkpoint, or random weights of its shape, under transformers."""
+
+    def __init__(self, folder: Path, config: EngineConfig, device: torch.device) -> None:
+        dtype = resolve_dtype(config.dtype, load_model_config(folder).dtype, device)
+        if config.load_format == "dummy":
+            hf_config = AutoConfig.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        self._model = model.to(device).eval()
+        self._model.generation_config.eos_token_id = None  # every token asked for is generated
+        self._model.generation_config.pad_token_id = 0
+        self._device = device
+
+    def output_tokens_per_s(self, requests: list[TraceRequest], batch_size: int) -> float:
+        """Run the requests in batches, in their order; counts only tokens that were asked for."""
+        self._generate([TraceRequest(r.prompt_token_ids, 2) for r in requests[:2]])
+        total = sum(request.max_tokens for request in requests)
+        started = time.perf_counter()
+        with tqdm(total=total, unit="token", desc="transformers", leave=False) as bar:
+            for start in range(0, len(requests), batch_size):
+                batch = requests[start : start + batch_size]
+                self._generate(batch)
+                bar.update(sum(request.max_tokens for request in batch))
+        return total / (time.perf_counter() - started)
+
+    @torch.inference_mode()
+    def _generate(self, batch: list[TraceRequest]) -> None:
+        longest = max(len(request.prompt_token_ids) for request in batch)
+        ids = torch.zeros(len(batch), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(batch):  # decoders are padded on the left
+            prompt = torch.tensor(request.prompt_token_ids)
+            ids[row, -len(prompt) :] = prompt
+            mask[row, -len(prompt) :] = 1
+        self._model.generate(
+            ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            do_sample=False,
+            max_new_tokens=max(request.max_tokens for request in batch),
+        )

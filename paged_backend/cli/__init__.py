@@ -1,0 +1,31 @@
+"""``paged-backend``: the command line. Each subcommand is a module of this package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from paged_backend.cli import bench, demo, generate, serve
+from paged_backend.errors import PagedError
+
+COMMANDS = (serve, generate, demo, bench)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line on stderr and exit status 2, unless asked."""
+    parser = argparse.ArgumentParser(prog="paged-backend", description=__doc__)
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    args = parser.parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except PagedError as error:
+        if args.traceback:
+            raise
+        print(f"paged-backend: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return status

@@ -1,0 +1,55 @@
+"""``paged-backend generate``: stream an answer from a running server to the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from typing import Any
+
+from paged_client import Client, ClientError
+
+from paged_backend.cli.options import Subparsers
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.validation import Rule
+
+FLAGS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command's flags."""
+    parser = subparsers.add_parser(
+        "generate", help="stream an answer from a running server", description=__doc__
+    )
+    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument("--url", default="127.0.0.1:8001", help="the server's gRPC address")
+    parser.add_argument("--model", default="paged_llm", help="served model name")
+    parser.add_argument("--timeout", type=float, help="seconds for the whole answer")
+    for spec in fields(SamplingParams):
+        if spec.name in FLAGS:
+            rule: Rule = spec.metadata["rule"]
+            flag = "--" + spec.name.replace("_", "-")
+            parser.add_argument(flag, type=rule.kind, help=spec.metadata["help"])
+    parser.add_argument("--stop", action="append", help="end before this text; may be repeated")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer as it arrives; Ctrl-C cancels the request on the server."""
+    params: dict[str, Any] = {"max_tokens": 256}
+    for name in (*FLAGS, "stop"):
+        if getattr(args, name) is not None:
+            params[name] = getattr(args, name)
+    try:
+        with (
+            Client(args.url, args.model) as client,
+            client.stream(args.prompt, timeout=args.timeout, **params) as stream,
+        ):
+            for chunk in stream:
+                print(chunk.text, end="", flush=True)
+    except ClientError as error:
+        print(f"paged-backend: error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        print(flush=True)
+    return 0

@@ -1,0 +1,62 @@
+"""``paged-backend serve``: put a model on a real tritonserver, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command's flags."""
+    parser = subparsers.add_parser("serve", help="serve a model on tritonserver", description=__doc__)
+    add_engine_options(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--served-model-name", default="paged_llm", help="what clients call it (default: paged_llm)"
+    )
+    group.add_argument(
+        "--instances", type=int, default=1, help="stub processes that send responses (default: 1)"
+    )
+    group.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
+    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        group.add_argument(f"--{name}-port", type=int, default=port, help=f"default: {port}")
+    group.add_argument("--verbose", action="store_true", help="show the server's own log")
+    group.add_argument(
+        "--write-to",
+        type=Path,
+        metavar="FOLDER",
+        help="only write the model repository there and print the tritonserver command for it",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from paged_backend.launch import ports, serve
+
+    options = engine_options(args)
+    if args.write_to is not None:
+        args.write_to.mkdir(parents=True, exist_ok=True)
+        endpoints = ports.Endpoints(args.host, args.http_port, args.grpc_port, args.metrics_port)
+        command = serve.command_by_hand(
+            args.write_to.resolve(),
+            options,
+            name=args.served_model_name,
+            instances=args.instances,
+            endpoints=endpoints,
+        )
+        print(command)
+        return 0
+    serve.serve(
+        options,
+        name=args.served_model_name,
+        instances=args.instances,
+        host=args.host,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        verbose=args.verbose,
+    )
+    return 0

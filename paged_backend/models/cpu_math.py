@@ -1,0 +1,26 @@
+"""Elementary functions that numba's kernels inline and vectorise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from paged_backend.models.cpu_tiles import device_function
+
+# Taylor series of 2^x; on [-0.5, 0.5] the first term left out is 1.2e-7.
+_C1, _C2, _C3, _C4, _C5, _C6 = (
+    np.float32(math.log(2) ** power / math.factorial(power)) for power in range(1, 7)
+)
+
+
+@device_function
+def exp2(x: Any) -> Any:
+    """2 to the power of a float32 that is at most 0, without a call or a branch."""
+    x = max(x, np.float32(-126.0))
+    whole = np.floor(x + np.float32(0.5))  # math.floor gives an int64, which AVX2 has no lanes for
+    f = x - whole
+    fraction = f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
+    power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return power + power * fraction

@@ -1,0 +1,122 @@
+"""A front-end's way to the engine: starts it if nobody has, sends requests, receives outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import zmq
+
+from paged_backend.config import EngineConfig
+from paged_backend.errors import ConfigError, EngineDead
+from paged_backend.process import wire
+from paged_backend.process.lifetime import exclusive, open_process
+from paged_backend.request import Request
+
+
+class EngineClient:
+    """One front-end's connection.
+
+    ``receive`` belongs to one thread; every other method may be called from any.
+    """
+
+    def __init__(self, config: EngineConfig, run_dir: Path, server_pid: int) -> None:
+        self._pidfd = _start_or_find(config, run_dir, server_pid)
+        self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._lock = threading.Lock()  # a ZeroMQ socket is not thread-safe
+        self._requests = context.socket(zmq.PUSH)
+        self._outputs = context.socket(zmq.DEALER)
+        self._outputs.identity = self.identity.encode()
+        self._poller = zmq.Poller()
+        self._poller.register(self._outputs, zmq.POLLIN)
+        self._poller.register(self._pidfd, zmq.POLLIN)
+        for socket, name in (
+            (self._requests, wire.REQUESTS_SOCKET),
+            (self._outputs, wire.OUTPUTS_SOCKET),
+        ):
+            socket.set_hwm(0)
+            socket.connect(wire.address(run_dir, name))
+
+    def wait_until_ready(self) -> wire.EngineReady:
+        """Wait for the model to be loaded, however long that takes.
+
+        Raises:
+            ConfigError: the engine cannot be started with these options.
+        """
+        self._outputs.send(wire.encode(wire.Hello(os.getpid())))
+        while True:
+            try:
+                messages = self.receive(timeout_s=1.0)
+            except EngineDead as error:
+                raise ConfigError(
+                    f"the engine ended while the model was loading: {error}"
+                ) from error
+            for message in messages:
+                if isinstance(message, wire.EngineFailed):
+                    raise ConfigError(message.message)
+                if isinstance(message, wire.EngineReady):
+                    return message
+
+    def add_request(self, request: Request) -> None:
+        """Send a checked request."""
+        self._send(wire.AddRequest(request))
+
+    def abort_request(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers, before the engine's next step."""
+        self._send(wire.AbortRequest(request_id, index))
+
+    def receive(self, timeout_s: float) -> list[wire.FromEngine]:
+        """All messages that are there; waits for the first.
+
+        Raises:
+            EngineDead: the engine's process has ended and everything it said was received.
+        """
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        messages: list[wire.FromEngine] = []
+        while self._outputs.poll(0):
+            messages.append(wire.decode_from_engine(self._outputs.recv()))
+        if not messages and self._pidfd in ready:
+            raise EngineDead("its process is gone; the server's log may say why")
+        return messages
+
+    def close(self) -> None:
+        """Leave; the engine aborts what is open and ends after its last front-end."""
+        self._send(wire.Goodbye())
+        for socket in (self._requests, self._outputs):
+            socket.close(linger=1000)
+
+    def _send(self, message: wire.ToEngine) -> None:
+        with self._lock:
+            self._requests.send_multipart([self.identity.encode(), wire.encode(message)])
+
+
+def _start_or_find(config: EngineConfig, run_dir: Path, server_pid: int) -> int:
+    """A pidfd of the engine that lives in ``run_dir``; the first to come starts it."""
+    pid_file = run_dir / "engine.pid"
+    with exclusive(run_dir / "lock"):
+        if pid_file.exists():
+            pidfd = open_process(int(pid_file.read_text()))
+        else:
+            process = _start(config, run_dir, server_pid)
+            pidfd = open_process(process.pid)
+            pid_file.write_text(str(process.pid))
+    if pidfd is None:
+        raise ConfigError("the engine has ended; restart the server")
+    return pidfd
+
+
+def _start(config: EngineConfig, run_dir: Path, server_pid: int) -> subprocess.Popen[bytes]:
+    """Start the engine with this interpreter."""
+    command = [
+        *(sys.executable, "-m", "paged_backend.process.engine_process"),
+        *("--run-dir", str(run_dir), "--server-pid", str(server_pid)),
+        *("--config", json.dumps(dataclasses.asdict(config))),
+    ]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)

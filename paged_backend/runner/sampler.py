@@ -1,0 +1,57 @@
+"""From the logits of a step to one token for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.runner.draws import (
+    NUM_CANDIDATES,
+    draw_from_all,
+    draw_from_candidates,
+    draw_likeliest,
+)
+from paged_backend.runner.logit_adjustments import adjust_logits
+from paged_backend.sampling_params import SamplingParams
+
+# Below it float32 cannot tell the likeliest token's weight from all the weight there is.
+_GREEDY_TEMPERATURE = 1e-5
+
+_Draw = Callable[[Tensor, Sequence[SampleSpec]], list[int]]
+
+
+class Sampler:
+    """Draws tokens as each row's sampling parameters say; holds no state between steps."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+
+    def sample(self, logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
+        """One token for each row of ``logits`` [R, vocab] float32, which may be overwritten.
+
+        Row ``i`` belongs to ``samples[i]``. A row's token depends on its own logits, parameters,
+        seed and position only.
+        """
+        adjust_logits(logits, samples, self._eos_token_ids)
+        rows_by_draw: dict[_Draw, list[int]] = {}
+        for row, spec in enumerate(samples):
+            rows_by_draw.setdefault(_draw_for(spec.params), []).append(row)
+        if len(rows_by_draw) == 1:
+            (draw,) = rows_by_draw
+            return draw(logits, samples)
+        tokens = [0] * len(samples)
+        for draw, rows in rows_by_draw.items():
+            drawn = draw(logits[rows], [samples[row] for row in rows])
+            for row, token in zip(rows, drawn, strict=True):
+                tokens[row] = token
+        return tokens
+
+
+def _draw_for(params: SamplingParams) -> _Draw:
+    if params.temperature < _GREEDY_TEMPERATURE or params.top_k == 1:
+        return draw_likeliest
+    if 0 < params.top_k <= NUM_CANDIDATES:
+        return draw_from_candidates
+    return draw_from_all

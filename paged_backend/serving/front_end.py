@@ -1,0 +1,216 @@
+"""The open calls of one instance and the single thread that sends all their responses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+from paged_backend.errors import EngineDead, InvalidRequest, RequestRefused
+from paged_backend.outputs import EngineStats, SequenceOutput
+from paged_backend.process import wire
+from paged_backend.process.engine_client import EngineClient
+from paged_backend.serving.answer import Answer
+from paged_backend.serving.contract import Array
+from paged_backend.serving.parsing import RequestParser, Tensors
+from paged_backend.text.tokenizer import Tokenizer
+
+POLL_S = 0.005  # between looks at cancellations while calls are open
+IDLE_POLL_S = 0.5
+# A look costs 76 microseconds of the sending thread, so it is not made for each response.
+CANCEL_CHECKS_PER_S = 2000
+CANCELLED = "Request was cancelled"
+
+
+class Sender(Protocol):
+    """The way back to one caller; calls belong to the sending thread, or come before it."""
+
+    def send(self, tensors: dict[str, Array], final: bool) -> None:
+        """Send one response."""
+
+    def fail(self, error: Exception) -> None:
+        """Send an error as the final response."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone or has cancelled."""
+
+
+class Observer(Protocol):
+    """What hears of the engine's state, on the sending thread."""
+
+    def report(self, stats: EngineStats) -> None:
+        """New counts."""
+
+    def report_dead(self) -> None:
+        """The engine has ended."""
+
+
+class Cancelled(Exception):
+    """The caller cancelled; sent back as Triton's CANCELLED."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call that has not had its final response."""
+
+    answer: Answer
+    sender: Sender
+
+
+class FrontEnd:
+    """Takes calls from Triton's thread and answers them from one of its own.
+
+    ``submit`` checks and hands over; everything after that, cancelling included, happens on the
+    sending thread, so that each call gets exactly one final response.
+    """
+
+    def __init__(
+        self, client: EngineClient, parser: RequestParser, tokenizer: Tokenizer, observer: Observer
+    ) -> None:
+        self._client = client
+        self._parser = parser
+        self._tokenizer = tokenizer
+        self._observer = observer
+        self._open: dict[str, OpenCall] = {}  # request_id -> call
+        self._lock = threading.Lock()  # over _open and _dead
+        self._dead: EngineDead | None = None
+        self._ids = count()
+        self._sweep = CancelSweep()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paged-sender", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Abort what is open, tell its callers, and leave the engine."""
+        self._stopping.set()
+        self._thread.join()
+        self._fail_all(RequestRefused("draining", "the model is being unloaded"))
+        self._client.close()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests can be served."""
+        return self._dead is None
+
+    def submit(self, tensors: Tensors, parameters_json: str, sender: Sender) -> None:
+        """Check a call and pass it to the engine.
+
+        Raises:
+            InvalidRequest: the caller's mistake; nothing was started.
+            EngineDead: the engine has ended.
+        """
+        request_id = f"{self._client.identity}-{next(self._ids)}"
+        parsed = self._parser.parse(request_id, tensors, parameters_json)
+        with self._lock:
+            if self._dead is not None:
+                raise self._dead
+            self._open[request_id] = OpenCall(Answer(parsed, self._tokenizer), sender)
+        self._client.add_request(parsed.request)
+
+    # --- the sending thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set() and self._dead is None:
+            try:
+                messages = self._client.receive(POLL_S if self._open else IDLE_POLL_S)
+            except EngineDead as error:
+                self._die(error)
+                return
+            self._deliver(messages)
+            for request_id in self._sweep.due(self._open):
+                self._guarded(self._cancel_if_asked, request_id)
+
+    def _guarded(self, act: Callable[[str], None], request_id: str) -> None:
+        """Let a fault in one call end that call and no other."""
+        try:
+            act(request_id)
+        except Exception as error:
+            self._client.abort_request(request_id)
+            self._end(request_id, error)
+
+    def _deliver(self, messages: Iterable[wire.FromEngine]) -> None:
+        """Add all that has arrived to its calls, then send each of them one response."""
+        arrived: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
+        for message in messages:
+            match message:
+                case wire.StepOutputs(outputs):
+                    for output in outputs:
+                        arrived[output.request_id].append(output)
+                case wire.RequestRejected(request_id, text):
+                    self._end(request_id, InvalidRequest.verbatim("request", text))
+                case wire.Stats(stats):
+                    self._observer.report(stats)
+                case _:
+                    raise RuntimeError(f"unexpected message from the engine: {message!r}")
+        for request_id, outputs in arrived.items():
+            self._guarded(partial(self._respond, outputs), request_id)
+
+    def _respond(self, outputs: list[SequenceOutput], request_id: str) -> None:
+        call = self._open.get(request_id)
+        if call is None:
+            return  # cancelled while the engine computed
+        for output in outputs:
+            if call.answer.append(output):
+                self._client.abort_request(request_id, output.index)
+        if call.answer.is_due:
+            final = call.answer.is_finished
+            call.sender.send(call.answer.take(), final)
+            if final:
+                self._close(request_id)
+
+    def _cancel_if_asked(self, request_id: str) -> None:
+        call = self._open.get(request_id)
+        if call is not None and call.sender.is_cancelled():
+            self._client.abort_request(request_id)
+            self._end(request_id, Cancelled(CANCELLED))
+
+    def _end(self, request_id: str, error: Exception) -> None:
+        call = self._close(request_id)
+        if call is not None:
+            call.sender.fail(error)
+
+    def _close(self, request_id: str) -> OpenCall | None:
+        with self._lock:
+            return self._open.pop(request_id, None)
+
+    def _die(self, error: EngineDead) -> None:
+        with self._lock:
+            self._dead = error
+        self._fail_all(error)
+        self._observer.report_dead()
+
+    def _fail_all(self, error: Exception) -> None:
+        for request_id in list(self._open):
+            self._end(request_id, error)
+
+
+class CancelSweep:
+    """Chooses whose cancellation to look at: all in turn, at a bounded rate."""
+
+    def __init__(self) -> None:
+        self._queue: deque[str] = deque()
+        self._last = time.monotonic()
+
+    def due(self, open_calls: dict[str, OpenCall]) -> list[str]:
+        """The ids whose turn it is; each at most once in ``POLL_S``."""
+        now = time.monotonic()
+        elapsed = now - self._last
+        if elapsed < POLL_S:
+            return []
+        self._last = now
+        due: list[str] = []
+        for _ in range(max(1, int(elapsed * CANCEL_CHECKS_PER_S))):
+            if not self._queue:
+                self._queue.extend(open_calls)
+                if due or not self._queue:
+                    break
+            due.append(self._queue.popleft())
+        return due

@@ -1,0 +1,120 @@
+"""Text piece by piece while tokens arrive.
+
+A piece is given out once no later token can change it, so pieces never show half a character and
+joined are exactly the decode of all tokens at once. What can still change depends on the decoder:
+
+- *ByteLevel* tokens are bytes of UTF-8: only an unfinished character is waited for.
+- *ByteFallback* decodes a run of byte tokens as a whole: one bad byte, and each byte of the run
+  becomes U+FFFD. So a run is waited for until another token ends it.
+- Every other token is final, but may look different as the first of all: it is decoded together
+  with the tokens before it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+from paged_backend.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile(r"<0x..>")
+
+
+class Detokenizer:
+    """Decodes one sequence; its cost for a token does not grow with the sequence."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._decoder: _Decoder = (
+            _ByteDecoder() if tokenizer.decoder_steps == ("ByteLevel",) else _Window(tokenizer)
+        )
+
+    def append(self, token_ids: Iterable[int]) -> str:
+        """Take the next tokens; the text that became certain with them, often empty."""
+        return "".join(map(self._append_one, token_ids))
+
+    def finish(self) -> str:
+        """The text that was waiting for tokens that now never come."""
+        return self._decoder.finish()
+
+    def _append_one(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        token = self._tokenizer.token(token_id)
+        return "" if token is None else self._decoder.append(token_id, token)
+
+
+class _Decoder(Protocol):
+    def append(self, token_id: int, token: str) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for.
+
+    Bytes that print stand for themselves; the others take, in order, the characters from 256 on.
+    """
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {
+        chr(256 + place): byte for place, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+
+
+class _ByteDecoder:
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def append(self, token_id: int, token: str) -> str:
+        del token_id
+        try:
+            data = bytes([_BYTE_OF_CHARACTER[character] for character in token])
+        except KeyError:  # an added token, which is plain text
+            data = token.encode()
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _Window:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._waits_for_runs = "ByteFallback" in tokenizer.decoder_steps
+        self._waits_for_bytes = "ByteLevel" in tokenizer.decoder_steps
+        self._context: list[int] = []  # given out already, but decides how the next ones look
+        self._context_text = ""
+        self._pending: list[int] = []
+
+    def append(self, token_id: int, token: str) -> str:
+        self._pending.append(token_id)
+        if self._waits_for_runs and _BYTE_TOKEN.fullmatch(token):
+            return ""
+        text = self._decode(self._context + self._pending)
+        if self._waits_for_bytes and text.endswith(_REPLACEMENT):
+            return ""
+        return self._give_out(text)
+
+    def finish(self) -> str:
+        return self._give_out(self._decode(self._context + self._pending))
+
+    def _give_out(self, text: str) -> str:
+        piece = text[len(self._context_text) :]
+        if text == self._context_text:  # nothing to see of the new tokens: keep what shows
+            self._context += self._pending
+        else:
+            self._context = self._pending
+            self._context_text = self._decode(self._context)
+        self._pending = []
+        return piece
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -1,0 +1,84 @@
+"""Search for stop strings in text that comes in pieces."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """Where a stop string lies, in characters relative to the piece that completed it."""
+
+    start: int  # negative where it began in an earlier piece
+    end: int
+
+
+class StopMatcher:
+    """An automaton over all stop strings at once (Aho and Corasick, 1975).
+
+    Of several matches the one that ends first counts, and of those the longest: what a reader of
+    the text would have stopped at. The cost for a character does not depend on their number.
+    """
+
+    def __init__(self, stop_strings: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]  # state -> character -> state
+        self._depth = [0]  # characters of the longest suffix that begins a stop string
+        self._match = [0]  # characters of the longest suffix that is one; 0 for none
+        self._fallback = [0]
+        self._state = 0
+        for stop in stop_strings:
+            self._add(stop)
+        self._link()
+
+    @property
+    def num_undecided(self) -> int:
+        """Trailing characters so far that the next ones may turn into a stop string."""
+        return self._depth[self._state]
+
+    def find(self, piece: str) -> Match | None:
+        """Go on with ``piece`` up to the first match, which leaves the rest of it unread."""
+        for position, character in enumerate(piece, 1):
+            self._state = self._step(self._state, character)
+            length = self._match[self._state]
+            if length:
+                return Match(position - length, position)
+        return None
+
+    def skip(self, piece: str) -> None:
+        """Go on with ``piece``, whose own end no match may lie before."""
+        for character in piece:
+            self._state = self._step(self._state, character)
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            following = self._next[state].get(character)
+            if following is None:
+                following = len(self._next)
+                self._next[state][character] = following
+                self._next.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+                self._fallback.append(0)
+            state = following
+        self._match[state] = len(stop)
+
+    def _link(self) -> None:
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for character, following in self._next[state].items():
+                fallback = self._step(self._fallback[state], character)
+                self._fallback[following] = fallback
+                self._match[following] = self._match[following] or self._match[fallback]
+                queue.append(following)
+
+    def _step(self, state: int, character: str) -> int:
+        while True:
+            following = self._next[state].get(character)
+            if following is not None:
+                return following
+            if state == 0:
+                return 0
+            state = self._fallback[state]

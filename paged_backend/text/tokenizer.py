@@ -1,0 +1,166 @@
+"""Text to token ids and back, as `transformers` does it but without importing it if it can be."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from paged_backend.config import read_json_object
+from paged_backend.errors import ConfigError, InvalidRequest
+from paged_backend.models.hub import resolve_model
+from paged_backend.validation import shorten
+
+_TOKENIZER_FILE = "tokenizer.json"
+_CONFIG_FILE = "tokenizer_config.json"
+_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library with what serving needs to know about it."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, eos_token_id: int | None = None) -> None:
+        """Take over ``backend``: its truncation and padding are turned off."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.eos_token_id = eos_token_id  # the tokenizer's own; the model may have more
+        added = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @functools.cached_property
+    def decoder_steps(self) -> tuple[str, ...]:
+        """Types of the decoder's steps, such as ``("ByteLevel",)``; empty without a decoder."""
+        if self._backend.decoder is None:
+            return ()
+        state = json.loads(self._backend.to_str())["decoder"]
+        return tuple(step["type"] for step in state.get("decoders", [state]))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``, by default with the special tokens that frame a prompt.
+
+        Raises:
+            InvalidRequest: the text holds half of a surrogate pair.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                "prompt", f"must be text that UTF-8 can hold, character {error.start} is not"
+            ) from error
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``token_ids`` as the tokenizer's own decoder gives it, never cleaned up.
+
+        Ids outside the vocabulary have no text.
+        """
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's entry for ``token_id`` before decoding; None if there is none."""
+        return self._backend.id_to_token(token_id)
+
+
+def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
+    """Load a checkpoint's tokenizer: from `demo`, a folder, or a Hugging Face id.
+
+    A ``tokenizer.json`` is read directly unless ``tokenizer_config.json`` changes what it does;
+    then, and where there is none, `transformers` (seconds to import) makes a fast tokenizer of
+    what there is. Code that comes with a checkpoint is never run.
+
+    Raises:
+        ConfigError: there is no such tokenizer, it cannot be read, or it has no fast version.
+    """
+    folder = resolve_model(str(name_or_folder))
+    config = read_json_object(folder / _CONFIG_FILE) if (folder / _CONFIG_FILE).exists() else {}
+    backend = _read(folder / _TOKENIZER_FILE)
+    if backend is None or not _agrees(backend, config):
+        backend, eos_token = _convert(folder)
+    else:
+        eos_token = _content(config.get("eos_token"))
+    return Tokenizer(backend, None if eos_token is None else backend.token_to_id(eos_token))
+
+
+def _read(file: Path) -> tokenizers.Tokenizer | None:
+    if not file.exists():
+        return None
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{file} holds no tokenizer: {_first_line(error)}") from error
+
+
+def _agrees(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
+    """Whether ``config`` asks for nothing that ``backend`` does not do as it is."""
+    if config.get("split_special_tokens"):
+        return False
+    added = backend.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
+    if not special.issuperset(_special_tokens(config)):
+        return False
+    for token_id, wanted in config.get("added_tokens_decoder", {}).items():
+        token = added.get(int(token_id))
+        if token is None or (token.content, token.special) != (
+            wanted["content"],
+            wanted.get("special", False),
+        ):
+            return False
+    return _frames_as(backend, config)
+
+
+def _frames_as(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
+    """Whether prompts get the first and last token that ``add_bos/eos_token`` ask for."""
+    frame = backend.encode("", add_special_tokens=True).tokens
+    for flag, name, at in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", -1)):
+        token = _content(config.get(name))
+        framed = bool(frame) and frame[at] == token
+        if flag in config and bool(config[flag] and token is not None) != framed:
+            return False
+    return True
+
+
+def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
+    values = [config.get(f"{name}_token") for name in _SPECIAL_NAMES]
+    for key in _SPECIAL_LISTS:
+        more = config.get(key) or []
+        values.extend(more.values() if isinstance(more, dict) else more)
+    return (content for content in map(_content, values) if content is not None)
+
+
+def _content(token: object) -> str | None:
+    """The text of a token that a file gives as a string or as an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, str | None]:
+    """A fast tokenizer by way of `transformers`, and its end-of-sequence token."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # whatever its many converters raise
+        raise ConfigError(
+            f"no tokenizer can be made of the files in {folder}: {_first_line(error)}"
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ConfigError(
+            f"{folder}: {type(loaded).__name__} has no fast version; add a {_TOKENIZER_FILE}"
+        )
+    return backend, loaded.eos_token
+
+
+def _first_line(error: Exception) -> str:
+    return shorten(str(error).strip().split("\n")[0], 200, quote=False)

@@ -1,0 +1,314 @@
+"""Starting, watching and stopping a real tritonserver, with a small model of the tests' own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from paged_client import Client
+
+from paged_backend.errors import ConfigError
+from paged_backend.launch.ports import Endpoints, ReservedEndpoints
+from paged_backend.launch.repository import model_names, write_model_repository
+from paged_backend.launch.server_process import (
+    LaunchError,
+    RunningServer,
+    launch_server,
+    start_server,
+)
+from paged_backend.launch.stderr_relay import StderrRelay
+
+BUNDLED = Path(__file__).parents[2] / "model_repository"
+
+ECHO_MODEL = """
+import os, sys, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(0)
+        config.set_model_transaction_policy({"decoupled": True})
+        config.add_input({"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]})
+        config.add_output({"name": "text_output", "data_type": "TYPE_STRING", "dims": [-1]})
+        return config
+
+    def initialize(self, args):
+        failure = os.environ.get("ECHO_FAILS")
+        if failure == "with a reason":
+            print("paged-backend: error: no such checkpoint", file=sys.stderr, flush=True)
+        if failure == "slowly":
+            time.sleep(60)
+        if failure:
+            raise pb_utils.TritonModelException("cannot start")
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for text in (sys.prefix, str(os.listdir()), str(os.getppid())):
+                final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                output = pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object))
+                sender.send(
+                    pb_utils.InferenceResponse([output]),
+                    flags=final if text == str(os.getppid()) else 0,
+                )
+
+    def finalize(self):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    folder = write_model_repository(root, "echo", {}, instances=2)
+    (folder / "1" / "model.py").write_text(ECHO_MODEL)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[RunningServer]:
+    with start_server(repository) as running:
+        yield running
+
+
+def get(server: RunningServer, path: str, body: str | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=10)
+    try:
+        connection.request("GET" if body is None else "POST", path, body)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that takes what is otherwise put into /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.server
+def test_the_stub_streams_and_runs_this_interpreter_in_an_empty_folder(
+    server: RunningServer,
+) -> None:
+    status, text = get(server, "/v2/models/echo/generate_stream", '{"text_input": "?"}')
+    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+    assert status == 200
+    assert [event["text_output"] for event in events] == [sys.prefix, "[]", str(server.pid)]
+
+
+@pytest.mark.server
+def test_all_three_endpoints_are_where_the_server_says(server: RunningServer) -> None:
+    with Client(server.grpc_url, "echo") as client:
+        assert client.is_ready()
+    assert server.metrics_url.endswith(f":{server.endpoints.metrics_port}/metrics")
+    connection = http.client.HTTPConnection("127.0.0.1", server.endpoints.metrics_port)
+    connection.request("GET", "/metrics")
+    assert b"nv_inference_count" in connection.getresponse().read()
+    connection.close()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("path", ["systemsharedmemory/status", "logging", "trace/setting"])
+def test_apis_that_reach_into_the_server_are_closed(server: RunningServer, path: str) -> None:
+    assert get(server, f"/v2/{path}")[0] == 403
+
+
+@pytest.mark.server
+def test_a_port_in_use_is_refused_before_anything_starts(
+    server: RunningServer, repository: Path
+) -> None:
+    taken = server.endpoints.grpc_port
+    with (
+        pytest.raises(ConfigError, match=f"--grpc-port: port {taken} is in use"),
+        launch_server(repository, grpc_port=taken),
+    ):
+        pytest.fail("started")
+
+
+@pytest.mark.server
+def test_a_server_that_ends_by_itself_is_noticed_and_leaves_nothing(
+    repository: Path, temporary: Path
+) -> None:
+    with start_server(repository) as running:
+        stubs = psutil.Process(running.pid).children(recursive=True)
+        regions = [Path("/dev/shm", stub.cmdline()[2]) for stub in stubs]
+        assert len(regions) == 2 and all(region.exists() for region in regions)
+        os.kill(running.pid, signal.SIGTERM)
+        with pytest.raises(LaunchError, match=r"ended \(exit status 0\); its log is ") as error:
+            running.wait()
+    assert not any(stub.is_running() for stub in stubs)
+    assert not any(region.exists() for region in regions)
+    assert [str(path) for path in temporary.iterdir()] == [str(error.value).rpartition(" ")[2]]
+
+
+@pytest.mark.server
+def test_the_stubs_own_reason_is_the_error_and_nothing_stays(
+    repository: Path, temporary: Path
+) -> None:
+    with (
+        pytest.raises(LaunchError, match="^no such checkpoint$"),
+        start_server(repository, environment={"ECHO_FAILS": "with a reason"}),
+    ):
+        pytest.fail("started")
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.server
+def test_without_a_reason_the_error_names_the_log(repository: Path, temporary: Path) -> None:
+    with (
+        pytest.raises(LaunchError, match=r"exit status 1\); its log is /") as error,
+        start_server(repository, environment={"ECHO_FAILS": "without a reason"}),
+    ):
+        pytest.fail("started")
+    (log,) = temporary.iterdir()
+    assert str(error.value).endswith(f" {log}")
+    assert "cannot start" in log.read_text()
+
+
+@pytest.mark.server
+def test_a_stop_while_the_model_loads_does_not_wait_for_it(
+    repository: Path, temporary: Path
+) -> None:
+    with launch_server(repository, environment={"ECHO_FAILS": "slowly"}) as running:
+        threading.Timer(2.0, running.request_stop).start()
+        assert not running.wait_until_ready(timeout_s=30)
+    assert not psutil.pid_exists(running.pid)
+    assert not list(temporary.iterdir())
+
+
+def test_the_bundled_model_is_the_written_one(tmp_path: Path) -> None:
+    write_model_repository(tmp_path, "paged_llm", {"model": "demo"}, instances=1)
+    for root in (tmp_path, BUNDLED):
+        assert model_names(root) == ["paged_llm"]
+    for name in ("config.pbtxt", "1/model.py", "1/model.json"):
+        written, bundled = (root / "paged_llm" / name for root in (tmp_path, BUNDLED))
+        assert written.read_text() == bundled.read_text()
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", ".hidden", "-flag", "a/b"])
+def test_a_name_that_is_no_folder_and_no_url_part_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="model name"):
+        write_model_repository(tmp_path, name, {}, instances=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", ["missing", "."])
+def test_a_folder_without_models_is_refused(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"no model"):
+        model_names(tmp_path / folder)
+
+
+def test_reserved_ports_go_to_nobody_else_but_to_the_server() -> None:
+    with ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0) as reserved:
+        endpoints = reserved.endpoints
+        ports = {endpoints.http_port, endpoints.grpc_port, endpoints.metrics_port}
+        assert len(ports) == 3
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", endpoints.http_port))
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", endpoints.http_port))
+            server.listen()
+
+
+@pytest.mark.parametrize(
+    ("host", "http_port", "grpc_port", "problem"),
+    [
+        ("127.0.0.1", 18765, 18765, "must differ"),
+        ("127.0.0.1", -1, 0, "--http-port: must be between 0 and 65535"),
+        ("127.0.0.1", 0, 65536, "--grpc-port: must be between 0 and 65535"),
+        ("192.0.2.1", 0, 0, "--host: '192.0.2.1' is no IPv4 address of this machine"),
+        ("no.such.host.invalid", 0, 0, "--host: 'no.such.host.invalid' is no IPv4 address"),
+    ],
+)
+def test_addresses_that_cannot_be_used_are_refused(
+    host: str, http_port: int, grpc_port: int, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ReservedEndpoints(host, http_port=http_port, grpc_port=grpc_port, metrics_port=0)
+
+
+def test_a_server_on_every_address_is_reached_over_loopback() -> None:
+    assert Endpoints("0.0.0.0", 1, 2, 3).grpc_url == "127.0.0.1:2"
+
+
+def relayed(pieces: list[bytes], *, ready_after: int | None = None) -> tuple[bytes, list[str]]:
+    """What a relay writes and keeps of ``pieces``, each written at once."""
+    source, server_end = os.pipe()
+    shown, target = os.pipe()
+    relay = StderrRelay(source, target)
+    for index, piece in enumerate(pieces):
+        if index == ready_after:
+            relay.release()
+        os.write(server_end, piece)
+    os.close(server_end)
+    assert relay.wait(5)
+    os.close(target)
+    with os.fdopen(shown, "rb") as reader:
+        return reader.read(), relay.errors
+
+
+def test_a_progress_bar_passes_byte_for_byte() -> None:
+    bar = [b"\r 10%|#  ", b"| 1/10", b"\r\n", b"paged", b"-backend loads\n", b"no newline"]
+    assert relayed(bar) == (b"".join(bar), [])
+
+
+def test_errors_before_the_model_is_ready_are_kept_once_and_not_written() -> None:
+    pieces = [
+        b"paged-backend: err",
+        b"or: bad \xff folder\n",
+        b"paged-backend: error: bad \xff folder\nother\n",
+        b"error: creating server: Internal - failed to load all models\n",
+    ]
+    assert relayed(pieces) == (b"other\n", ["bad \ufffd folder"])
+
+
+def test_errors_after_the_model_is_ready_are_written() -> None:
+    line = b"paged-backend: error: the engine died\n"
+    assert relayed([line], ready_after=0) == (line, ["the engine died"])
+
+
+def test_output_that_nobody_reads_is_drained() -> None:
+    source, server_end = os.pipe()
+    shown, target = os.pipe()
+    relay = StderrRelay(source, target)
+    os.close(shown)
+    for _ in range(100):
+        os.write(server_end, b"x" * 4096 + b"\n")
+    os.close(server_end)
+    assert relay.wait(5)
+    os.close(target)
+
+
+def test_without_any_tritonserver_the_error_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pytriton'] = None\n"
+        "from pathlib import Path\n"
+        "from paged_backend.errors import ConfigError\n"
+        "from paged_backend.launch.server_files import find_server_files\n"
+        "try: find_server_files(Path(sys.argv[1]))\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "pip install 'paged-backend[server]'" in outcome.stdout, outcome.stderr

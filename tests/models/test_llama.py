@@ -1,0 +1,118 @@
+"""The decoder against transformers, through the paged cache, in batches of all kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import FAMILIES, make_checkpoint
+from torch import Tensor
+
+from paged_backend.config import EngineConfig
+from paged_backend.models.llama import LlamaModel
+from paged_backend.models.loader import load_model
+from paged_backend.runner.attention import (
+    AttentionBackend,
+    AttentionConfig,
+    AttentionMetadata,
+    make_attention_backend,
+)
+from paged_backend.runner.kv_cache import KVCacheSpec
+from paged_backend.runner.torch_attention import TorchAttention
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+NUM_BLOCKS = 32
+LENGTHS = (70, 1, 33, 16)
+# For each step, how many tokens each sequence computes: whole prompts beside the start of a
+# chunked one; then chunks that go on from the cache beside decodes; then decodes alone.
+STEPS = ((20, 1, 32, 0), (31, 0, 1, 16), (18, 0, 0, 0), (1, 0, 0, 0))
+
+
+def run_steps(model: LlamaModel, attention: AttentionBackend, tokens: list[Tensor]) -> list[Tensor]:
+    """Compute the sequences step by step; logits [length, vocab_size] of each."""
+    generator = torch.Generator().manual_seed(3)
+    blocks = torch.randperm(NUM_BLOCKS - 1, generator=generator).int() + 1
+    tables = blocks[: 5 * len(tokens)].view(len(tokens), 5)
+    done = [0] * len(tokens)
+    logits: list[list[Tensor]] = [[] for _ in tokens]
+    for counts in STEPS:
+        active = [seq for seq, count in enumerate(counts) if count]
+        ends = torch.tensor([counts[seq] for seq in active]).cumsum(0)
+        slots = []
+        for seq in active:
+            positions = torch.arange(done[seq], done[seq] + counts[seq])
+            slots.append(tables[seq][positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
+        meta = AttentionMetadata(
+            query_start_loc=torch.cat((torch.zeros(1), ends)).int(),
+            seq_lens=torch.tensor([done[seq] + counts[seq] for seq in active]).int(),
+            block_table=tables[active],
+            slot_mapping=torch.cat(slots).long(),
+        )
+        ids = [tokens[seq][done[seq] : done[seq] + counts[seq]] for seq in active]
+        rows = model.forward(torch.cat(ids), attention, meta, torch.arange(int(ends[-1])))
+        for seq, part in zip(active, rows.split([counts[seq] for seq in active]), strict=True):
+            logits[seq].append(part)
+            done[seq] += counts[seq]
+    return [torch.cat(parts) for parts in logits]
+
+
+def make_backend(model: LlamaModel, plain: bool) -> AttentionBackend:
+    shape = model.config
+    spec = KVCacheSpec(
+        shape.num_layers, shape.num_kv_heads, shape.head_dim, BLOCK_SIZE, model.dtype
+    )
+    config = AttentionConfig(shape.num_heads, shape.head_dim**-0.5)
+    if plain:
+        return TorchAttention(spec, config, NUM_BLOCKS, CPU)
+    return make_attention_backend(spec, config, NUM_BLOCKS, CPU)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["cpu", "torch"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_transformers(family: str, plain: bool, tmp_path: Path) -> None:
+    reference = make_checkpoint(family, tmp_path)
+    model = load_model(EngineConfig(dtype="float32"), tmp_path, CPU)
+    generator = torch.Generator().manual_seed(5)
+    vocab_size = model.config.vocab_size
+    tokens = [torch.randint(vocab_size, (length,), generator=generator) for length in LENGTHS]
+    with torch.no_grad():
+        expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
+    logits = run_steps(model, make_backend(model, plain), tokens)
+    for ours, theirs in zip(logits, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+def test_only_the_rows_asked_for_are_returned(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    model = load_model(EngineConfig(), tmp_path, CPU)
+    meta = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 5], dtype=torch.int32),
+        seq_lens=torch.tensor([5], dtype=torch.int32),
+        block_table=torch.ones(1, 1, dtype=torch.int32),
+        slot_mapping=torch.arange(BLOCK_SIZE, BLOCK_SIZE + 5),
+    )
+
+    def logits(rows: list[int]) -> Tensor:
+        index = torch.tensor(rows, dtype=torch.int64)
+        return model.forward(torch.arange(5), make_backend(model, False), meta, index)
+
+    everything = logits([0, 1, 2, 3, 4])
+    torch.testing.assert_close(logits([4, 4, 1]), everything[[4, 4, 1]])
+    assert logits([]).shape == (0, model.config.vocab_size)
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
+    reference = make_checkpoint(family, tmp_path)
+    model = load_model(EngineConfig(dtype="bfloat16"), tmp_path, CPU)
+    assert model.dtype == torch.bfloat16
+    tokens = [torch.arange(length) for length in LENGTHS]
+    with torch.no_grad():
+        expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
+    logits = run_steps(model, make_backend(model, False), tokens)
+    for ours, theirs in zip(logits, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99

@@ -1,0 +1,152 @@
+"""Reading config.json: both generations of files, and each thing that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paged_backend.errors import ConfigError
+from paged_backend.models.model_config import ModelConfig, load_model_config
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+Load = Callable[..., ModelConfig]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def load_changed(**changes: Any) -> ModelConfig:
+        values = {key: value for key, value in {**LLAMA, **changes}.items() if value != "absent"}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        return load_model_config(tmp_path)
+
+    return load_changed
+
+
+def test_reads_a_file_of_transformers_4(load: Load) -> None:
+    config = load()
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert config.dtype == torch.bfloat16
+    assert config.tied_embeddings
+    assert config.windows == (None, None)
+    assert config.eos_token_ids == (2,)
+    assert config.rope.frequencies[0] == 1
+    assert config.rope.frequencies[4] == pytest.approx(10000**-0.5)
+
+
+def test_both_forms_of_rope_are_the_same(load: Load) -> None:
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    old = load(rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 4.0})
+    new = load(rope_theta="absent", rope_parameters={**scaling, "rope_theta": 5000.0})
+    assert old.rope == new.rope
+    assert old.rope.frequencies[0] == 0.25
+
+
+def test_version_5_names_the_dtype_otherwise(load: Load) -> None:
+    assert load(torch_dtype="absent", dtype="float16").dtype == torch.float16
+    assert load(torch_dtype="absent").dtype == torch.float32
+
+
+def test_heads_default_to_multi_head_attention(load: Load) -> None:
+    assert load(num_key_value_heads="absent").num_kv_heads == 4
+
+
+def test_generation_config_has_the_last_word_on_eos(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 100]}')
+    assert load().eos_token_ids == (5, 7)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert load().eos_token_ids == (2,)
+    assert load(eos_token_id=None).eos_token_ids == ()
+
+
+def test_mistral_windows(load: Load) -> None:
+    mistral = {"architectures": ["MistralForCausalLM"]}
+    assert load(**mistral, sliding_window=32).windows == (32, 32)
+    assert load(**mistral, sliding_window=None).windows == (None, None)
+    assert load(**mistral).windows == (4096, 4096)
+
+
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_qwen_windows(load: Load, name: str) -> None:
+    qwen = {"architectures": [name], "sliding_window": 8}
+    assert load(**qwen).windows == (None, None)
+    assert load(**qwen, use_sliding_window=True).windows == (None, None)
+    assert load(**qwen, use_sliding_window=True, max_window_layers=1).windows == (None, 8)
+    kinds = ["sliding_attention", "full_attention"]
+    assert load(**qwen, use_sliding_window=True, layer_types=kinds).windows == (8, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "must be one of LlamaForCausalLM, Mistral"),
+        ({"architectures": None}, "architectures must be one of"),
+        ({"hidden_size": "absent"}, "hidden_size is missing"),
+        ({"hidden_size": 65}, "must divide hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be an integer from 1, got 0"),
+        ({"num_attention_heads": "4"}, "num_attention_heads must be an integer"),
+        ({"num_key_value_heads": 3}, "must divide num_attention_heads"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"hidden_size": 60, "num_attention_heads": 4}, "head_dim must be even"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype must be one of float32"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "one of default, linear"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": [1]}, "rope_scaling must be an object"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
+                                 "high_freq_factor": 1}},
+            "high_freq_factor must be above low_freq_factor",
+        ),
+        ({"eos_token_id": "</s>"}, "eos_token_id must be an integer or a list"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True,
+             "layer_types": ["full_attention"]},
+            "layer_types must be a list of 2",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True,
+             "layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types holds 'chunked_attention'",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses(load: Load, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(**changes)
+    assert message in str(caught.value)
+    assert "config.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_model_config(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"cannot read .*config.json"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        load_model_config(tmp_path)

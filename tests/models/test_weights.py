@@ -1,0 +1,166 @@
+"""Loading weights: every layout of files, and each thing that can be wrong with one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paged_backend.config import EngineConfig
+from paged_backend.errors import ConfigError
+from paged_backend.models.llama import LlamaModel
+from paged_backend.models.loader import load_model, resolve_dtype
+from paged_backend.models.model_config import load_model_config
+from paged_backend.models.weights import load_weights
+
+CPU = torch.device("cpu")
+
+
+def unpacked_slots(folder: Path) -> dict[str, Tensor]:
+    """A model's memory before the weights are in it."""
+    return LlamaModel(load_model_config(folder), 64, torch.float32, CPU).weight_slots()
+
+
+def edit(folder: Path, **changes: Tensor | None) -> None:
+    """Replace tensors of a checkpoint in one file; None removes one, `__` stands for a dot."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for key, tensor in changes.items():
+        name = key.replace("__", ".")
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, path, {"format": "pt"})
+
+
+def assert_refused(folder: Path, *words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_model(EngineConfig(), folder, CPU)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3-window", "llama-linear-bias"])
+def test_each_tensor_lands_in_its_slot(family: str, tmp_path: Path) -> None:
+    state = make_checkpoint(family, tmp_path).state_dict()
+    slots = unpacked_slots(tmp_path)
+    load_weights(tmp_path, slots)
+    assert set(state) - set(slots) <= {"lm_head.weight"}
+    for name, slot in slots.items():
+        assert torch.equal(slot, state[name]), name
+
+
+def test_shards(tmp_path: Path) -> None:
+    state = make_checkpoint("llama3", tmp_path, max_shard_size="100KB").state_dict()
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    slots = unpacked_slots(tmp_path)
+    load_weights(tmp_path, slots)
+    for name, slot in slots.items():
+        assert torch.equal(slot, state[name]), name
+
+
+def test_tensors_are_converted(tmp_path: Path) -> None:
+    state = make_checkpoint("llama2", tmp_path).state_dict()
+    edit(tmp_path, model__norm__weight=state["model.norm.weight"].bfloat16())
+    slots = unpacked_slots(tmp_path)
+    load_weights(tmp_path, slots)
+    assert torch.equal(slots["model.norm.weight"], state["model.norm.weight"].bfloat16().float())
+
+
+def test_leftovers_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
+    state = make_checkpoint("smollm", tmp_path).state_dict()
+    edit(
+        tmp_path,
+        lm_head__weight=state["lm_head.weight"].clone(),
+        model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8),
+    )
+    load_model(EngineConfig(), tmp_path, CPU)
+
+
+def test_dummy_weights_need_no_files_and_follow_the_seed(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+
+    def logits(seed: int) -> Tensor:
+        config = EngineConfig(load_format="dummy", seed=seed)
+        return load_model(config, tmp_path, CPU).weight_slots()["model.embed_tokens.weight"]
+
+    assert torch.equal(logits(1), logits(1))
+    assert not torch.equal(logits(1), logits(2))
+    assert logits(1).std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    assert_refused(tmp_path, "holds neither model.safetensors nor")
+    (tmp_path / "pytorch_model.bin").touch()
+    assert_refused(tmp_path, "convert them")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, -1])
+def test_truncated_file(kept: int, tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert_refused(tmp_path, str(path), "truncated or damaged", "download it again")
+
+
+def test_missing_tensor(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    edit(tmp_path, model__norm__weight=None)
+    assert_refused(tmp_path, "1 tensor is missing, such as model.norm.weight")
+
+
+def test_unexpected_tensor(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    edit(tmp_path, model__layers__0__adapter__weight=torch.ones(2))
+    assert_refused(tmp_path, "model.layers.0.adapter.weight", "has no place")
+
+
+def test_wrong_shape(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    edit(tmp_path, model__norm__weight=torch.ones(65))
+    assert_refused(tmp_path, "model.norm.weight has shape [65]", "asks for [64]")
+
+
+def test_quantised_tensor(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    edit(tmp_path, model__norm__weight=torch.ones(64, dtype=torch.int8))
+    assert_refused(tmp_path, "model.norm.weight is torch.int8", "quantised")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({}, "weight_map must be an object"),
+        ({"weight_map": {"a": "model-00001.safetensors"}}, "is missing; download it again"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "must be a file in this folder"),
+    ],
+)
+def test_bad_index(index: dict[str, object], message: str, tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_refused(tmp_path, "model.safetensors.index.json", message)
+
+
+def test_max_model_len_is_bounded_by_the_model(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    assert load_model(EngineConfig(), tmp_path, CPU).max_model_len == 512
+    assert load_model(EngineConfig(max_model_len=100), tmp_path, CPU).max_model_len == 100
+    with pytest.raises(ConfigError, match="max_model_len must be at most 512"):
+        load_model(EngineConfig(max_model_len=513), tmp_path, CPU)
+
+
+def test_dtype_follows_the_device_unless_set() -> None:
+    cuda = torch.device("cuda")
+    assert resolve_dtype("auto", torch.bfloat16, CPU) == torch.float32
+    assert resolve_dtype("auto", torch.bfloat16, cuda) == torch.bfloat16
+    assert resolve_dtype("float16", torch.bfloat16, cuda) == torch.float16

@@ -1,0 +1,238 @@
+"""Both attention backends against dense attention in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_backend.runner.attention import (
+    AttentionBackend,
+    AttentionConfig,
+    AttentionMetadata,
+    make_attention_backend,
+)
+from paged_backend.runner.cpu_attention import CpuAttention
+from paged_backend.runner.kv_cache import KVCacheSpec
+from paged_backend.runner.torch_attention import TorchAttention
+
+NUM_LAYERS = 2
+# (queries in the step, keys in the cache after it)
+RAGGED = [(1, 1), (1, 17), (5, 18), (33, 33), (16, 300), (1, 160)]
+
+Make = Callable[[KVCacheSpec, AttentionConfig, int], AttentionBackend]
+
+
+def make_torch(spec: KVCacheSpec, config: AttentionConfig, num_blocks: int) -> AttentionBackend:
+    return TorchAttention(spec, config, num_blocks, torch.device("cpu"))
+
+
+@pytest.fixture(params=[CpuAttention, make_torch], ids=["cpu", "torch"])
+def make(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
+
+
+def make_rotary(max_positions: int, head_dim: int) -> Tensor:
+    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.arange(max_positions, dtype=torch.float64).outer(frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=1).float()
+
+
+def rotate(x: Tensor, positions: Tensor, rotary: Tensor) -> Tensor:
+    """The complex form of the rotation: first half real, second half imaginary."""
+    half = x.shape[-1] // 2
+    angles = rotary.double()[positions].unsqueeze(1)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.complex(
+        angles[..., :half], angles[..., half:]
+    )
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+def dense(qkv: Tensor, heads: int, kv_heads: int, rotary: Tensor, window: int | None) -> Tensor:
+    """All positions of one sequence, [length, heads * head_dim] in float64."""
+    length = len(qkv)
+    rows = qkv.double().view(length, heads + 2 * kv_heads, -1)
+    q, k, v = rows.split([heads, kv_heads, kv_heads], dim=1)
+    positions = torch.arange(length)
+    q, k = rotate(q, positions, rotary), rotate(k, positions, rotary)
+    k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+    distance = positions[:, None] - positions
+    hidden = (distance < 0) | (distance >= (window or length))
+    weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+
+
+class Batch:
+    """Sequences whose first keys are in the cache already, in scattered blocks."""
+
+    def __init__(self, lengths: list[tuple[int, int]], spec: KVCacheSpec, heads: int) -> None:
+        self.lengths = lengths
+        self.spec = spec
+        self.heads = heads
+        width = (heads + 2 * spec.num_kv_heads) * spec.head_dim
+        self.qkv = [torch.randn(total, width) for _, total in lengths]
+        per_seq = [-(-total // spec.block_size) for _, total in lengths]
+        self.num_blocks = 2 * sum(per_seq) + 1
+        ids = (torch.randperm(self.num_blocks - 1) + 1)[: sum(per_seq)].int()
+        self.tables = list(ids.split(per_seq))
+        self.rotary = make_rotary(max(total for _, total in lengths), spec.head_dim)
+
+    def meta(self, spans: list[tuple[int, int]]) -> AttentionMetadata:
+        """The step that computes positions `first` to `last` of each sequence."""
+        size = self.spec.block_size
+        table = torch.zeros(len(spans), max(map(len, self.tables)), dtype=torch.int32)
+        slots = []
+        for seq, (first, last) in enumerate(spans):
+            table[seq, : len(self.tables[seq])] = self.tables[seq]
+            positions = torch.arange(first, last)
+            slots.append(self.tables[seq][positions // size].long() * size + positions % size)
+        counts = torch.tensor([0] + [last - first for first, last in spans])
+        return AttentionMetadata(
+            query_start_loc=counts.cumsum(0).int(),
+            seq_lens=torch.tensor([last for _, last in spans], dtype=torch.int32),
+            block_table=table,
+            slot_mapping=torch.cat(slots),
+        )
+
+    def step(
+        self,
+        backend: AttentionBackend,
+        spans: list[tuple[int, int]],
+        layer: int = 0,
+        window: int | None = None,
+    ) -> Tensor:
+        rows = torch.cat([x[a:b] for x, (a, b) in zip(self.qkv, spans, strict=True)])
+        return backend.attend(layer, rows, self.rotary, self.meta(spans), window)
+
+    def run(
+        self, backend: AttentionBackend, layer: int = 0, window: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the backend computes in the last of two steps, and what is right."""
+        cached = [(0, total - queries) for queries, total in self.lengths]
+        last = [(total - queries, total) for queries, total in self.lengths]
+        self.step(backend, cached, layer, window)
+        got = self.step(backend, last, layer, window)
+        wanted = [
+            dense(x, self.heads, self.spec.num_kv_heads, self.rotary, window)[first:]
+            for x, (first, _) in zip(self.qkv, last, strict=True)
+        ]
+        return got, torch.cat(wanted)
+
+
+def make_batch(
+    lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, block_size: int
+) -> Batch:
+    torch.manual_seed(0)
+    spec = KVCacheSpec(NUM_LAYERS, kv_heads, head_dim, block_size, torch.float32)
+    return Batch(lengths, spec, heads)
+
+
+def make_backend(make: Make, batch: Batch) -> AttentionBackend:
+    config = AttentionConfig(batch.heads, batch.spec.head_dim**-0.5)
+    return make(batch.spec, config, batch.num_blocks)
+
+
+def assert_close(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got.double(), wanted, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 150])
+@pytest.mark.parametrize("block_size", [8, 16, 64, 256])
+def test_ragged_batch_over_scattered_blocks(
+    make: Make, block_size: int, window: int | None
+) -> None:
+    batch = make_batch(RAGGED, heads=4, kv_heads=2, head_dim=32, block_size=block_size)
+    assert_close(*batch.run(make_backend(make, batch), window=window))
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 32, 64, 80, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 3), (9, 3), (8, 1), (28, 1)])
+def test_head_layouts(make: Make, heads: int, kv_heads: int, head_dim: int) -> None:
+    batch = make_batch(RAGGED[1:5], heads, kv_heads, head_dim, block_size=16)
+    assert_close(*batch.run(make_backend(make, batch)))
+
+
+def test_layers_do_not_share_slots(make: Make) -> None:
+    batch = make_batch([(3, 40)], heads=2, kv_heads=2, head_dim=16, block_size=16)
+    backend = make_backend(make, batch)
+    first, wanted = batch.run(backend, layer=0)
+    batch.qkv = [x + 1 for x in batch.qkv]
+    batch.run(backend, layer=1)
+    assert_close(batch.step(backend, [(37, 40)], layer=1), batch.run(backend, layer=1)[1])
+    batch.qkv = [x - 1 for x in batch.qkv]
+    assert_close(batch.step(backend, [(39, 40)], layer=0), wanted[-1:])
+
+
+def test_large_scores_do_not_overflow(make: Make) -> None:
+    batch = make_batch([(4, 200)], heads=2, kv_heads=1, head_dim=32, block_size=16)
+    batch.qkv = [x * torch.linspace(0, 30, len(x))[:, None] for x in batch.qkv]
+    got, wanted = batch.run(make_backend(make, batch))
+    torch.testing.assert_close(got.double(), wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_slot_minus_one_writes_nothing(make: Make) -> None:
+    batch = make_batch([(1, 20)], heads=2, kv_heads=2, head_dim=16, block_size=16)
+    backend = make_backend(make, batch)
+    _, wanted = batch.run(backend)
+    meta = batch.meta([(19, 20)])
+    meta.slot_mapping.fill_(-1)
+    backend.attend(0, torch.randn_like(batch.qkv[0][-1:]), batch.rotary, meta)
+    query_only = batch.qkv[0][-1:].clone()
+    query_only[:, 32:] = torch.nan  # key and value must come from the cache
+    assert_close(backend.attend(0, query_only, batch.rotary, meta), wanted)
+
+
+def test_copied_blocks_serve_in_every_layer(make: Make) -> None:
+    batch = make_batch([(1, 30)], heads=2, kv_heads=2, head_dim=16, block_size=16)
+    backend = make_backend(make, batch)
+    wanted = [batch.run(backend, layer)[1] for layer in range(NUM_LAYERS)]
+    old = batch.tables[0].tolist()
+    new = [block for block in range(1, batch.num_blocks) if block not in old][:2]
+    backend.copy_blocks(list(zip(old, new, strict=True)))
+    batch.tables = [torch.tensor(new, dtype=torch.int32)]
+    for layer in range(NUM_LAYERS):
+        assert_close(batch.step(backend, [(29, 30)], layer), wanted[layer])
+
+
+def test_numbers_on_cpu_do_not_depend_on_batch_or_chunks() -> None:
+    batch = make_batch([(300, 300), (40, 40)], heads=6, kv_heads=2, head_dim=32, block_size=16)
+    backend = make_backend(CpuAttention, batch)
+    together = batch.step(backend, [(0, 300), (0, 40)])[:300]
+    alone = make_backend(CpuAttention, batch)
+    spans = [(0, 100), (100, 107), (107, 299), (299, 300)]
+    batch.qkv, batch.tables = batch.qkv[:1], batch.tables[:1]
+    assert torch.equal(torch.cat([batch.step(alone, [span]) for span in spans]), together)
+
+
+def test_number_of_threads_changes_nothing() -> None:
+    batch = make_batch(RAGGED, heads=6, kv_heads=3, head_dim=32, block_size=16)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one, _ = batch.run(make_backend(CpuAttention, batch))
+        torch.set_num_threads(2)
+        two, _ = batch.run(make_backend(CpuAttention, batch))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(one, two)
+
+
+def test_backend_of_a_device() -> None:
+    config = AttentionConfig(2, 1.0)
+    cpu = torch.device("cpu")
+    spec = KVCacheSpec(1, 2, 16, 16, torch.float32)
+    assert isinstance(make_attention_backend(spec, config, 4, cpu), CpuAttention)
+    half = KVCacheSpec(1, 2, 16, 16, torch.bfloat16)
+    backend = make_attention_backend(half, config, 4, cpu)
+    assert isinstance(backend, TorchAttention)
+
+
+def test_block_count_from_a_budget() -> None:
+    spec = KVCacheSpec(8, 4, 64, 16, torch.float32)
+    assert spec.bytes_per_block == 2 * 8 * 4 * 64 * 16 * 4
+    assert spec.num_blocks(10 * spec.bytes_per_block - 1) == 9
