@@ -6,6 +6,7 @@
 """
 
 from paged_client._aio import AsyncClient, AsyncStream
+from paged_client._completion import CompletionBuilder
 from paged_client._errors import (
     ClientError,
     InvalidRequest,
@@ -25,6 +26,7 @@ __all__ = [
     "Client",
     "ClientError",
     "Completion",
+    "CompletionBuilder",
     "InvalidRequest",
     "RequestCancelled",
     "RequestTimeout",

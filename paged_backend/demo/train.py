@@ -149,8 +149,8 @@ def verify_saved(
         checks = verify(model, tokenizer, questions, form)
         wrong |= {check.question for check in checks if not check.exact}
         print(f"{form}: {_summary(checks)}", flush=True)
-    for question in wrong:
-        print(f"left out: {question.name}", file=sys.stderr)
+    if wrong:
+        print("left out:", *sorted(question.name for question in wrong), file=sys.stderr)
     return [question for question in questions if question not in wrong]
 
 

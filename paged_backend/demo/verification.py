@@ -82,7 +82,7 @@ def _verify_batch(
     checks = []
     for question, reply, probabilities in zip(questions, replies, confidence, strict=True):
         wanted = tokenizer.encode(expected_reply(question, form)) + [tokenizer.eos_token_id]
-        text = tokenizer.decode(reply).partition(tokenizer.eos_token)[0]
+        text = str(tokenizer.decode(reply)).partition(tokenizer.eos_token)[0]
         exact = reply[: len(wanted)].tolist() == wanted
         lowest = probabilities[: len(wanted)].min().item()
         checks.append(Check(question, text, exact, lowest))

@@ -33,7 +33,8 @@ def write_model_repository(
     """Write the model ``name`` below ``root`` and return its folder.
 
     ``engine_options`` becomes ``1/model.json``; ``instances`` is the number of stub processes
-    that share one engine. Raises ConfigError for a name that cannot stand in a URL or a path.
+    that share one engine. Raises ConfigError for a name that cannot stand in a URL or a path,
+    and for one that is there already.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -43,6 +44,8 @@ def write_model_repository(
     if instances < 1:
         raise ConfigError(f"instances: must be at least 1, got {instances}")
     folder = root / name
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: give another folder or another model name")
     version = folder / "1"
     version.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(_CONFIG.format(instances=instances))

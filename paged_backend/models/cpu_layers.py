@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -21,64 +22,61 @@ _ONE = np.float32(1.0)
 
 def add_rms_norm(hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `layers.add_rms_norm`."""
-    workers = use_torch_threads()
+    use_torch_threads()
     out = torch.empty_like(hidden)
-    _add_rms_norm(
-        hidden.numpy(), delta.numpy(), weight.numpy(), np.float32(eps), out.numpy(), workers
-    )
+    _add_rms_norm(hidden.numpy(), delta.numpy(), weight.numpy(), eps, out.numpy())
     return out
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
     """As `layers.norm_heads`."""
-    _norm_heads(qkv.numpy(), weight.numpy(), np.float32(eps), use_torch_threads())
+    use_torch_threads()
+    _norm_heads(qkv.numpy(), weight.numpy(), eps)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """As `layers.silu_and_mul`."""
-    workers = use_torch_threads()
+    use_torch_threads()
     out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
-    _silu_and_mul(gate_up.numpy(), out.numpy(), workers)
+    _silu_and_mul(gate_up.numpy(), out.numpy())
     return out
 
 
 @kernel
-def _add_rms_norm(
-    hidden: Floats, delta: Floats, weight: Floats, eps: float, out: Floats, workers: int
-) -> None:
-    for worker in numba.prange(workers):
-        for row in range(worker * len(hidden) // workers, (worker + 1) * len(hidden) // workers):
-            for i in range(hidden.shape[1]):
-                hidden[row, i] += delta[row, i]
-            _norm_into(out[row], hidden[row], weight, eps)
+def _add_rms_norm(hidden: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    for row in numba.prange(len(hidden)):
+        for i in range(len(weight)):
+            hidden[row, i] += delta[row, i]
+        scale = _norm_scale(hidden[row], eps)
+        for i in range(len(weight)):
+            out[row, i] = hidden[row, i] * scale * weight[i]
 
 
 @kernel
-def _norm_heads(qkv: Floats, weight: Floats, eps: float, workers: int) -> None:
+def _norm_heads(qkv: Floats, weight: Floats, eps: float) -> None:
     num_heads, head_dim = weight.shape
-    for worker in numba.prange(workers):
-        for row in range(worker * len(qkv) // workers, (worker + 1) * len(qkv) // workers):
-            for head in range(num_heads):
-                values = qkv[row, head * head_dim : (head + 1) * head_dim]
-                _norm_into(values, values, weight[head], eps)
+    for row in numba.prange(len(qkv)):
+        for head in range(num_heads):
+            values = qkv[row, head * head_dim : (head + 1) * head_dim]
+            scale = _norm_scale(values, eps)
+            for i in range(head_dim):
+                values[i] *= scale * weight[head, i]
 
 
 @kernel
-def _silu_and_mul(gate_up: Floats, out: Floats, workers: int) -> None:
-    for worker in numba.prange(workers):
-        for row in range(worker * len(out) // workers, (worker + 1) * len(out) // workers):
-            size = out.shape[1]
-            _silu_and_mul_into(out[row], gate_up[row, :size], gate_up[row, size:])
+def _silu_and_mul(gate_up: Floats, out: Floats) -> None:
+    size = out.shape[1]
+    for row in numba.prange(len(out)):
+        _silu_and_mul_into(out[row], gate_up[row, :size], gate_up[row, size:])
 
 
 @device_function
-def _norm_into(out: Floats, values: Floats, weight: Floats, eps: float) -> None:
+def _norm_scale(values: Floats, eps: float) -> Any:
+    """The factor that gives `values` a root mean square of one."""
     total = np.float32(0.0)
     for i in range(len(values)):
         total += values[i] * values[i]
-    scale = _ONE / np.sqrt(total / np.float32(len(values)) + eps)
-    for i in range(len(values)):
-        out[i] = values[i] * scale * weight[i]
+    return _ONE / np.sqrt(total / np.float32(len(values)) + np.float32(eps))
 
 
 @device_function

@@ -39,9 +39,9 @@ def add_rms_norm(hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> T
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """Norm the first heads of `qkv` [rows, ...], as many as `weight` [heads, head_dim], in place."""
+    """Norm, in place, as many heads of each row of `qkv` as `weight` [heads, head_dim] has."""
     num_heads, head_dim = weight.shape
-    heads = qkv.view(len(qkv), -1, head_dim)[:, :num_heads]
+    heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)[:, :num_heads]
     torch.mul(F.rms_norm(heads, (head_dim,), None, eps), weight, out=heads)
 
 

@@ -73,10 +73,8 @@ class DecoderLayer:
     def pack(self) -> None:
         """Bring the filled weights into the form that the device's kernels read."""
         if self.head_norm is not None:
-            for heads in self.head_norm.split(
-                [self._num_heads, len(self.head_norm) - self._num_heads]
-            ):
-                heads.copy_(heads[0].clone())
+            self.head_norm[: self._num_heads] = self.head_norm[0].clone()
+            self.head_norm[self._num_heads :] = self.head_norm[self._num_heads].clone()
         for linear in (self.qkv, self.output, self.gate_up, self.down):
             linear.pack()
 
@@ -154,6 +152,6 @@ def _parts(linear: Linear, sizes: dict[str, int]) -> dict[str, Tensor]:
     slots = {}
     for kind, fused in (("weight", linear.weight), ("bias", linear.bias)):
         if fused is not None:
-            for name, part in zip(sizes, fused.split(list(sizes.values())), strict=True):
+            for name, part in zip(sizes, torch.split(fused, list(sizes.values())), strict=True):
                 slots[f"{name}.{kind}"] = part
     return slots

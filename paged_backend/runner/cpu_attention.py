@@ -116,15 +116,17 @@ def _write_and_attend(
     window: int,
     workers: int,
 ) -> None:
+    kv_heads, head_dim = keys.shape[1], keys.shape[2]
+    group = out.shape[1] // head_dim // kv_heads
+    tile_queries = max(1, _TILE_ROWS // group)
     for worker in numba.prange(workers):
-        _write_share(worker, workers, qkv, rotary, starts, seq_lens, slots, keys, values)
-    total = _walk_tiles(
-        0, 0, qkv, rotary, starts, seq_lens, table, keys, values, out, scale, window
-    )
+        _write_share(np.int64(worker), workers, qkv, rotary, starts, seq_lens, slots, keys, values)
+    total = _total_work(starts, seq_lens, tile_queries, kv_heads, window)
     for worker in numba.prange(workers):
         _walk_tiles(
             worker * total // workers,
             (worker + 1) * total // workers,
+            tile_queries,
             qkv,
             rotary,
             starts,
@@ -181,6 +183,7 @@ def _write_share(
 def _walk_tiles(
     first_work: int,
     last_work: int,
+    tile_queries: int,
     qkv: Floats,
     rotary: Floats,
     starts: Ints,
@@ -191,11 +194,10 @@ def _walk_tiles(
     out: Floats,
     scale: float,
     window: int,
-) -> int:
-    """Compute the tiles that begin within a span of the batch's work; return all work there is."""
+) -> None:
+    """Compute the tiles that begin within a span of the batch's work."""
     kv_heads, head_dim = keys.shape[1], keys.shape[2]
     group = out.shape[1] // head_dim // kv_heads
-    tile_queries = max(1, _TILE_ROWS // group)
     rows = tile_queries * group
     queries = np.empty((rows, head_dim), np.float32)
     scores = np.empty((rows, max(_CHUNK, keys.shape[3])), np.float32)
@@ -229,8 +231,24 @@ def _walk_tiles(
                         totals,
                     )
                     _store(sums, totals, start, count, head, group, out)
-                work += min(position + count, window) * (count + _READ_COST)
-    return work
+                work += _work(position, count, window)
+
+
+@device_function
+def _work(position: int, count: int, window: int) -> int:
+    """What a tile of `count` queries from `position` on costs, in any unit."""
+    return min(position + count, window) * (count + _READ_COST)
+
+
+@device_function
+def _total_work(starts: Ints, seq_lens: Ints, tile_queries: int, kv_heads: int, window: int) -> int:
+    total = 0
+    for seq in range(len(seq_lens)):
+        for start in range(starts[seq], starts[seq + 1], tile_queries):
+            count = min(tile_queries, starts[seq + 1] - start)
+            position = seq_lens[seq] - starts[seq + 1] + start
+            total += kv_heads * _work(position, count, window)
+    return total
 
 
 @device_function
@@ -304,7 +322,7 @@ def _attend_tile(
                 np.int64(scores.ctypes.data) + offset * 4,
                 chunk,
                 head_dim,
-                0,
+                np.int64(0),
             )
         for row in range(rows):
             here = position + row // group - base
@@ -323,7 +341,7 @@ def _attend_tile(
                 np.int64(sums.ctypes.data),
                 head_dim,
                 min(block_size, num_keys - offset),
-                1,
+                np.int64(1),
             )
 
 

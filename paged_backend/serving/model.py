@@ -135,19 +135,18 @@ def _tensors(request: Any) -> dict[str, Array]:
     return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
 
 
-_CODES: list[tuple[type[Exception], int]] = [
-    (InvalidRequest, pb_utils.TritonError.INVALID_ARG),
-    (Cancelled, pb_utils.TritonError.CANCELLED),
-    (RequestRefused, pb_utils.TritonError.UNAVAILABLE),
-    (EngineDead, pb_utils.TritonError.UNAVAILABLE),
+# By name: the stub that completes the configuration has no TritonError to take them from.
+_CODES: list[tuple[type[Exception], str]] = [
+    (InvalidRequest, "INVALID_ARG"),
+    (Cancelled, "CANCELLED"),
+    (RequestRefused, "UNAVAILABLE"),
+    (EngineDead, "UNAVAILABLE"),
 ]
 
 
-def _code(error: Exception) -> int:
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return code
-    return int(pb_utils.TritonError.INTERNAL)
+def _code(error: Exception) -> Any:
+    names = (name for kind, name in _CODES if isinstance(error, kind))
+    return getattr(pb_utils.TritonError, next(names, "INTERNAL"))
 
 
 def _message(error: Exception) -> str:

@@ -39,6 +39,11 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @functools.cached_property
+    def max_token_length(self) -> int:
+        """Characters of the longest token: a text of n tokens has at most n times as many."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    @functools.cached_property
     def decoder_steps(self) -> tuple[str, ...]:
         """Types of the decoder's steps, such as ``("ByteLevel",)``; empty without a decoder."""
         if self._backend.decoder is None:
@@ -54,9 +59,9 @@ class Tokenizer:
         """
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
+        except TypeError as error:  # what the library makes of it
             raise InvalidRequest(
-                "prompt", f"must be text that UTF-8 can hold, character {error.start} is not"
+                "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"
             ) from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -29,6 +31,7 @@ from paged_backend.launch.server_process import (
 )
 from paged_backend.launch.stderr_relay import StderrRelay
 
+PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
 BUNDLED = Path(__file__).parents[2] / "model_repository"
 
 ECHO_MODEL = """
@@ -191,6 +194,85 @@ def test_a_stop_while_the_model_loads_does_not_wait_for_it(
     assert not list(temporary.iterdir())
 
 
+def run_shell(command: str, temporary: Path) -> subprocess.Popen[str]:
+    """A command in the foreground, as a user has it, with its temporary files in ``temporary``."""
+    return subprocess.Popen(
+        ["sh", "-c", f"exec {command}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    )
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_says_where_it_listens_and_ends_cleanly(
+    number: signal.Signals, temporary: Path
+) -> None:
+    ports = "--http-port 0 --grpc-port 0 --metrics-port 0"
+    with run_shell(
+        f"{PAGED_BACKEND} serve demo --served-model-name toy {ports}", temporary
+    ) as shell:
+        assert shell.stdout is not None
+        line = shell.stdout.readline()
+        listening = re.fullmatch(
+            r"toy is ready: HTTP http://(\S+), gRPC (\S+), metrics http://\S+/metrics\n", line
+        )
+        assert listening is not None, line + shell.communicate()[1]
+        with Client(listening[2], "toy", timeout=30) as client:
+            assert client.generate("What does abs do?", max_tokens=4).num_output_tokens == 4
+        children = psutil.Process(shell.pid).children(recursive=True)
+        shell.send_signal(number)
+        assert shell.communicate(timeout=60) == ("", "")
+    assert shell.returncode == 0
+    assert not any(child.is_running() for child in children)
+    assert not list(temporary.glob("paged-backend-*.log"))
+    assert not list(temporary.glob("paged-backend-*/*"))
+
+
+@pytest.mark.server
+def test_the_printed_command_serves_without_the_launcher(temporary: Path) -> None:
+    reserved = ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
+    endpoints = reserved.endpoints
+    ports = (
+        f"--http-port {endpoints.http_port} --grpc-port {endpoints.grpc_port} "
+        f"--metrics-port {endpoints.metrics_port}"
+    )
+    command = subprocess.run(
+        f"{PAGED_BACKEND} serve demo {ports} --write-to {temporary}/written",
+        shell=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    log = temporary / "log"
+    with reserved, run_shell(f"{command.strip()} --log-file={log}", temporary) as shell:
+        with Client(endpoints.grpc_url, timeout=30) as client:
+            wait_until(lambda: shell.poll() is not None or client.is_ready(), timeout_s=60)
+            assert client.generate("What does abs do?", max_tokens=4).num_output_tokens == 4
+        shell.send_signal(signal.SIGINT)
+        shell.communicate(timeout=60)
+    assert shell.returncode == 0
+
+
+@pytest.mark.server
+def test_serving_what_is_no_checkpoint_is_one_line(temporary: Path) -> None:
+    with run_shell(f"{PAGED_BACKEND} serve {temporary}", temporary) as shell:
+        stdout, stderr = shell.communicate(timeout=60)
+    assert shell.returncode != 0
+    assert stdout == ""
+    assert re.fullmatch(r"paged-backend: error: [^\n]+\n", stderr), stderr
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_the_bundled_model_is_the_written_one(tmp_path: Path) -> None:
     write_model_repository(tmp_path, "paged_llm", {"model": "demo"}, instances=1)
     for root in (tmp_path, BUNDLED):
@@ -205,6 +287,13 @@ def test_a_name_that_is_no_folder_and_no_url_part_is_refused(tmp_path: Path, nam
     with pytest.raises(ConfigError, match="model name"):
         write_model_repository(tmp_path, name, {}, instances=1)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_there_already_is_not_overwritten(tmp_path: Path) -> None:
+    folder = write_model_repository(tmp_path, "mine", {"seed": 1}, instances=1)
+    with pytest.raises(ConfigError, match="there already"):
+        write_model_repository(tmp_path, "mine", {"seed": 2}, instances=1)
+    assert json.loads((folder / "1" / "model.json").read_text()) == {"seed": 1}
 
 
 @pytest.mark.parametrize("folder", ["missing", "."])

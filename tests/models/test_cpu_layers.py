@@ -1,0 +1,51 @@
+"""The CPU's compiled functions against the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paged_backend.models import cpu_layers, layers
+
+ROWS = [0, 1, 5, 64]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_add_rms_norm(rows: int) -> None:
+    hidden, delta, weight = torch.randn(rows, 70), torch.randn(rows, 70), torch.randn(70)
+    ours, theirs = hidden.clone(), hidden.clone()
+    normed = cpu_layers.add_rms_norm(ours, delta, weight, 1e-5)
+    torch.testing.assert_close(normed, layers.add_rms_norm(theirs, delta, weight, 1e-5))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_norm_heads_leaves_the_values_alone(rows: int) -> None:
+    qkv, weight = torch.randn(rows, 5 * 24), torch.randn(3, 24)
+    ours, theirs = qkv.clone(), qkv.clone()
+    cpu_layers.norm_heads(ours, weight, 1e-6)
+    layers.norm_heads(theirs, weight, 1e-6)
+    torch.testing.assert_close(ours, theirs)
+    assert torch.equal(ours[:, 72:], qkv[:, 72:])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_silu_and_mul(rows: int) -> None:
+    gate_up = torch.randn(rows, 2 * 37) * 5
+    torch.testing.assert_close(cpu_layers.silu_and_mul(gate_up), layers.silu_and_mul(gate_up))
+
+
+def test_silu_of_extremes() -> None:
+    gates = torch.tensor([[-1e4, -200.0, -87.0, -1e-20, 0.0, 1e-20, 88.0, 1e30]])
+    gate_up = torch.cat((gates, torch.ones_like(gates)), dim=1)
+    torch.testing.assert_close(
+        cpu_layers.silu_and_mul(gate_up), layers.silu_and_mul(gate_up), atol=1e-30, rtol=1e-6
+    )
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    rows, weight = torch.randn(33, 96), torch.randn(96)
+    together = cpu_layers.add_rms_norm(rows.clone(), rows, weight, 1e-5)
+    alone = cpu_layers.add_rms_norm(rows[7:8].clone(), rows[7:8], weight, 1e-5)
+    assert torch.equal(together[7:8], alone)
+    assert torch.equal(cpu_layers.silu_and_mul(rows)[7], cpu_layers.silu_and_mul(rows[7:8])[0])

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.seeds import derive_seed
+from paged_backend.runner.draws import NUM_CANDIDATES, uniform
+from paged_backend.runner.sampler import Sampler
+from paged_backend.sampling_params import SamplingParams
+
+EOS = 7
+VOCAB = 1000
+
+
+def spec(
+    params: SamplingParams | None = None,
+    *,
+    seed: int = 0,
+    position: int = 0,
+    prompt: tuple[int, ...] = (),
+    output: tuple[int, ...] = (),
+    **fields: object,
+) -> SampleSpec:
+    return SampleSpec(
+        seq_id=0,
+        params=params or SamplingParams.from_mapping({"max_tokens": None, **fields}),
+        seed=seed,
+        position=position,
+        num_prompt_tokens=len(prompt),
+        num_output_tokens=len(output),
+        token_ids=[*prompt, *output],
+    )
+
+
+def sample(logits: Tensor, specs: list[SampleSpec]) -> list[int]:
+    return Sampler(frozenset({EOS})).sample(logits.clone(), specs)
+
+
+def drawn(logits: Tensor, count: int, **fields: object) -> np.ndarray:
+    """How often each token is drawn from one row of logits, with ``count`` seeds."""
+    params = SamplingParams.from_mapping(fields)
+    specs = [spec(params, seed=seed) for seed in range(count)]
+    tokens = sample(logits.expand(count, -1), specs)
+    return np.bincount(tokens, minlength=logits.shape[-1])
+
+
+def noise(rows: int, vocab: int = VOCAB, scale: float = 3.0, seed: int = 0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+# ---- greedy -------------------------------------------------------------------------------------
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    logits = noise(3)
+    logits[1, [5, 900]] = 99
+    tokens = sample(logits, [spec(temperature=0)] * 3)
+    assert tokens == [int(logits[0].argmax()), 5, int(logits[2].argmax())]
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 1}, {"temperature": 1e-9}, {"min_p": 1}], ids=str)
+def test_settings_that_leave_one_token_are_greedy(fields: dict[str, float]) -> None:
+    logits = noise(50)
+    specs = [spec(seed=seed, **fields) for seed in range(50)]
+    assert sample(logits, specs) == logits.argmax(1).tolist()
+
+
+# ---- the distribution ---------------------------------------------------------------------------
+
+
+def reference(logits: Tensor, params: SamplingParams) -> np.ndarray:
+    """Probabilities by the definitions, with a full sort, in float64."""
+    scaled = logits.double().numpy() / params.temperature
+    order = np.argsort(-scaled, kind="stable")
+    weights = np.exp(scaled[order] - scaled[order[0]])
+    kept = weights >= params.min_p
+    if params.top_k > 0:
+        kept[params.top_k :] = False
+    weights *= kept
+    before = np.cumsum(weights) - weights
+    weights[before >= params.top_p * weights.sum()] = 0
+    probabilities = np.zeros_like(weights)
+    probabilities[order] = weights / weights.sum()
+    return probabilities
+
+
+def improbability(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    """How many standard deviations Pearson's chi-square of ``counts`` lies above its mean."""
+    expected = counts.sum() * probabilities
+    large = expected >= 5
+    groups = [
+        *zip(counts[large], expected[large], strict=True),
+        (counts[~large].sum(), expected[~large].sum()),
+    ]
+    statistic = sum((seen - mean) ** 2 / mean for seen, mean in groups if mean > 0)
+    freedom = max(sum(mean > 0 for _, mean in groups) - 1, 1)
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.6},
+        {"top_k": 5},
+        {"top_k": NUM_CANDIDATES},
+        {"top_k": 300},
+        {"top_p": 0.6},
+        {"top_p": 0.999},
+        {"min_p": 0.02},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 1.3, "top_k": 200, "top_p": 0.8, "min_p": 0.001},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_tokens_come_as_often_as_the_definitions_say(
+    fields: dict[str, float], scale: float
+) -> None:
+    logits = noise(1, vocab=777, scale=scale)[0]
+    probabilities = reference(logits, SamplingParams.from_mapping(fields))
+    counts = drawn(logits, 20_000, **fields)
+    assert set(counts.nonzero()[0]) <= set(probabilities.nonzero()[0])
+    assert improbability(counts, probabilities) < 5  # the seeds are fixed: this cannot flake
+
+
+def test_the_distribution_test_can_fail() -> None:
+    logits = noise(1, vocab=777)[0]
+    probabilities = reference(logits, SamplingParams(temperature=1.1))
+    assert improbability(drawn(logits, 20_000), probabilities) > 5
+
+
+@pytest.mark.parametrize("vocab", [3, 40, 129, 1037, 50257])
+@pytest.mark.parametrize(
+    "fields", [{}, {"top_k": 2}, {"top_p": 0.7}, {"top_k": 100}, {"min_p": 0.1}], ids=str
+)
+def test_any_size_of_vocabulary(vocab: int, fields: dict[str, float]) -> None:
+    for scale in (0.01, 2, 20):
+        logits = noise(40, vocab, scale)
+        specs = [spec(seed=seed, **fields) for seed in range(40)]
+        for row, token in enumerate(sample(logits, specs)):
+            assert reference(logits[row], specs[row].params)[token] > 0
+
+
+def test_tokens_without_probability_are_never_drawn() -> None:
+    logits = torch.full((2000, 300), -torch.inf)
+    logits[:, [3, 130, 299]] = 0
+    for fields in ({}, {"top_k": 10}, {"top_p": 0.9}, {"top_k": 100, "top_p": 0.5}):
+        specs = [spec(seed=seed, **fields) for seed in range(2000)]
+        assert set(sample(logits, specs)) <= {3, 130, 299}
+
+
+def test_top_p_is_exact_where_the_likeliest_tokens_do_not_hold_the_mass() -> None:
+    flat = noise(1, vocab=5000, scale=0.2)[0]
+    params = SamplingParams(top_p=0.5)
+    allowed = set(reference(flat, params).nonzero()[0].tolist())
+    assert len(allowed) > 20 * NUM_CANDIDATES
+    seen = set(drawn(flat, 20_000, top_p=0.5).nonzero()[0].tolist())
+    assert seen <= allowed
+    assert len(seen) > 0.98 * len(allowed)
+
+
+# ---- randomness ---------------------------------------------------------------------------------
+
+SETTINGS = [
+    {"temperature": 0},
+    {},
+    {"temperature": 0.5, "min_p": 0.05},
+    {"top_k": 40, "top_p": 0.9},
+    {"top_p": 0.95},
+    {"top_p": 0.9, "temperature": 3},
+    {"top_k": 200},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"frequency_penalty": 1.0, "min_tokens": 5, "temperature": 0},
+]
+
+
+def row(number: int, vocab: int) -> tuple[Tensor, SampleSpec]:
+    return noise(1, vocab, seed=number), spec(
+        seed=number * 977,
+        position=number,
+        prompt=(1, 2, 3),
+        output=(number % vocab, EOS),
+        **SETTINGS[number % len(SETTINGS)],
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    numbers=st.lists(st.integers(0, 60), min_size=1, max_size=24),
+    vocab=st.sampled_from([100, 1037, 8192]),
+)
+def test_a_row_gives_the_same_token_whatever_it_is_batched_with(
+    numbers: list[int], vocab: int
+) -> None:
+    rows = [row(number, vocab) for number in numbers]
+    together = sample(torch.cat([logits for logits, _ in rows]), [spec for _, spec in rows])
+    assert together == [sample(logits, [spec])[0] for logits, spec in rows]
+
+
+def test_position_and_seed_both_change_the_draw() -> None:
+    logits = noise(1, scale=0.1).expand(100, -1)
+    by_seed = sample(logits, [spec(seed=number) for number in range(100)])
+    by_position = sample(logits, [spec(position=number) for number in range(100)])
+    assert len(set(by_seed)) > 80
+    assert len(set(by_position)) > 80
+    assert by_seed[1:] != by_position[1:]
+
+
+def test_the_random_numbers_are_uniform_and_unrelated() -> None:
+    table = np.array([[uniform(seed, place) for place in range(200)] for seed in range(200)])
+    assert 0 <= table.min() and table.max() < 1
+    counts, _ = np.histogram(table, bins=100, range=(0, 1))
+    assert improbability(counts, np.full(100, 0.01)) < 4
+    for other in (table[1:, :], table[:, 1:]):  # the next seed, the next position
+        same = table[: other.shape[0], : other.shape[1]]
+        assert abs(np.corrcoef(same.ravel(), other.ravel())[0, 1]) < 4 / math.sqrt(other.size)
+
+
+def test_seeds_of_answers_differ_and_the_first_is_the_requests() -> None:
+    seeds = [derive_seed(42, index) for index in range(64)]
+    assert seeds[0] == 42
+    assert len(set(seeds)) == 64
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+# ---- penalties and min_tokens -------------------------------------------------------------------
+
+
+def test_repetition_penalty_counts_prompt_and_output_once_each() -> None:
+    logits = torch.tensor([[4.0, -1.0, 3.0, -1.5]])
+    # Token 0 becomes 2, token 1 becomes -2: 2 and then 3 are what is left.
+    assert sample(logits, [spec(temperature=0, repetition_penalty=2, prompt=(0, 0, 1))]) == [2]
+    logits[0, 0] = logits[0, 2] = -9
+    assert sample(logits, [spec(temperature=0, repetition_penalty=2, output=(1,))]) == [3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"presence_penalty": 0.9}, 0),  # 3 - 0.9 beats 2
+        ({"presence_penalty": 1.1}, 1),
+        ({"frequency_penalty": 0.3}, 0),  # 3 - 3 x 0.3
+        ({"frequency_penalty": 0.4}, 1),
+        ({"frequency_penalty": 0.2, "presence_penalty": 0.5}, 1),
+        ({"presence_penalty": -1.5}, 0),
+    ],
+    ids=str,
+)
+def test_presence_and_frequency_penalties_count_the_output_only(
+    fields: dict[str, float], expected: int
+) -> None:
+    logits = torch.tensor([[3.0, 2.0, 0.0]])
+    one = spec(temperature=0, prompt=(1, 1, 1, 1), output=(0, 2, 0, 0), **fields)
+    assert sample(logits, [one]) == [expected]
+
+
+def test_stops_cannot_come_before_min_tokens() -> None:
+    logits = torch.zeros(1, 10)
+    logits[0, [EOS, 3, 5]] = torch.tensor([9.0, 8.0, 7.0])
+    fields: dict[str, object] = {"temperature": 0, "min_tokens": 2, "stop_token_ids": [3, 10**6]}
+    assert sample(logits, [spec(output=(1,), **fields)]) == [5]
+    assert sample(logits, [spec(output=(1, 1), **fields)]) == [EOS]
+    assert sample(logits, [spec(output=(1,), ignore_eos=True, **fields)]) == [5]
+
+
+def test_rows_that_ask_for_nothing_keep_their_logits() -> None:
+    logits = noise(3)
+    before = logits.clone()
+    specs = [spec(), spec(repetition_penalty=2, output=(1,)), spec(min_tokens=3)]
+    Sampler(frozenset({EOS})).sample(logits, specs)
+    changed = (logits != before).nonzero().tolist()
+    assert changed == [[1, 1], [2, EOS]]
+
+
+# ---- logits that are no numbers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", SETTINGS[:7], ids=str)
+def test_bad_logits_harm_no_other_row(fields: dict[str, float]) -> None:
+    good = noise(2)
+    bad = noise(4, seed=1)
+    bad[0, 10] = torch.nan
+    bad[1, :] = torch.nan
+    bad[2, 17] = torch.inf
+    bad[3, :] = -torch.inf
+    logits = torch.cat([good[:1], bad, good[1:]])
+    specs = [spec(seed=number, **fields) for number in range(6)]
+    tokens = sample(logits, specs)
+    assert [tokens[0], tokens[5]] == [sample(logits[[n]], [specs[n]])[0] for n in (0, 5)]
+    assert tokens[1] != 10
+    assert tokens[2:5] == [0, 17, 0]
+
+
+@pytest.mark.parametrize("fields", SETTINGS[:7], ids=str)
+def test_extreme_but_finite_logits(fields: dict[str, float]) -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 11] = 3e38
+    logits[0, 12] = -3e38
+    assert sample(logits, [spec(**fields)]) == [11]
+
+
+def test_no_rows() -> None:
+    assert sample(torch.empty(0, VOCAB), []) == []
+
+
+# ---- cost ---------------------------------------------------------------------------------------
+
+
+def kernels(step: Callable[[], object]) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    return sum(event.count for event in profile.key_averages())
+
+
+@pytest.mark.parametrize("fields", SETTINGS, ids=str)
+def test_the_number_of_tensor_calls_does_not_grow_with_the_rows(fields: dict[str, float]) -> None:
+    def calls(rows: int) -> int:
+        specs = [spec(seed=seed, output=(1, 2), **fields) for seed in range(rows)]
+        logits = noise(1).repeat(rows, 1)
+        return kernels(lambda: Sampler(frozenset({EOS})).sample(logits, specs))
+
+    assert calls(64) <= calls(4) + 2

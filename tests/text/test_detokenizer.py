@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sample_tokenizers import CORPUS
+
+from paged_backend.text.detokenizer import Detokenizer
+from paged_backend.text.tokenizer import Tokenizer
+
+# The fixtures hand out immutable tokenizers, so one may serve all examples.
+examples = settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def pieces_of(tokenizer: Tokenizer, token_ids: list[int], skip: bool) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    pieces = [detokenizer.append([token_id]) for token_id in token_ids]
+    return [*pieces, detokenizer.finish()]
+
+
+def spell(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    ids = {tokenizer.token(id_): id_ for id_ in range(tokenizer.vocab_size)}
+    return [ids[token] for token in tokens]
+
+
+@examples
+@given(data=st.data(), skip=st.booleans())
+def test_joined_pieces_are_the_decode_of_any_ids(
+    tokenizer: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    ids = st.integers(0, tokenizer.vocab_size + 3)  # a few beyond the vocabulary
+    token_ids = data.draw(st.lists(ids, max_size=40))
+    expected = tokenizer.decode(token_ids, skip_special_tokens=skip)
+    assert "".join(pieces_of(tokenizer, token_ids, skip)) == expected
+
+
+@examples
+@given(text=st.text(max_size=30), skip=st.booleans())
+@example(text="👩‍👩‍👧 and 日本 in one", skip=True)
+def test_joined_pieces_are_the_decode_of_text(tokenizer: Tokenizer, text: str, skip: bool) -> None:
+    token_ids = tokenizer.encode(text)
+    expected = tokenizer.decode(token_ids, skip_special_tokens=skip)
+    assert "".join(pieces_of(tokenizer, token_ids, skip)) == expected
+
+
+@examples
+@given(data=st.data())
+def test_joined_pieces_are_the_decode_of_byte_runs(
+    byte_fallback: Tokenizer, data: st.DataObject
+) -> None:
+    some = ["<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "<0x41>", "a", "▁", "�", "</s>"]
+    token_ids = spell(byte_fallback, *data.draw(st.lists(st.sampled_from(some), max_size=12)))
+    assert "".join(pieces_of(byte_fallback, token_ids, True)) == byte_fallback.decode(token_ids)
+
+
+@examples
+@given(data=st.data())
+def test_joined_pieces_are_the_decode_of_broken_utf8(
+    byte_level: Tokenizer, data: st.DataObject
+) -> None:
+    some = spell(byte_level, *"âĤ¬ÿíłðŁĺĢĠa", "<tool call>", "</s>")
+    token_ids = data.draw(st.lists(st.sampled_from(some), max_size=12))
+    assert "".join(pieces_of(byte_level, token_ids, True)) == byte_level.decode(token_ids)
+
+
+@pytest.mark.parametrize("line", CORPUS)
+def test_no_piece_shows_half_a_character(tokenizer: Tokenizer, line: str) -> None:
+    token_ids = tokenizer.encode(line)
+    assert "�" not in "".join(pieces_of(tokenizer, token_ids, True))
+
+
+def test_a_character_comes_with_its_last_byte(byte_level: Tokenizer) -> None:
+    euro_then_a = spell(byte_level, "â", "Ĥ", "¬", "a")
+    assert pieces_of(byte_level, euro_then_a, True) == ["", "", "€", "a", ""]
+
+
+def test_bytes_that_never_become_a_character_are_shown_as_soon_as_that_is_certain(
+    byte_level: Tokenizer,
+) -> None:
+    assert pieces_of(byte_level, spell(byte_level, "ÿ", "â", "a"), True) == ["�", "", "�a", ""]
+    assert pieces_of(byte_level, spell(byte_level, "â", "Ĥ"), True) == ["", "", "�"]
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end_because_one_bad_byte_spoils_it(
+    byte_fallback: Tokenizer,
+) -> None:
+    good = spell(byte_fallback, "<0xE2>", "<0x82>", "<0xAC>", "a")
+    assert pieces_of(byte_fallback, good, True) == ["", "", "", "€a", ""]
+    bad = spell(byte_fallback, "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>")
+    assert pieces_of(byte_fallback, bad, True) == ["", "", "", "", "����"]
+
+
+def test_words_come_at_once(byte_fallback: Tokenizer) -> None:
+    words = spell(byte_fallback, "▁the", "▁an", "</s>", "▁the")
+    assert pieces_of(byte_fallback, words, True) == ["the", " an", "", " the", ""]
+
+
+def test_the_cost_of_a_token_does_not_grow(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode(" ".join(CORPUS)) * 20
+
+    def seconds(ids: list[int]) -> float:
+        detokenizer = Detokenizer(tokenizer)
+        start = time.perf_counter()
+        for token_id in ids:
+            detokenizer.append([token_id])
+        return time.perf_counter() - start
+
+    short = min(seconds(token_ids[:400]) for _ in range(5)) / 400
+    long = min(seconds(token_ids) for _ in range(3)) / len(token_ids)
+    assert long < 4 * short  # a decode from the start each time costs over 5 times as much
