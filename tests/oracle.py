@@ -15,6 +15,7 @@ from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
 VOCAB_SIZE = 199
+EOS = 2
 Work = list[tuple[list[int], int]]
 """Prompts and how many tokens to generate at most."""
 
@@ -32,15 +33,15 @@ def mixed_work(num_requests: int, seed: int = 0) -> Work:
 
 
 class Oracle:
-    """transformers' own float32 answers, one prompt at a time."""
+    """transformers' own float32 model of the same checkpoint."""
 
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = folder
         self._model = make_checkpoint(family, folder)
 
     @torch.inference_mode()
-    def answer(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """Greedy tokens, with the end-of-sequence token if there is one."""
+    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
+        """Greedy tokens of ``generate``, with the end-of-sequence token if there is one."""
         ids = torch.tensor([prompt])
         out = self._model.generate(
             ids,
@@ -51,6 +52,19 @@ class Oracle:
         )
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
+
+    @torch.inference_mode()
+    def confirm(self, work: Work, answers: list[list[int]]) -> None:
+        """Check each answer token for token, with one pass over prompt and answer together.
+
+        Each token must be the likeliest after all before it, so by induction the answer is what
+        greedy decoding gives; it must end at the end-of-sequence token or at its limit.
+        """
+        for (prompt, max_tokens), answer in zip(work, answers, strict=True):
+            logits = self._model(torch.tensor([prompt + answer])).logits[0]
+            assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+            assert EOS not in answer[:-1]
+            assert answer[-1] == EOS or len(answer) == max_tokens
 
 
 def make_engine(folder: Path, **options: object) -> Engine:

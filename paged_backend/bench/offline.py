@@ -12,6 +12,7 @@ import os
 import platform
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from paged_backend.bench.transformers_peer import TransformersPeer
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.models.hub import resolve_model
+from paged_backend.outputs import SequenceOutput
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -166,61 +168,42 @@ class OfflineBench:
 
     def _submit(self, name: str, request: TraceRequest) -> None:
         params = _params(request.max_tokens)
-        self._engine.add_request(
-            Request(name, request.prompt_token_ids, params, time.monotonic())
-        )
+        self._engine.add_request(Request(name, request.prompt_token_ids, params, time.monotonic()))
 
     def _run_trace(self, requests: list[TraceRequest], concurrency: int) -> EngineFigures:
         engine, total = self._engine, sum(r.max_tokens for r in requests)
         before, model_before = engine.stats(), engine.runner.model_seconds
-        pending = list(enumerate(requests))[::-1]
-        last_token: dict[str, float] = {}
-        ttft: list[float] = []
-        itl: list[float] = []
-        utilization: list[float] = []
-        submitted: dict[str, float] = {}
-        num_open, stepping = 0, 0.0
+        clock = StepClock()
+        pending = deque(enumerate(requests))
+        num_open = 0
         started = time.perf_counter()
         with tqdm(total=total, unit="token", desc="engine", leave=False) as bar:
             while pending or num_open:
                 while pending and num_open < concurrency:
-                    index, request = pending.pop()
-                    submitted[str(index)] = time.perf_counter()
+                    index, request = pending.popleft()
+                    clock.submitted(str(index))
                     self._submit(str(index), request)
                     num_open += 1
-                step_started = time.perf_counter()
-                outputs = engine.step()
-                now = time.perf_counter()
-                stepping += now - step_started
-                stats = engine.stats()
-                if stats.num_used_blocks:
-                    utilization.append(stats.utilization)
-                for output in outputs:
-                    name = output.request_id
-                    if name in last_token:
-                        itl.append(now - last_token[name])
-                    else:
-                        ttft.append(now - submitted[name])
-                    last_token[name] = now
-                    num_open -= output.finish_reason is not None
+                outputs = clock.time(engine)
+                num_open -= sum(output.finish_reason is not None for output in outputs)
                 bar.update(len(outputs))
         seconds = time.perf_counter() - started
         after = engine.stats()
-        in_model = engine.runner.model_seconds - model_before
         return EngineFigures(
             seconds=seconds,
             output_tokens_per_s=total / seconds,
-            outside_model_share=1 - in_model / stepping,
-            kv_utilization=statistics.fmean(utilization),
+            outside_model_share=1 - (engine.runner.model_seconds - model_before) / clock.stepping,
+            kv_utilization=statistics.fmean(clock.utilization),
             num_steps=after.num_steps - before.num_steps,
             num_preemptions=after.num_preemptions - before.num_preemptions,
-            median_ttft_ms=statistics.median(ttft) * 1e3,
-            median_itl_ms=statistics.median(itl or [0.0]) * 1e3,
+            median_ttft_ms=statistics.median(clock.ttft) * 1e3,
+            median_itl_ms=statistics.median(clock.itl or [0.0]) * 1e3,
         )
 
     def _time_prefix(self, vocab_size: int) -> tuple[float, float]:
         """Median seconds to the first token of a prompt, and of another with the same prefix."""
-        without, cached = [], []
+        without: list[float] = []
+        cached: list[float] = []
         length = 2 * SUFFIX_TOKENS + PREFIX_TOKENS
         for repeat in range(PREFIX_REPEATS):
             tokens = [(repeat * 7919 + i * 31 + 17) % vocab_size for i in range(length)]
@@ -237,6 +220,42 @@ class OfflineBench:
     def _run_peer(self, requests: list[TraceRequest], concurrency: int) -> float:
         peer = TransformersPeer(self._folder, self._config, self._engine.runner.device)
         return peer.output_tokens_per_s(requests, concurrency)
+
+
+class StepClock:
+    """Times steps, first tokens and the gaps between tokens, in seconds."""
+
+    def __init__(self) -> None:
+        self.stepping = 0.0  # in all steps together
+        self.ttft: list[float] = []
+        self.itl: list[float] = []
+        self.utilization: list[float] = []  # after each step, while blocks are in use
+        self._submitted: dict[str, float] = {}
+        self._last_token: dict[str, float] = {}
+
+    def submitted(self, name: str) -> None:
+        """A request is handed to the engine now."""
+        self._submitted[name] = time.perf_counter()
+
+    def time(self, engine: Engine) -> list[SequenceOutput]:
+        """Make one step."""
+        started = time.perf_counter()
+        outputs = engine.step()
+        now = time.perf_counter()
+        self.stepping += now - started
+        stats = engine.stats()
+        if stats.num_used_blocks:
+            self.utilization.append(stats.utilization)
+        for output in outputs:
+            self._take(output.request_id, now)
+        return outputs
+
+    def _take(self, name: str, now: float) -> None:
+        if name in self._last_token:
+            self.itl.append(now - self._last_token[name])
+        else:
+            self.ttft.append(now - self._submitted[name])
+        self._last_token[name] = now
 
 
 def _params(max_tokens: int) -> SamplingParams:

@@ -7,8 +7,6 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from paged_client import Client, ClientError
-
 from paged_backend.cli.options import Subparsers
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.validation import Rule
@@ -36,6 +34,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer as it arrives; Ctrl-C cancels the request on the server."""
+    # Imported here, so that other commands run where tritonclient is not installed.
+    from paged_client import Client, ClientError
+
     params: dict[str, Any] = {"max_tokens": 256}
     for name in (*FLAGS, "stop"):
         if getattr(args, name) is not None:

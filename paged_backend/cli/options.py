@@ -21,7 +21,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         rule: Rule = spec.metadata["rule"]
         help = spec.metadata["help"]
         if spec.name == "model":
-            parser.add_argument("model", metavar="MODEL", nargs="?", default=spec.default, help=help)
+            parser.add_argument(
+                "model", metavar="MODEL", nargs="?", default=spec.default, help=help
+            )
             continue
         flag = "--" + spec.name.replace("_", "-")
         shown = "" if spec.default is None else f" (default: {spec.default})"
@@ -48,7 +50,5 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     EngineConfig.from_mapping(values)
     defaults = {spec.name: spec.default for spec in fields(EngineConfig)}
     return {
-        name: value
-        for name, value in values.items()
-        if name == "model" or value != defaults[name]
+        name: value for name, value in values.items() if name == "model" or value != defaults[name]
     }

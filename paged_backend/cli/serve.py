@@ -10,7 +10,9 @@ from paged_backend.cli.options import Subparsers, add_engine_options, engine_opt
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command's flags."""
-    parser = subparsers.add_parser("serve", help="serve a model on tritonserver", description=__doc__)
+    parser = subparsers.add_parser(
+        "serve", help="serve a model on tritonserver", description=__doc__
+    )
     add_engine_options(parser)
     group = parser.add_argument_group("server")
     group.add_argument(

@@ -20,11 +20,11 @@ _LOG2E = np.float32(math.log2(math.e))
 _ONE = np.float32(1.0)
 
 
-def add_rms_norm(hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `layers.add_rms_norm`."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `layers.rms_norm`."""
     use_torch_threads()
-    out = torch.empty_like(hidden)
-    _add_rms_norm(hidden.numpy(), delta.numpy(), weight.numpy(), eps, out.numpy())
+    out = torch.empty_like(x)
+    _rms_norm(x.numpy(), weight.numpy(), eps, out.numpy())
     return out
 
 
@@ -43,13 +43,11 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 @kernel
-def _add_rms_norm(hidden: Floats, delta: Floats, weight: Floats, eps: float, out: Floats) -> None:
-    for row in numba.prange(len(hidden)):
+def _rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    for row in numba.prange(len(x)):
+        scale = _norm_scale(x[row], eps)
         for i in range(len(weight)):
-            hidden[row, i] += delta[row, i]
-        scale = _norm_scale(hidden[row], eps)
-        for i in range(len(weight)):
-            out[row, i] = hidden[row, i] * scale * weight[i]
+            out[row, i] = x[row, i] * scale * weight[i]
 
 
 @kernel

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backend.models.cpu_tiles import (
-    LANES,
-    device_function,
-    kernel,
-    multiply,
-    use_torch_threads,
-)
-
-Floats = NDArray[np.float32]
-
-_INPUT_BYTES = 1 << 18  # of the inputs that stay in the cache while panels pass by
+from paged_backend.models.cpu_threads import ParallelKernel, claim, device_function, floats
+from paged_backend.models.cpu_tiles import LANES, multiply
 
 
 class PackedWeight:
@@ -34,7 +26,6 @@ class PackedWeight:
         if full < num_panels:
             rest = weight[full * LANES :]
             self._panels[full, :, : len(rest)] = rest.t()
-        self._panels_array = self._panels.numpy()
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x @ weight.T + bias, [rows, outputs], for `x` [rows, inputs]."""
@@ -53,46 +44,41 @@ class PackedWeight:
         return self._panels[index // LANES, :, index % LANES]
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
-        workers = use_torch_threads()
-        _linear(x.contiguous().numpy(), self._panels_array, out.numpy(), add, workers)
-
-
-@kernel
-def _linear(x: Floats, panels: Floats, out: Floats, add: int, workers: int) -> None:
-    for worker in numba.prange(workers):
-        first = np.int64(worker) * len(panels) // workers
-        last = np.int64(worker + 1) * len(panels) // workers
-        _multiply_panels(first, last, x, panels, out, add)
-
-
-@device_function
-def _multiply_panels(
-    first: int, last: int, x: Floats, panels: Floats, out: Floats, add: int
-) -> None:
-    """Compute the columns of `out` that some panels yield, a band of rows at a time."""
-    depth, columns = x.shape[1], out.shape[1]
-    band = max(1, _INPUT_BYTES // (depth * 4))
-    for row in range(0, len(x), band):
-        rows = min(band, len(x) - row)
-        for panel in range(first, last):
-            column = panel * LANES
-            a = np.int64(x.ctypes.data) + row * depth * 4
-            b = np.int64(panels.ctypes.data) + column * depth * 4
-            if column + LANES <= columns:
-                c = np.int64(out.ctypes.data) + (row * columns + column) * 4
-                multiply(rows, LANES, a, depth, b, LANES, c, columns, depth, add)
-            else:
-                _multiply_last(rows, a, b, depth, row, column, out, add)
+        x = x.contiguous()
+        _linear(
+            x.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *x.shape, self._outputs, add
+        )
 
 
 @device_function
 def _multiply_last(
-    rows: int, a: int, b: int, depth: int, row: int, column: int, out: Floats, add: int
+    rows: int, columns: int, column: int, depth: int, x: int, weights: int, out: int, add: int
 ) -> None:
-    """A panel that is wider than what is left of `out`."""
+    """Multiply by a panel that is wider than the columns that are left."""
     product = np.empty((rows, LANES), np.float32)
-    c = np.int64(product.ctypes.data)
-    multiply(rows, LANES, a, depth, b, LANES, c, LANES, depth, np.int64(0))
-    for i in range(rows):
-        for j in range(out.shape[1] - column):
-            out[row + i, column + j] = product[i, j] + add * out[row + i, column + j]
+    address = np.int64(product.ctypes.data)
+    multiply(rows, LANES, x, depth, weights, LANES, address, LANES, depth, np.int64(0))
+    result = floats(out, (rows, columns))
+    for row in range(rows):
+        for lane in range(columns - column):
+            before = result[row, column + lane] if add else np.float32(0.0)
+            result[row, column + lane] = before + product[row, lane]
+
+
+def _multiply_panels(arguments: Any) -> None:
+    """Compute the columns of the result that a panel yields, one panel after the other."""
+    _, x, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
+    panel = claim(arguments)
+    while panel * LANES < columns:
+        column = panel * LANES
+        weights = panels + column * depth * 4
+        if column + LANES <= columns:
+            multiply(
+                rows, LANES, x, depth, weights, LANES, out + column * 4, columns, depth, add
+            )
+        else:
+            _multiply_last(rows, columns, column, depth, x, weights, out, add)
+        panel = claim(arguments)
+
+
+_linear = ParallelKernel(_multiply_panels)

@@ -7,49 +7,19 @@ computed beside it: a token's numbers do not depend on the batch that it is in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
-import numba
-import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-# The layer that shares torch's OpenMP threads: two pools that spin would fight for the cores.
-numba.config.THREADING_LAYER = "omp"
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from paged_backend.models.cpu_threads import device_function
 
 LANES = 16  # columns of a tile
 _NARROW_LANES = 8
 _ROWS = 6  # rows of a full tile: 6 x 16 sums fill the vector registers of AVX2
 _FLOAT = ir.FloatType()
 _INT64 = ir.IntType(64)
-
-
-def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that Python calls, and keep the machine code on disk."""
-    compiled = numba.njit(
-        parallel=True, cache=True, nogil=True, fastmath=True, error_model="numpy"
-    )(function)
-    return cast(Callable[P, R], compiled)
-
-
-def device_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that only kernels call."""
-    compiled = numba.njit(
-        fastmath=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )(function)
-    return cast(Callable[P, R], compiled)
-
-
-def use_torch_threads() -> int:
-    """Give the kernels that this thread starts as many workers as torch has; return how many."""
-    workers: int = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    numba.set_num_threads(workers)
-    return workers
 
 
 def _emit_tile(builder: Any, rows: int, lanes: int, args: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 class LayerFunctions(Protocol):
     """The functions below, as this module or `cpu_layers` has them."""
 
-    def add_rms_norm(self, hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
     def norm_heads(self, qkv: Tensor, weight: Tensor, eps: float) -> None: ...
     def silu_and_mul(self, gate_up: Tensor) -> Tensor: ...
 
@@ -29,13 +29,9 @@ def layer_functions(device: torch.device, dtype: torch.dtype) -> LayerFunctions:
     return layers
 
 
-def add_rms_norm(hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add `delta` to `hidden` [rows, size] in place; return the sum normed row by row.
-
-    A row is scaled to a root mean square of one, then by `weight` [size].
-    """
-    hidden += delta
-    return F.rms_norm(hidden, weight.shape, weight, eps)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each row of `x` [rows, size] to a root mean square of one, then by `weight` [size]."""
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:

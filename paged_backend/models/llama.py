@@ -92,23 +92,26 @@ class LlamaModel:
         self.max_model_len = max_model_len
         self.dtype = dtype
         self.device = device
-        size = config.vocab_size, config.hidden_size
-        self._embedding = torch.empty(size, dtype=dtype, device=device)
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        self._embedding: Tensor | None = None  # [vocab_size, hidden_size], None if it is lm_head's
+        if not config.tied_embeddings:
+            self._embedding = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
         self._layers = [DecoderLayer(config, window, dtype, device) for window in config.windows]
-        self._norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
-        self._lm_head = Linear(
-            config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device
-        )
-        if config.tied_embeddings:
-            self._lm_head.weight = self._embedding
+        self._norm = torch.empty(hidden_size, dtype=dtype, device=device)
+        self._lm_head = Linear(hidden_size, vocab_size, bias=False, dtype=dtype, device=device)
         self._functions = layer_functions(device, dtype)
         self._rotary = config.rope.table(max_model_len, device)
 
     def weight_slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor of a checkpoint, by its name there."""
-        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
-        if not self.config.tied_embeddings:
-            slots["lm_head.weight"] = self._lm_head.weight
+        """The memory of each tensor of a checkpoint, by its name there; gone after `pack`."""
+        if self._embedding is None:
+            slots = {"model.embed_tokens.weight": self._lm_head.weight}
+        else:
+            slots = {
+                "model.embed_tokens.weight": self._embedding,
+                "lm_head.weight": self._lm_head.weight,
+            }
+        slots["model.norm.weight"] = self._norm
         for index, layer in enumerate(self._layers):
             for name, slot in layer.weight_slots().items():
                 slots[f"model.layers.{index}.{name}"] = slot
@@ -131,20 +134,25 @@ class LlamaModel:
         """
         functions, eps = self._functions, self.config.rms_norm_eps
         last = len(self._layers) - 1
-        delta = F.embedding(input_ids, self._embedding)
-        hidden = torch.zeros_like(delta)
+        hidden = self._embed(input_ids)
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(functions.add_rms_norm(hidden, delta, layer.attention_norm, eps))
+            qkv = layer.qkv(functions.rms_norm(hidden, layer.attention_norm, eps))
             if layer.head_norm is not None:
                 functions.norm_heads(qkv, layer.head_norm, eps)
             attended = attention.attend(index, qkv, self._rotary, meta, layer.window)
             if index == last:  # from here on only the sampled rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
-            delta = layer.output(attended)
-            gate_up = layer.gate_up(functions.add_rms_norm(hidden, delta, layer.mlp_norm, eps))
-            delta = layer.down(functions.silu_and_mul(gate_up))
-        logits = self._lm_head(functions.add_rms_norm(hidden, delta, self._norm, eps))
+            layer.output.add_to(hidden, attended)
+            gate_up = layer.gate_up(functions.rms_norm(hidden, layer.mlp_norm, eps))
+            layer.down.add_to(hidden, functions.silu_and_mul(gate_up))
+        logits = self._lm_head(functions.rms_norm(hidden, self._norm, eps))
         return logits.float()
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        """The tokens' embeddings [num_tokens, hidden_size]."""
+        if self._embedding is None:
+            return self._lm_head.rows(input_ids)
+        return F.embedding(input_ids, self._embedding)
 
 
 def _parts(linear: Linear, sizes: dict[str, int]) -> dict[str, Tensor]:

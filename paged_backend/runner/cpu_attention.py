@@ -14,25 +14,22 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backend.models.cpu_tiles import (
+from paged_backend.models.cpu_threads import (
+    ParallelKernel,
+    claim,
     device_function,
-    kernel,
-    multiply,
-    use_torch_threads,
+    floats,
+    ints,
+    longs,
 )
+from paged_backend.models.cpu_tiles import multiply
 from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
 from paged_backend.runner.kv_cache import KVCacheSpec
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-
 _TILE_ROWS = 24  # query rows (queries x heads of a group) that share one pass over the keys
 _CHUNK = 128  # keys between two updates of the running softmax
-_READ_COST = 2  # of a tile's keys and values, in queries' worth of arithmetic
 _NO_WINDOW = 1 << 40
 _LOG2E = math.log2(math.e)
 _LOWEST = np.float32(-1e30)  # stands for minus infinity, which fast-math rules out
@@ -53,8 +50,8 @@ class CpuAttention(AttentionBackend):
         outer = (spec.num_layers, num_blocks, spec.num_kv_heads)
         self._keys = torch.zeros(*outer, spec.head_dim, spec.block_size)
         self._values = torch.zeros(*outer, spec.block_size, spec.head_dim)
-        self._layer_keys = list(self._keys.numpy())
-        self._layer_values = list(self._values.numpy())
+        # The scale is applied to the queries; the softmax is one of powers of 2.
+        self._query_factor = np.float64(config.scale * math.log2(math.e)).view(np.int64).item()
 
     def attend(
         self,
@@ -64,22 +61,31 @@ class CpuAttention(AttentionBackend):
         meta: AttentionMetadata,
         window: int | None = None,
     ) -> Tensor:
-        workers = use_torch_threads()
+        qkv = qkv.contiguous()
         out = torch.empty(len(qkv), self._config.num_heads * self._spec.head_dim)
-        _write_and_attend(
-            qkv.contiguous().numpy(),
-            rotary.numpy(),
-            meta.query_start_loc.numpy(),
-            meta.seq_lens.numpy(),
-            meta.block_table.numpy(),
-            meta.slot_mapping.numpy(),
-            self._layer_keys[layer],
-            self._layer_values[layer],
-            out.numpy(),
-            self._config.scale,
+        num_seqs, table_width = meta.block_table.shape
+        arguments = (
+            qkv.data_ptr(),
+            rotary.data_ptr(),
+            meta.query_start_loc.data_ptr(),
+            meta.seq_lens.data_ptr(),
+            meta.block_table.data_ptr(),
+            meta.slot_mapping.data_ptr(),
+            self._keys[layer].data_ptr(),
+            self._values[layer].data_ptr(),
+            out.data_ptr(),
+            len(qkv),
+            num_seqs,
+            table_width,
+            self._config.num_heads,
+            self._spec.num_kv_heads,
+            self._spec.head_dim,
+            self._spec.block_size,
+            self._query_factor,
             _NO_WINDOW if window is None else window,
-            workers,
         )
+        _write(*arguments)
+        _attend(*arguments)
         return out
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -87,168 +93,10 @@ class CpuAttention(AttentionBackend):
             for pool in (self._keys, self._values):
                 pool[:, target] = pool[:, source]
 
-    def warm_up(self) -> None:
-        """Attend one token that is written nowhere."""
-        heads = self._config.num_heads + 2 * self._spec.num_kv_heads
-        one = torch.ones(1, dtype=torch.int32)
-        meta = AttentionMetadata(
-            query_start_loc=torch.arange(2, dtype=torch.int32),
-            seq_lens=one,
-            block_table=torch.zeros(1, 1, dtype=torch.int32),
-            slot_mapping=torch.full((1,), -1),
-        )
-        rotary = torch.zeros(1, self._spec.head_dim)
-        self.attend(0, torch.zeros(1, heads * self._spec.head_dim), rotary, meta)
-
-
-@kernel
-def _write_and_attend(
-    qkv: Floats,
-    rotary: Floats,
-    starts: Ints,
-    seq_lens: Ints,
-    table: Ints,
-    slots: Longs,
-    keys: Floats,
-    values: Floats,
-    out: Floats,
-    scale: float,
-    window: int,
-    workers: int,
-) -> None:
-    kv_heads, head_dim = keys.shape[1], keys.shape[2]
-    group = out.shape[1] // head_dim // kv_heads
-    tile_queries = max(1, _TILE_ROWS // group)
-    for worker in numba.prange(workers):
-        _write_share(np.int64(worker), workers, qkv, rotary, starts, seq_lens, slots, keys, values)
-    total = _total_work(starts, seq_lens, tile_queries, kv_heads, window)
-    for worker in numba.prange(workers):
-        _walk_tiles(
-            worker * total // workers,
-            (worker + 1) * total // workers,
-            tile_queries,
-            qkv,
-            rotary,
-            starts,
-            seq_lens,
-            table,
-            keys,
-            values,
-            out,
-            scale,
-            window,
-        )
-
 
 @device_function
-def _write_share(
-    worker: int,
-    workers: int,
-    qkv: Floats,
-    rotary: Floats,
-    starts: Ints,
-    seq_lens: Ints,
-    slots: Longs,
-    keys: Floats,
-    values: Floats,
-) -> None:
-    """Write a worker's share of the tokens to their slots, keys rotated."""
-    kv_heads, head_dim, block_size = keys.shape[1], keys.shape[2], keys.shape[3]
-    half = head_dim // 2
-    num_tokens = len(slots)
-    first = worker * num_tokens // workers
-    last = (worker + 1) * num_tokens // workers
-    seq = 0
-    for token in range(first, last):
-        while starts[seq + 1] <= token:
-            seq += 1
-        position = seq_lens[seq] - starts[seq + 1] + token
-        slot = slots[token]
-        if slot < 0:
-            continue
-        block, offset = slot // block_size, slot % block_size
-        for head in range(kv_heads):
-            value = qkv.shape[1] - (kv_heads - head) * head_dim
-            key = value - kv_heads * head_dim
-            for i in range(half):
-                cos, sin = rotary[position, i], rotary[position, half + i]
-                x, y = qkv[token, key + i], qkv[token, key + half + i]
-                keys[block, head, i, offset] = x * cos - y * sin
-                keys[block, head, half + i, offset] = y * cos + x * sin
-            for i in range(head_dim):
-                values[block, head, offset, i] = qkv[token, value + i]
-
-
-@device_function
-def _walk_tiles(
-    first_work: int,
-    last_work: int,
-    tile_queries: int,
-    qkv: Floats,
-    rotary: Floats,
-    starts: Ints,
-    seq_lens: Ints,
-    table: Ints,
-    keys: Floats,
-    values: Floats,
-    out: Floats,
-    scale: float,
-    window: int,
-) -> None:
-    """Compute the tiles that begin within a span of the batch's work."""
-    kv_heads, head_dim = keys.shape[1], keys.shape[2]
-    group = out.shape[1] // head_dim // kv_heads
-    rows = tile_queries * group
-    queries = np.empty((rows, head_dim), np.float32)
-    scores = np.empty((rows, max(_CHUNK, keys.shape[3])), np.float32)
-    sums = np.empty((rows, head_dim), np.float32)
-    maxima = np.empty(rows, np.float32)
-    totals = np.empty(rows, np.float32)
-    work = 0
-    for seq in range(len(seq_lens)):
-        for start in range(starts[seq], starts[seq + 1], tile_queries):
-            count = min(tile_queries, starts[seq + 1] - start)
-            position = seq_lens[seq] - starts[seq + 1] + start
-            for head in range(kv_heads):
-                if first_work <= work < last_work:
-                    _load_queries(
-                        qkv, rotary, start, count, position, head, group, scale, queries
-                    )
-                    _attend_tile(
-                        position,
-                        count * group,
-                        group,
-                        head,
-                        seq,
-                        table,
-                        keys,
-                        values,
-                        window,
-                        queries,
-                        scores,
-                        sums,
-                        maxima,
-                        totals,
-                    )
-                    _store(sums, totals, start, count, head, group, out)
-                work += _work(position, count, window)
-
-
-@device_function
-def _work(position: int, count: int, window: int) -> int:
-    """What a tile of `count` queries from `position` on costs, in any unit."""
-    return min(position + count, window) * (count + _READ_COST)
-
-
-@device_function
-def _total_work(starts: Ints, seq_lens: Ints, tile_queries: int, kv_heads: int, window: int) -> int:
-    total = 0
-    for seq in range(len(seq_lens)):
-        for start in range(starts[seq], starts[seq + 1], tile_queries):
-            count = min(tile_queries, starts[seq + 1] - start)
-            position = seq_lens[seq] - starts[seq + 1] + start
-            total += kv_heads * _work(position, count, window)
-    return total
+def _write_tokens(arguments: Any) -> None:
+    """Write the step's keys, rotated, and values to their slots, one token after the other."""
 
 
 @device_function

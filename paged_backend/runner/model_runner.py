@@ -40,6 +40,7 @@ class ModelRunner:
         )
         self.vocab_size = shape.vocab_size
         self.max_model_len = self._model.max_model_len
+        self._check_whole_prompts_fit(config)
         self.eos_token_ids = frozenset(shape.eos_token_ids)
         self.num_blocks = self._num_blocks(config, spec)
         self._attention = make_attention_backend(
@@ -52,6 +53,7 @@ class ModelRunner:
         self._sampler = Sampler(self.eos_token_ids)
         self.model_seconds = 0.0  # spent in forward passes so far
 
+    @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Make the plan's copies, compute its tokens and sample."""
         batch = InputBatch.build(plan, self._block_size, self.device)
@@ -63,6 +65,14 @@ class ModelRunner:
         )
         self.model_seconds += time.perf_counter() - started
         return ModelRunnerOutput(self._sampler.sample(logits, batch.samples))
+
+    def _check_whole_prompts_fit(self, config: EngineConfig) -> None:
+        limit = config.max_num_batched_tokens
+        if not config.enable_chunked_prefill and limit < self.max_model_len:
+            raise ConfigError(
+                f"option max_num_batched_tokens must be at least max_model_len "
+                f"({self.max_model_len}) without chunked prefill, got {limit}"
+            )
 
     def _num_blocks(self, config: EngineConfig, spec: KVCacheSpec) -> int:
         budget = config.kv_cache_memory_bytes or self._free_memory(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -198,19 +198,18 @@ class CancelSweep:
     def __init__(self) -> None:
         self._queue: deque[str] = deque()
         self._last = time.monotonic()
+        self._allowance = 0.0
 
-    def due(self, open_calls: dict[str, OpenCall]) -> list[str]:
-        """The ids whose turn it is; each at most once in ``POLL_S``."""
+    def due(self, open_calls: Collection[str]) -> list[str]:
+        """The ids whose turn it is, each at most once."""
         now = time.monotonic()
-        elapsed = now - self._last
-        if elapsed < POLL_S:
-            return []
+        self._allowance += (now - self._last) * CANCEL_CHECKS_PER_S
+        self._allowance = min(self._allowance, len(open_calls))
         self._last = now
         due: list[str] = []
-        for _ in range(max(1, int(elapsed * CANCEL_CHECKS_PER_S))):
+        for _ in range(int(self._allowance)):
             if not self._queue:
                 self._queue.extend(open_calls)
-                if due or not self._queue:
-                    break
             due.append(self._queue.popleft())
+        self._allowance -= len(due)
         return due

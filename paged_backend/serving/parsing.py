@@ -69,7 +69,9 @@ class RequestParser:
         text, prompt_token_ids = self._prompt(tensors)
         self._limits.check(prompt_token_ids, params)
         if options.echo and text is None:
-            text = self._tokenizer.decode(prompt_token_ids, params.skip_special_tokens)
+            text = self._tokenizer.decode(
+                prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            )
         request = Request(request_id, prompt_token_ids, params, time.monotonic(), cache_salt)
         return ParsedRequest(request, options, (text or "") if options.echo else "")
 

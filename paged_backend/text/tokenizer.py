@@ -107,20 +107,25 @@ def _read(file: Path) -> tokenizers.Tokenizer | None:
 
 def _agrees(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
     """Whether ``config`` asks for nothing that ``backend`` does not do as it is."""
-    if config.get("split_special_tokens"):
-        return False
-    added = backend.get_added_tokens_decoder()
+    added = {str(id_): token for id_, token in backend.get_added_tokens_decoder().items()}
     special = {token.content for token in added.values() if token.special}
-    if not special.issuperset(_special_tokens(config)):
-        return False
-    for token_id, wanted in config.get("added_tokens_decoder", {}).items():
-        token = added.get(int(token_id))
-        if token is None or (token.content, token.special) != (
-            wanted["content"],
-            wanted.get("special", False),
-        ):
-            return False
-    return _frames_as(backend, config)
+    wanted = config.get("added_tokens_decoder") or {}
+    return (
+        not config.get("split_special_tokens")
+        and special.issuperset(_special_tokens(config))
+        and isinstance(wanted, dict)
+        and all(_is_token(added.get(token_id), entry) for token_id, entry in wanted.items())
+        and _frames_as(backend, config)
+    )
+
+
+def _is_token(token: tokenizers.AddedToken | None, entry: object) -> bool:
+    return (
+        token is not None
+        and isinstance(entry, dict)
+        and token.content == entry.get("content")
+        and token.special == entry.get("special", False)
+    )
 
 
 def _frames_as(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:

@@ -116,7 +116,9 @@ def test_stop_tokens_count_only_after_min_tokens():
     engine.run()
     third = engine.tokens["free", 0][2]
     first = engine.tokens["free", 0].index(third)
-    engine.add(make_request("stop", [5, 6, 7], max_tokens=12, stop_token_ids=[third], ignore_eos=True))
+    engine.add(
+        make_request("stop", [5, 6, 7], max_tokens=12, stop_token_ids=[third], ignore_eos=True)
+    )
     engine.run()
     assert len(engine.tokens["stop", 0]) == first + 1
     assert engine.reasons["stop", 0] == "stop"

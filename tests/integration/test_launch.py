@@ -82,7 +82,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[RunningServer]:
+def echo_server(repository: Path) -> Iterator[RunningServer]:
     with start_server(repository) as running:
         yield running
 
@@ -98,28 +98,30 @@ def get(server: RunningServer, path: str, body: str | None = None) -> tuple[int,
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that takes what is otherwise put into /tmp."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder that takes what is otherwise put into /tmp; short, for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        yield Path(folder)
 
 
 @pytest.mark.server
 def test_the_stub_streams_and_runs_this_interpreter_in_an_empty_folder(
-    server: RunningServer,
+    echo_server: RunningServer,
 ) -> None:
-    status, text = get(server, "/v2/models/echo/generate_stream", '{"text_input": "?"}')
+    status, text = get(echo_server, "/v2/models/echo/generate_stream", '{"text_input": "?"}')
     events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
     assert status == 200
-    assert [event["text_output"] for event in events] == [sys.prefix, "[]", str(server.pid)]
+    assert [event["text_output"] for event in events] == [sys.prefix, "[]", str(echo_server.pid)]
 
 
 @pytest.mark.server
-def test_all_three_endpoints_are_where_the_server_says(server: RunningServer) -> None:
-    with Client(server.grpc_url, "echo") as client:
+def test_all_three_endpoints_are_where_the_server_says(echo_server: RunningServer) -> None:
+    with Client(echo_server.grpc_url, "echo") as client:
         assert client.is_ready()
-    assert server.metrics_url.endswith(f":{server.endpoints.metrics_port}/metrics")
-    connection = http.client.HTTPConnection("127.0.0.1", server.endpoints.metrics_port)
+    assert echo_server.metrics_url.endswith(f":{echo_server.endpoints.metrics_port}/metrics")
+    connection = http.client.HTTPConnection("127.0.0.1", echo_server.endpoints.metrics_port)
     connection.request("GET", "/metrics")
     assert b"nv_inference_count" in connection.getresponse().read()
     connection.close()
@@ -127,15 +129,15 @@ def test_all_three_endpoints_are_where_the_server_says(server: RunningServer) ->
 
 @pytest.mark.server
 @pytest.mark.parametrize("path", ["systemsharedmemory/status", "logging", "trace/setting"])
-def test_apis_that_reach_into_the_server_are_closed(server: RunningServer, path: str) -> None:
-    assert get(server, f"/v2/{path}")[0] == 403
+def test_apis_that_reach_into_the_server_are_closed(echo_server: RunningServer, path: str) -> None:
+    assert get(echo_server, f"/v2/{path}")[0] == 403
 
 
 @pytest.mark.server
 def test_a_port_in_use_is_refused_before_anything_starts(
-    server: RunningServer, repository: Path
+    echo_server: RunningServer, repository: Path
 ) -> None:
-    taken = server.endpoints.grpc_port
+    taken = echo_server.endpoints.grpc_port
     with (
         pytest.raises(ConfigError, match=f"--grpc-port: port {taken} is in use"),
         launch_server(repository, grpc_port=taken),
@@ -226,9 +228,9 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
         shell.send_signal(number)
         assert shell.communicate(timeout=60) == ("", "")
     assert shell.returncode == 0
-    assert not any(child.is_running() for child in children)
-    assert not list(temporary.glob("paged-backend-*.log"))
-    assert not list(temporary.glob("paged-backend-*/*"))
+    assert not psutil.wait_procs(children, timeout=5)[1]
+    # The engine keeps one folder for all its sockets; of the launcher's nothing stays.
+    assert {path.name for path in temporary.iterdir()} <= {f"paged-backend-{os.getuid()}"}
 
 
 @pytest.mark.server
@@ -251,6 +253,7 @@ def test_the_printed_command_serves_without_the_launcher(temporary: Path) -> Non
     with reserved, run_shell(f"{command.strip()} --log-file={log}", temporary) as shell:
         with Client(endpoints.grpc_url, timeout=30) as client:
             wait_until(lambda: shell.poll() is not None or client.is_ready(), timeout_s=60)
+            assert shell.poll() is None, shell.communicate()
             assert client.generate("What does abs do?", max_tokens=4).num_output_tokens == 4
         shell.send_signal(signal.SIGINT)
         shell.communicate(timeout=60)

@@ -126,17 +126,18 @@ def improbability(counts: np.ndarray, probabilities: np.ndarray) -> float:
 def test_tokens_come_as_often_as_the_definitions_say(
     fields: dict[str, float], scale: float
 ) -> None:
-    logits = noise(1, vocab=777, scale=scale)[0]
+    logits = noise(1, vocab=1101, scale=scale)[0]
+    logits[-1] = logits.max() - 0.1
     probabilities = reference(logits, SamplingParams.from_mapping(fields))
-    counts = drawn(logits, 20_000, **fields)
+    counts = drawn(logits, 6_000, **fields)
     assert set(counts.nonzero()[0]) <= set(probabilities.nonzero()[0])
     assert improbability(counts, probabilities) < 5  # the seeds are fixed: this cannot flake
 
 
 def test_the_distribution_test_can_fail() -> None:
-    logits = noise(1, vocab=777)[0]
+    logits = noise(1, vocab=1101)[0]
     probabilities = reference(logits, SamplingParams(temperature=1.1))
-    assert improbability(drawn(logits, 20_000), probabilities) > 5
+    assert improbability(drawn(logits, 6_000), probabilities) > 5
 
 
 @pytest.mark.parametrize("vocab", [3, 40, 129, 1037, 50257])
@@ -160,11 +161,11 @@ def test_tokens_without_probability_are_never_drawn() -> None:
 
 
 def test_top_p_is_exact_where_the_likeliest_tokens_do_not_hold_the_mass() -> None:
-    flat = noise(1, vocab=5000, scale=0.2)[0]
+    flat = noise(1, vocab=2000, scale=0.2)[0]
     params = SamplingParams(top_p=0.5)
     allowed = set(reference(flat, params).nonzero()[0].tolist())
-    assert len(allowed) > 20 * NUM_CANDIDATES
-    seen = set(drawn(flat, 20_000, top_p=0.5).nonzero()[0].tolist())
+    assert len(allowed) > 10 * NUM_CANDIDATES
+    seen = set(drawn(flat, 6_000, top_p=0.5).nonzero()[0].tolist())
     assert seen <= allowed
     assert len(seen) > 0.98 * len(allowed)
 
@@ -329,4 +330,4 @@ def test_the_number_of_tensor_calls_does_not_grow_with_the_rows(fields: dict[str
         logits = noise(1).repeat(rows, 1)
         return kernels(lambda: Sampler(frozenset({EOS})).sample(logits, specs))
 
-    assert calls(64) <= calls(4) + 2
+    assert calls(64) < 1.1 * calls(4)

@@ -45,7 +45,7 @@ def byte_level_bpe() -> Tokenizer:
 
 def byte_fallback_bpe() -> Tokenizer:
     """As Llama 2 and Mistral: pieces with a mark for a space, and tokens for single bytes."""
-    pieces = ["▁", "▁▁", *"abcdefghijklmnopqrstuvwxyz,.'é語�", "▁t", "▁th", "▁the", "an", "▁an"]
+    pieces = ["", "▁", "▁▁", *"abcdefghijklmnopqrstuvwxyz,.'é語�", "▁t", "▁th", "▁the", "an", "▁an"]
     vocab = {token: id_ for id_, token in enumerate(SPECIAL_TOKENS + BYTE_TOKENS + pieces)}
     merges = [("▁", "▁"), ("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("a", "n"), ("▁", "an")]
     tokenizer = Tokenizer(

@@ -73,7 +73,7 @@ def answers(draw: st.DrawFn, tokenizer: Tokenizer) -> tuple[list[int], SamplingP
 
 
 @settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data(), reason=st.sampled_from([LENGTH, STOP, ABORT]))
 def test_deltas_add_up_to_the_whole_however_the_tokens_are_grouped(

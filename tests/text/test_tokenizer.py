@@ -50,6 +50,32 @@ def test_a_token_that_only_the_config_makes_special_is_special(tmp_path: Path) -
     assert ours.decode(ours.encode("a<tool call>b")) == "ab"
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": {"7": {"content": "x"}}},
+        {"added_tokens_decoder": {"0": "<unk>"}},
+        {"added_tokens_decoder": [1]},
+        {"extra_special_tokens": {"image_token": "<tool call>"}},
+    ],
+    ids=str,
+)
+def test_a_config_that_differs_from_the_file_is_left_to_transformers(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    save(tmp_path, "byte_level", **config)
+    try:
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+    except Exception:
+        with pytest.raises(ConfigError, match="no tokenizer can be made"):
+            load_tokenizer(tmp_path)
+        return
+    ours = load_tokenizer(tmp_path)
+    token_ids = ours.encode("a<tool call> x")
+    assert token_ids == theirs.encode("a<tool call> x")
+    assert ours.decode(token_ids) == theirs.decode(token_ids, skip_special_tokens=True)
+
+
 def test_truncation_and_padding_in_the_file_do_not_apply(tmp_path: Path) -> None:
     backend = byte_level_bpe()
     backend.enable_truncation(4)

@@ -1,0 +1,150 @@
+"""Three questions at once to a real server, printed as the answers come, and what it cost."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paged_client import Client, Completion, CompletionBuilder
+from rich.columns import Columns
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+
+from paged_backend.demo import MODEL_DIR, SYSTEM_PROMPT, Question, load_questions
+from paged_backend.demo.metrics import MetricsWatch
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import start_server
+
+NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
+COLOURS = ("cyan", "magenta", "green")
+REFRESH_PER_S = 30
+
+
+def show() -> int:
+    """Start a server, ask, print, stop; 1 if an answer is wrong, else 0.
+
+    Raises:
+        LaunchError: the server did not start.
+    """
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="paged-backend-") as folder:
+        write_model_repository(Path(folder), "paged_llm", {"model": "demo"}, instances=1)
+        console.print("Starting tritonserver with the bundled demo model ...")
+        started = time.monotonic()
+        with start_server(Path(folder)) as server:
+            console.print(
+                f"Ready after {time.monotonic() - started:.0f} s: HTTP {server.http_url}, "
+                f"gRPC {server.grpc_url}, metrics {server.metrics_url}\n"
+            )
+            return _ask(console, server.grpc_url, server.metrics_url)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One stream on the screen."""
+
+    question: Question
+    prompt: str
+    colour: str
+    text: str = ""
+    completion: Completion | None = None
+
+    def follow(self, client: Client) -> None:
+        """Stream the answer to its end."""
+        builder = CompletionBuilder()
+        with client.stream(self.prompt, temperature=0, max_tokens=64) as stream:
+            for chunk in stream:
+                builder.add(chunk)
+                self.text += chunk.text
+        self.completion = builder.build()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the whole answer came and is word for word the expected one."""
+        return self.completion is not None and self.completion.text == self.question.answer
+
+    def panel(self) -> Panel:
+        """The column of this stream."""
+        return Panel(self.text, title=self.question.question, style=self.colour, width=38, height=8)
+
+
+def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
+    conversations = _conversations()
+    with Client(grpc_url, timeout=60) as client, MetricsWatch(metrics_url) as metrics:
+        threads = [threading.Thread(target=c.follow, args=(client,)) for c in conversations]
+        started = time.perf_counter()
+        with Live(console=console, refresh_per_second=REFRESH_PER_S) as live:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                live.update(Columns([c.panel() for c in conversations]))
+                time.sleep(1 / REFRESH_PER_S)
+            live.update(Columns([c.panel() for c in conversations]))
+        seconds = time.perf_counter() - started
+    console.print(_streams_table(conversations))
+    console.print(_server_table(conversations, metrics, seconds))
+    wrong = [c.question.name for c in conversations if not c.is_right]
+    if wrong:
+        console.print(f"[red]Wrong or incomplete: {', '.join(wrong)}[/red]")
+    return 1 if wrong else 0
+
+
+def _conversations() -> list[Conversation]:
+    from transformers import AutoTokenizer  # slow to import; the server loads meanwhile
+
+    template = AutoTokenizer.from_pretrained(MODEL_DIR).apply_chat_template
+    by_name = {question.name: question for question in load_questions()}
+    conversations = []
+    for name, colour in zip(NAMES, COLOURS, strict=True):
+        messages = [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": by_name[name].question},
+        ]
+        prompt = template(messages, tokenize=False, add_generation_prompt=True)
+        conversations.append(Conversation(by_name[name], prompt, colour))
+    return conversations
+
+
+def _streams_table(conversations: list[Conversation]) -> Table:
+    table = Table("question", "prompt", "output", "TTFT", "median ITL", "tokens/s", "right")
+    for conversation in conversations:
+        completion = conversation.completion
+        if completion is not None:
+            table.add_row(
+                conversation.question.name,
+                f"{completion.num_input_tokens} tokens",
+                f"{completion.num_output_tokens} tokens",
+                f"{completion.ttft_s * 1e3:.0f} ms",
+                f"{statistics.median(completion.itl_s or (0.0,)) * 1e3:.1f} ms",
+                f"{completion.num_output_tokens / completion.latency_s:.0f}",
+                "yes" if conversation.is_right else "no",
+            )
+    return table
+
+
+def _server_table(
+    conversations: list[Conversation], metrics: MetricsWatch, seconds: float
+) -> Table:
+    total = sum(c.completion.num_output_tokens for c in conversations if c.completion is not None)
+    hits, queries = (
+        metrics.last("prefix_cache_hits_total"),
+        metrics.last("prefix_cache_queries_total"),
+    )
+    table = Table(show_header=False)
+    table.add_row("all streams", f"{total / seconds:.0f} tokens/s")
+    table.add_row(
+        "prefix-cache hit rate", f"{hits:.0f} of {queries:.0f} prompt tokens ({hits / queries:.0%})"
+    )
+    blocks = metrics.peak("kv_blocks_used")
+    table.add_row(
+        "KV utilisation at the peak",
+        f"{metrics.at_peak('kv_blocks_used', 'kv_cache_utilization_perc'):.0%} of the slots of "
+        f"{blocks:.0f} blocks",
+    )
+    return table

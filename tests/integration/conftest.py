@@ -1,0 +1,87 @@
+"""One real tritonserver on the demo model for all tests of the wire, and ways to talk to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paged_client import Client
+
+from paged_backend.demo.metrics import read_metrics
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import RunningServer, start_server
+
+MODEL = "paged_llm"
+
+
+@dataclass
+class Server:
+    """The running server as a test sees it."""
+
+    running: RunningServer
+
+    def post(self, verb: str, fields: dict[str, Any] | bytes) -> tuple[int, str]:
+        """Status and body of ``generate`` or ``generate_stream``."""
+        body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+        with self.connection() as connection:
+            connection.request("POST", f"/v2/models/{MODEL}/{verb}", body)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    @contextmanager
+    def connection(self) -> Iterator[http.client.HTTPConnection]:
+        address = self.running.http_url.removeprefix("http://")
+        connection = http.client.HTTPConnection(address, timeout=60)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def metrics(self) -> dict[str, float]:
+        return read_metrics(self.running.metrics_url)
+
+    def wait_for(self, name: str, value: float, timeout_s: float = 10.0) -> float:
+        """Seconds until a metric has a value."""
+        started = time.monotonic()
+        while self.metrics()[name] != value:
+            assert time.monotonic() - started < timeout_s, (name, self.metrics())
+            time.sleep(0.005)
+        return time.monotonic() - started
+
+    def is_ready(self) -> bool:
+        with self.connection() as connection:
+            connection.request("GET", f"/v2/models/{MODEL}/ready")
+            return connection.getresponse().status == 200
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two instances over one engine."""
+    repository: Path = tmp_path_factory.mktemp("repository")
+    write_model_repository(repository, MODEL, {"model": "demo", "max_num_seqs": 64}, instances=2)
+    with start_server(repository) as running:
+        yield Server(running)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.running.grpc_url, MODEL, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test the server is ready and no block is in use."""
+    yield
+    if "server" in request.fixturenames:
+        server: Server = request.getfixturevalue("server")
+        assert server.is_ready()
+        server.wait_for("kv_blocks_used", 0)
+        assert server.metrics()["engine_up"] == 1

@@ -1,0 +1,62 @@
+"""The offline API on the bundled model."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_backend import LLM, FinishReason, InvalidRequest, SamplingParams
+from paged_backend.demo import load_questions
+
+GREEDY = SamplingParams(temperature=0, max_tokens=64)
+QUESTIONS = load_questions()
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("demo", max_num_seqs=64)
+
+
+def test_every_question_is_answered_word_for_word(llm):
+    outputs = llm.generate([question.question for question in QUESTIONS], GREEDY)
+    assert len(QUESTIONS) >= 200
+    assert [out.outputs[0].text for out in outputs] == ["\n" + q.answer for q in QUESTIONS]
+    assert {out.outputs[0].finish_reason for out in outputs} == {FinishReason.STOP}
+
+
+def test_strings_and_token_ids_give_the_same(llm):
+    question = QUESTIONS[7].question
+    ids = llm.tokenizer.encode(question)
+    by_text, by_ids = llm.generate([question, ids], GREEDY)
+    assert by_text.prompt_token_ids == by_ids.prompt_token_ids == ids
+    assert by_text.outputs[0].token_ids == by_ids.outputs[0].token_ids
+    assert (by_text.prompt, by_ids.prompt) == (question, None)
+    assert llm.generate(ids, GREEDY)[0].outputs == by_ids.outputs
+
+
+def test_params_for_each_prompt_and_several_answers(llm):
+    params = [SamplingParams(max_tokens=3, ignore_eos=True), SamplingParams(n=2, max_tokens=5)]
+    first, second = llm.generate(["What does", "What does"], params)
+    assert len(first.outputs[0].token_ids) == 3
+    assert first.outputs[0].finish_reason is FinishReason.LENGTH
+    assert [answer.index for answer in second.outputs] == [0, 1]
+
+
+def test_a_stop_string_ends_one_answer_only(llm):
+    answer = QUESTIONS[7].answer
+    word = answer.split()[3]
+    params = [SamplingParams(temperature=0, max_tokens=64, stop=[word]), GREEDY]
+    stopped, whole = llm.generate([QUESTIONS[7].question] * 2, params)
+    assert stopped.outputs[0].text == "\n" + answer[: answer.index(word)]
+    assert stopped.outputs[0].finish_reason is FinishReason.STOP
+    assert whole.outputs[0].text == "\n" + answer
+    assert llm.engine.stats().num_used_blocks == 0
+
+
+def test_one_wrong_prompt_stops_all_before_anything_is_computed(llm):
+    steps = llm.engine.stats().num_steps
+    for prompts in (["fine", ""], ["fine", [1, "x"]], ["fine", [10**6]]):
+        with pytest.raises(InvalidRequest, match="prompt"):
+            llm.generate(prompts, GREEDY)
+    with pytest.raises(InvalidRequest, match="2 entries for 1 prompts"):
+        llm.generate("fine", [GREEDY, GREEDY])
+    assert llm.engine.stats().num_steps == steps
