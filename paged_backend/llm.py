@@ -80,8 +80,8 @@ class LLM:
 
     def _run(self, answers: dict[str, OfflineAnswer]) -> None:
         total = sum(answer.request.params.n for answer in answers.values())
-        with tqdm(
-            total=total, unit="answer", desc="Generating", delay=PROGRESS_AFTER_S, leave=False
+        with tqdm(  # only on a terminal (disable=None)
+            total=total, unit="answer", delay=PROGRESS_AFTER_S, leave=False, disable=None
         ) as bar:
             while self.engine.has_unfinished:
                 for output in self.engine.step():

@@ -143,6 +143,24 @@ def test_responses_that_break_the_contract_are_the_servers_fault() -> None:
         StreamDecoder().decode(message)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("temperature: must be between 0 and 100, got -1", InvalidRequest),
+        ("Request for unknown model: 'm' is not found", InvalidRequest),
+        ("queue_full: 128 requests wait", Unavailable),
+        ("draining: the model is being unloaded", Unavailable),
+        ("engine_dead: its process has ended", Unavailable),
+        ("Stub process 'm_0_0' is not healthy.", Unavailable),
+        ("Request was cancelled", RequestCancelled),
+        ("internal error (KeyError); the server's log has more", ServerError),
+    ],
+)
+def test_an_error_inside_a_stream_is_known_by_its_text(text: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=re.escape(text)):
+        StreamDecoder().decode(service_pb2.ModelStreamInferResponse(error_message=text))
+
+
 def test_tokens_that_come_together_share_the_gap_before_them() -> None:
     builder = CompletionBuilder()
     for text, count in (("", 0), ("ab", 2), ("cde", 3)):

@@ -44,8 +44,31 @@ _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: RequestTimeout,
 }
 
+# How the texts begin that are not about the request itself; the last two are Triton's own.
+_BY_BEGINNING: dict[str, type[ClientError]] = {
+    "queue_full:": Unavailable,
+    "draining:": Unavailable,
+    "engine_dead:": Unavailable,
+    "Request was cancelled": RequestCancelled,
+    "internal error": ServerError,
+    "Stub process": Unavailable,
+    "Failed to process the request": ServerError,
+}
+
 
 def from_status(status: grpc.RpcError) -> ClientError:
     """The exception for a gRPC status that is not OK."""
     code = status.code()
     return _BY_STATUS.get(code, ServerError)(status.details() or code.name.lower())
+
+
+def from_text(message: str) -> ClientError:
+    """The exception for an error inside a stream, which carries a text and no status.
+
+    The header ``triton_grpc_error`` would add the status, but makes tritonserver 24.10 crash when
+    several streams end with an error at once.
+    """
+    for beginning, kind in _BY_BEGINNING.items():
+        if message.startswith(beginning):
+            return kind(message)
+    return InvalidRequest(message)

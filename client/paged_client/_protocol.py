@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
-from paged_client._errors import InvalidRequest, ServerError
+from paged_client._errors import InvalidRequest, ServerError, from_text
 from paged_client._types import Chunk
 
 Prompt: TypeAlias = str | Sequence[int]
 
 CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-# Errors inside a stream then end it with a gRPC status; without this they carry text only.
-METADATA = (("triton_grpc_error", "true"),)
 READY_TIMEOUT_S = 5.0
 
 _ASKED_FOR = (
@@ -66,11 +64,10 @@ class StreamDecoder:
     def decode(self, response: Any) -> list[Chunk]:
         """What a ``ModelStreamInferResponse`` adds, in the order of the answers.
 
-        Raises InvalidRequest or ServerError for a response that carries none.
+        Raises the ClientError that the response stands for, if it is one.
         """
         if response.error_message:
-            # Text without a status: Triton's core refused the request before the model saw it.
-            raise InvalidRequest(response.error_message)
+            raise from_text(response.error_message)
         result = InferResult(response.infer_response)
         texts = _output(result, "text_output")
         counts = _output(result, "num_output_tokens").tolist()

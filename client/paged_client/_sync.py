@@ -14,7 +14,6 @@ from paged_client._completion import CompletionBuilder
 from paged_client._errors import from_status
 from paged_client._protocol import (
     CHANNEL_OPTIONS,
-    METADATA,
     READY_TIMEOUT_S,
     Prompt,
     StreamDecoder,
@@ -84,9 +83,7 @@ class Client:
         """Send a prompt, a text or token ids, with sampling options such as ``max_tokens=64``."""
         request = stream_request(self._model, prompt, params)
         call = self._stub.ModelStreamInfer(
-            iter((request,)),
-            metadata=METADATA,
-            timeout=self._timeout if timeout is None else timeout,
+            iter((request,)), timeout=self._timeout if timeout is None else timeout
         )
         return Stream(call)
 

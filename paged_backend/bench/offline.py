@@ -177,7 +177,7 @@ class OfflineBench:
         pending = deque(enumerate(requests))
         num_open = 0
         started = time.perf_counter()
-        with tqdm(total=total, unit="token", desc="engine", leave=False) as bar:
+        with tqdm(total=total, unit="token", desc="engine", leave=False, disable=None) as bar:
             while pending or num_open:
                 while pending and num_open < concurrency:
                     index, request = pending.popleft()

@@ -22,7 +22,7 @@ class TransformersPeer:
         dtype = resolve_dtype(config.dtype, load_model_config(folder).dtype, device)
         if config.load_format == "dummy":
             hf_config = AutoConfig.from_pretrained(folder)
-            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)  # type: ignore[no-untyped-call]
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         self._model = model.to(device).eval()
@@ -35,7 +35,7 @@ class TransformersPeer:
         self._generate([TraceRequest(r.prompt_token_ids, 2) for r in requests[:2]])
         total = sum(request.max_tokens for request in requests)
         started = time.perf_counter()
-        with tqdm(total=total, unit="token", desc="transformers", leave=False) as bar:
+        with tqdm(total=total, unit="token", desc="transformers", leave=False, disable=None) as bar:
             for start in range(0, len(requests), batch_size):
                 batch = requests[start : start + batch_size]
                 self._generate(batch)

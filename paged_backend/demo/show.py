@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_client import Client, Completion, CompletionBuilder
-from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
@@ -24,6 +23,7 @@ from paged_backend.launch.server_process import start_server
 NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
 COLOURS = ("cyan", "magenta", "green")
 REFRESH_PER_S = 30
+PANEL_HEIGHT = 8
 
 
 def show() -> int:
@@ -71,7 +71,7 @@ class Conversation:
 
     def panel(self) -> Panel:
         """The column of this stream."""
-        return Panel(self.text, title=self.question.question, style=self.colour, width=38, height=8)
+        return Panel(self.text, title=self.question.name, style=self.colour, height=PANEL_HEIGHT)
 
 
 def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
@@ -83,16 +83,25 @@ def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
-                live.update(Columns([c.panel() for c in conversations]))
+                live.update(_columns(conversations))
                 time.sleep(1 / REFRESH_PER_S)
-            live.update(Columns([c.panel() for c in conversations]))
+            live.update(_columns(conversations))
         seconds = time.perf_counter() - started
+    console.print()
     console.print(_streams_table(conversations))
     console.print(_server_table(conversations, metrics, seconds))
     wrong = [c.question.name for c in conversations if not c.is_right]
     if wrong:
         console.print(f"[red]Wrong or incomplete: {', '.join(wrong)}[/red]")
     return 1 if wrong else 0
+
+
+def _columns(conversations: list[Conversation]) -> Table:
+    grid = Table.grid(expand=True)
+    for _ in conversations:
+        grid.add_column(ratio=1)
+    grid.add_row(*(conversation.panel() for conversation in conversations))
+    return grid
 
 
 def _conversations() -> list[Conversation]:
@@ -106,22 +115,22 @@ def _conversations() -> list[Conversation]:
             {"role": "system", "content": SYSTEM_PROMPT},
             {"role": "user", "content": by_name[name].question},
         ]
-        prompt = template(messages, tokenize=False, add_generation_prompt=True)
+        prompt = str(template(messages, tokenize=False, add_generation_prompt=True))
         conversations.append(Conversation(by_name[name], prompt, colour))
     return conversations
 
 
 def _streams_table(conversations: list[Conversation]) -> Table:
-    table = Table("question", "prompt", "output", "TTFT", "median ITL", "tokens/s", "right")
+    table = Table("stream", "prompt", "output", "TTFT ms", "ITL ms", "tokens/s", "right")
     for conversation in conversations:
         completion = conversation.completion
         if completion is not None:
             table.add_row(
                 conversation.question.name,
-                f"{completion.num_input_tokens} tokens",
-                f"{completion.num_output_tokens} tokens",
-                f"{completion.ttft_s * 1e3:.0f} ms",
-                f"{statistics.median(completion.itl_s or (0.0,)) * 1e3:.1f} ms",
+                str(completion.num_input_tokens),
+                str(completion.num_output_tokens),
+                f"{completion.ttft_s * 1e3:.0f}",
+                f"{statistics.median(completion.itl_s or (0.0,)) * 1e3:.1f}",
                 f"{completion.num_output_tokens / completion.latency_s:.0f}",
                 "yes" if conversation.is_right else "no",
             )

@@ -1,20 +1,18 @@
-"""The functions of `layers` for float32 on the CPU: one pass over memory, one call each."""
+"""The functions of `layers` for float32 on the CPU: one call and one pass over memory each."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.models.cpu_math import exp2
-from paged_backend.models.cpu_tiles import device_function, kernel, use_torch_threads
-
-Floats = NDArray[np.float32]
+from paged_backend.models.cpu_threads import ParallelKernel, claim, device_function, floats
 
 _LOG2E = np.float32(math.log2(math.e))
 _ONE = np.float32(1.0)
@@ -22,63 +20,79 @@ _ONE = np.float32(1.0)
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `layers.rms_norm`."""
-    use_torch_threads()
+    x = x.contiguous()
     out = torch.empty_like(x)
-    _rms_norm(x.numpy(), weight.numpy(), eps, out.numpy())
+    _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _bits(eps))
     return out
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """As `layers.norm_heads`."""
-    use_torch_threads()
-    _norm_heads(qkv.numpy(), weight.numpy(), eps)
+    """As `layers.norm_heads`, for contiguous `qkv`."""
+    _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, _bits(eps))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """As `layers.silu_and_mul`."""
-    use_torch_threads()
-    out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
-    _silu_and_mul(gate_up.numpy(), out.numpy())
+    gate_up = gate_up.contiguous()
+    rows, size = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty(rows, size)
+    _silu_and_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
     return out
 
 
-@kernel
-def _rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
-    for row in numba.prange(len(x)):
-        scale = _norm_scale(x[row], eps)
-        for i in range(len(weight)):
-            out[row, i] = x[row, i] * scale * weight[i]
-
-
-@kernel
-def _norm_heads(qkv: Floats, weight: Floats, eps: float) -> None:
-    num_heads, head_dim = weight.shape
-    for row in numba.prange(len(qkv)):
-        for head in range(num_heads):
-            values = qkv[row, head * head_dim : (head + 1) * head_dim]
-            scale = _norm_scale(values, eps)
-            for i in range(head_dim):
-                values[i] *= scale * weight[head, i]
-
-
-@kernel
-def _silu_and_mul(gate_up: Floats, out: Floats) -> None:
-    size = out.shape[1]
-    for row in numba.prange(len(out)):
-        _silu_and_mul_into(out[row], gate_up[row, :size], gate_up[row, size:])
+@cache
+def _bits(value: float) -> int:
+    return int(np.float64(value).view(np.int64))
 
 
 @device_function
-def _norm_scale(values: Floats, eps: float) -> Any:
+def _norm_scale(values: Any, eps_bits: int) -> Any:
     """The factor that gives `values` a root mean square of one."""
     total = np.float32(0.0)
     for i in range(len(values)):
         total += values[i] * values[i]
-    return _ONE / np.sqrt(total / np.float32(len(values)) + np.float32(eps))
+    eps = np.float32(np.int64(eps_bits).view(np.float64))
+    return _ONE / np.sqrt(total / np.float32(len(values)) + eps)
 
 
-@device_function
-def _silu_and_mul_into(out: Floats, gate: Floats, up: Floats) -> None:
-    for i in range(len(out)):
-        power = exp2(-abs(gate[i]) * _LOG2E)  # exp(-|gate|) never overflows
-        out[i] = gate[i] * (_ONE if gate[i] >= 0 else power) / (_ONE + power) * up[i]
+def _rms_norm_rows(arguments: Any) -> None:
+    _, x_address, weight_address, out_address, rows, size, eps_bits = numba.carray(arguments, 7)
+    x, out = floats(x_address, (rows, size)), floats(out_address, (rows, size))
+    weight = floats(weight_address, size)
+    row = claim(arguments)
+    while row < rows:
+        scale = _norm_scale(x[row], eps_bits)
+        for i in range(size):
+            out[row, i] = x[row, i] * scale * weight[i]
+        row = claim(arguments)
+
+
+def _norm_heads_rows(arguments: Any) -> None:
+    _, address, weight_address, rows, size, heads, head_dim, eps_bits = numba.carray(arguments, 8)
+    qkv, weight = floats(address, (rows, size)), floats(weight_address, (heads, head_dim))
+    row = claim(arguments)
+    while row < rows:
+        for head in range(heads):
+            values = qkv[row, head * head_dim : (head + 1) * head_dim]
+            scale = _norm_scale(values, eps_bits)
+            for i in range(head_dim):
+                values[i] *= scale * weight[head, i]
+        row = claim(arguments)
+
+
+def _silu_and_mul_rows(arguments: Any) -> None:
+    _, address, out_address, rows, size = numba.carray(arguments, 5)
+    gate_up, out = floats(address, (rows, 2, size)), floats(out_address, (rows, size))
+    row = claim(arguments)
+    while row < rows:
+        for i in range(size):
+            gate = gate_up[row, 0, i]
+            power = exp2(-abs(gate) * _LOG2E)  # exp(-|gate|) never overflows
+            sigmoid = (_ONE if gate >= 0 else power) / (_ONE + power)
+            out[row, i] = gate * sigmoid * gate_up[row, 1, i]
+        row = claim(arguments)
+
+
+_rms_norm = ParallelKernel(_rms_norm_rows)
+_norm_heads = ParallelKernel(_norm_heads_rows)
+_silu_and_mul = ParallelKernel(_silu_and_mul_rows)

@@ -1,14 +1,16 @@
-"""Compiled kernels on torch's own OpenMP threads.
+"""Compiled kernels and the threads that run them.
 
-numba brings thread pools of its own. Their workers and torch's, both spinning for a while after
-each parallel region, would take turns on the same cores; here one pool does all the work.
+OpenMP, which torch uses, waits for every thread of a team and spins meanwhile. Where another
+process wants a core, as Triton does, each kernel then waits until the system lets the last thread
+run: a step took 25 times longer. Here the caller works through the kernel's pieces itself and
+waits only for helpers that have taken one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -17,58 +19,150 @@ import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Arguments = NDArray[np.int64]
+_INT64 = ir.IntType(64)
+_POINTER = types.CPointer(types.int64)
+_OPTIONS = {"fastmath": True, "error_model": "numpy"}
+_IDLE_POLLS = 2000  # about a millisecond in which a helper looks for the next kernel
+# Indexes of the words that caller and helpers share, each on a cache line of its own.
+_JOB, _ACTIVE, _KERNEL, _ARGUMENTS, _SIZE = 0, 16, 32, 33, 48
 
-# Found through torch's library, so that it is the runtime torch runs on, whatever its file's name.
-_gomp_parallel = ctypes.CDLL(
-    str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-).GOMP_parallel
-_gomp_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-_gomp_parallel.restype = None
-
-
-class ParallelKernel:
-    """A function of integers, compiled and kept on disk, that all of torch's threads run at once.
-
-    Threads share their work out by `claim`. Floats and arrays travel as bits and addresses.
-    """
-
-    def __init__(self, function: Callable[[Any], None]) -> None:
-        compiled = numba.cfunc(
-            types.void(types.CPointer(types.int64)),
-            cache=True,
-            fastmath=True,
-            error_model="numpy",
-        )(function)
-        self._address: int = compiled.address
-
-    def __call__(self, *arguments: int) -> None:
-        """Run on all threads; the function reads the arguments from index 1 on."""
-        block = (ctypes.c_int64 * (len(arguments) + 1))(0, *arguments)
-        _gomp_parallel(self._address, ctypes.addressof(block), torch.get_num_threads(), 0)
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 def device_function(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function that only kernels call."""
-    compiled = numba.njit(
-        fastmath=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )(function)
+    compiled = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
     return cast(Callable[P, R], compiled)
 
 
+def _compile(signature: Any, function: Callable[..., None]) -> Any:
+    """Compile a function that is called by its address, and keep the code on disk."""
+    return numba.cfunc(signature, cache=True, **_OPTIONS)(function)
+
+
+class ParallelKernel:
+    """A function of integers, compiled, that the caller and its helpers run at the same time.
+
+    They share the work out by `claim`. Floats and arrays travel as bits and addresses.
+    """
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._address: int = _compile(types.void(_POINTER), function).address
+
+    def __call__(self, *arguments: int) -> None:
+        """Run to the end; the function reads the arguments from index 1 on."""
+        block = (ctypes.c_int64 * (len(arguments) + 1))(0, *arguments)
+        _crew.run(self._address, ctypes.addressof(block))
+
+
+class _Helper:
+    """A thread that works along while kernels follow each other, and sleeps in between."""
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+        self._alarm = threading.Lock()
+        self._alarm.acquire()
+        self._asleep = False
+        threading.Thread(target=self._live, name="cpu-kernel-helper", daemon=True).start()
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            self._alarm.release()
+
+    def _live(self) -> None:
+        while True:
+            _help.ctypes(self._shared)
+            self._asleep = True
+            self._alarm.acquire()
+
+
+class _Crew:
+    """The caller's helpers: as many as make up torch's number of threads with it."""
+
+    def __init__(self, helpers: int) -> None:
+        self._words = np.zeros(_SIZE, np.int64)
+        self._shared = self._words.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        self._busy = threading.Lock()
+        self._jobs = 0
+        self._helpers = [_Helper(self._shared) for _ in range(helpers)]
+
+    def run(self, kernel: int, arguments: int) -> None:
+        with self._busy:
+            self._jobs += 1
+            for helper in self._helpers:
+                helper.wake()
+            _lead.ctypes(self._shared, self._jobs, kernel, arguments)
+
+
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def claim(context: Any, arguments: Any) -> Any:
-    """The next piece of work, counted from 0, that no other thread has."""
-
+def _load(context: Any, pointer: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", args[0], ir.IntType(64)(1), "monotonic")
+        return builder.load_atomic(builder.gep(args[0], [args[1]]), "seq_cst", 8)
 
-    return types.int64(arguments), generate
+    return types.int64(pointer, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _store(context: Any, pointer: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[2], builder.gep(args[0], [args[1]]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _add(context: Any, pointer: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), args[2], "seq_cst")
+
+    return types.int64(pointer, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _call(context: Any, kernel: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [_INT64.as_pointer()]).as_pointer()
+        pointer = builder.inttoptr(args[1], _INT64.as_pointer())
+        builder.call(builder.inttoptr(args[0], function), [pointer])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _lead_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
+    """Offer a job to the helpers, do what they leave, wait for those that took part."""
+    _store(shared, _KERNEL, kernel)
+    _store(shared, _ARGUMENTS, arguments)
+    _store(shared, _JOB, job)
+    _call(kernel, arguments)
+    _store(shared, _JOB, 0)
+    while _load(shared, _ACTIVE) != 0:
+        _sched_yield()
+
+
+def _help_with_jobs(shared: Any) -> None:
+    """Take part in each job that is offered, until there has been none for a while."""
+    last = 0
+    idle = 0
+    while idle < _IDLE_POLLS:
+        job = _load(shared, _JOB)
+        if job == 0 or job == last:
+            idle += 1
+            _sched_yield()
+            continue
+        idle = 0
+        _add(shared, _ACTIVE, 1)
+        # The caller waits from here on; if it closed the job just before, there is no part in it.
+        last = _load(shared, _JOB)
+        if last != 0:
+            _call(_load(shared, _KERNEL), _load(shared, _ARGUMENTS))
+        _add(shared, _ACTIVE, -1)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -77,6 +171,12 @@ def _pointer(context: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.int64), generate
+
+
+@device_function
+def claim(arguments: Any) -> Any:
+    """The next piece of a kernel's work, counted from 0, that no other thread has."""
+    return _add(arguments, 0, 1)
 
 
 @device_function
@@ -95,3 +195,10 @@ def ints(address: int, shape: Any) -> Any:
 def longs(address: int, shape: Any) -> Any:
     """The int64 array of a shape at an address."""
     return numba.carray(_pointer(address), shape, np.int64)
+
+
+_lead = _compile(
+    types.void(_POINTER, types.int64, types.int64, types.int64), _lead_job
+)
+_help = _compile(types.void(_POINTER), _help_with_jobs)
+_crew = _Crew(torch.get_num_threads() - 1)

@@ -24,7 +24,7 @@ from paged_backend.errors import ConfigError, PagedError
 from paged_backend.models.hub import resolve_model
 from paged_backend.outputs import SequenceOutput
 from paged_backend.process import wire
-from paged_backend.process.lifetime import open_process
+from paged_backend.process.lifetime import open_process, remove_runtime_folder
 from paged_backend.request import Request
 
 STATS_INTERVAL_S = 0.02
@@ -186,8 +186,7 @@ def load(config: EngineConfig) -> tuple[Engine, Path]:
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:
-    """Say why the engine cannot start: once to the terminal, then to each front-end that asks."""
-    print(f"paged-backend: error: {message}", file=sys.stderr, flush=True)
+    """Say why the engine cannot start to each front-end that asks within a while."""
     deadline = time.monotonic() + FAREWELL_S
     while time.monotonic() < deadline:
         messages = mailbox.receive(FAREWELL_S / 5)
@@ -220,6 +219,7 @@ def main() -> int:
         return 0
     finally:
         mailbox.close()
+        remove_runtime_folder(args.run_dir)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from paged_backend.errors import ConfigError
+
+MAX_BASE_LENGTH = 40
 
 
 def open_process(pid: int) -> int | None:
@@ -23,16 +27,23 @@ def open_process(pid: int) -> int | None:
 def runtime_folder(server_pid: int, model: str, version: str) -> Path:
     """The private folder (mode 0700) in which one model of one server keeps its sockets.
 
-    A process id may be used again, so the server's start time is part of the name. The path is
-    short, since a Unix socket's may have no more than 107 bytes.
+    A process id may be used again, so the server's start time is part of the name. Folders of
+    servers that are gone are removed.
 
     Raises:
         ConfigError: somebody else owns a folder of that name.
     """
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    root = _private(base / f"paged-backend-{os.getuid()}")
-    name = f"{server_pid}-{_start_time(server_pid)}"
-    return _private(_private(root / name) / f"{model[:20]}-{version}")
+    root = _private(_base() / f"paged-backend-{os.getuid()}")
+    _remove_leftovers(root)
+    server = _private(root / f"{server_pid}-{_start_time(server_pid)}")
+    return _private(server / f"{model[:20]}-{version}")
+
+
+def remove_runtime_folder(folder: Path) -> None:
+    """Remove a model's folder, and its server's once that is empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
 
 
 @contextmanager
@@ -41,6 +52,23 @@ def exclusive(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _base() -> Path:
+    """Where runtime files go; a socket's path has at most 107 bytes, so a long one will not do."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(base if len(base) <= MAX_BASE_LENGTH else "/tmp")
+
+
+def _remove_leftovers(root: Path) -> None:
+    for folder in root.iterdir():
+        pid, _, started = folder.name.partition("-")
+        try:
+            alive = _start_time(int(pid)) == started
+        except (OSError, ValueError):
+            alive = False
+        if not alive:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _private(folder: Path) -> Path:

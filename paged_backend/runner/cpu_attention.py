@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -31,12 +31,14 @@ from paged_backend.runner.kv_cache import KVCacheSpec
 _TILE_ROWS = 24  # query rows (queries x heads of a group) that share one pass over the keys
 _CHUNK = 128  # keys between two updates of the running softmax
 _NO_WINDOW = 1 << 40
-_LOG2E = math.log2(math.e)
+_NUM_ARGUMENTS = 21
 _LOWEST = np.float32(-1e30)  # stands for minus infinity, which fast-math rules out
 # Taylor series of 2^x; on [-0.5, 0.5] the first term left out is 1.2e-7.
 _C1, _C2, _C3, _C4, _C5, _C6 = (
     np.float32(math.log(2) ** power / math.factorial(power)) for power in range(1, 7)
 )
+# Adding it leaves an integer in a float32's lowest bits, here offset by the exponent's 127.
+_ROUND = np.float32(3 * 2**22 + 127)
 
 
 class CpuAttention(AttentionBackend):
@@ -47,11 +49,12 @@ class CpuAttention(AttentionBackend):
     def __init__(self, spec: KVCacheSpec, config: AttentionConfig, num_blocks: int) -> None:
         self._spec = spec
         self._config = config
+        self._num_blocks = num_blocks
         outer = (spec.num_layers, num_blocks, spec.num_kv_heads)
         self._keys = torch.zeros(*outer, spec.head_dim, spec.block_size)
         self._values = torch.zeros(*outer, spec.block_size, spec.head_dim)
-        # The scale is applied to the queries; the softmax is one of powers of 2.
-        self._query_factor = np.float64(config.scale * math.log2(math.e)).view(np.int64).item()
+        # For scores of a softmax in powers of 2.
+        self._scale_bits = np.float64(config.scale * math.log2(math.e)).view(np.int64).item()
 
     def attend(
         self,
@@ -63,7 +66,6 @@ class CpuAttention(AttentionBackend):
     ) -> Tensor:
         qkv = qkv.contiguous()
         out = torch.empty(len(qkv), self._config.num_heads * self._spec.head_dim)
-        num_seqs, table_width = meta.block_table.shape
         arguments = (
             qkv.data_ptr(),
             rotary.data_ptr(),
@@ -75,13 +77,14 @@ class CpuAttention(AttentionBackend):
             self._values[layer].data_ptr(),
             out.data_ptr(),
             len(qkv),
-            num_seqs,
-            table_width,
+            len(rotary),
+            *meta.block_table.shape,
+            self._num_blocks,
             self._config.num_heads,
             self._spec.num_kv_heads,
             self._spec.head_dim,
             self._spec.block_size,
-            self._query_factor,
+            self._scale_bits,
             _NO_WINDOW if window is None else window,
         )
         _write(*arguments)
@@ -94,157 +97,263 @@ class CpuAttention(AttentionBackend):
                 pool[:, target] = pool[:, source]
 
 
+class _Step(NamedTuple):
+    """A step's arguments as its kernels see them."""
+
+    qkv: Any  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+    rotary: Any  # [max_positions, head_dim]
+    starts: Any  # [num_seqs + 1]
+    seq_lens: Any  # [num_seqs]
+    table: Any  # [num_seqs, table_width]
+    slots: Any  # [num_tokens]
+    keys: Any  # [num_blocks, num_kv_heads, head_dim, block_size]
+    values: Any  # [num_blocks, num_kv_heads, block_size, head_dim]
+    out: Any  # [num_tokens, num_heads, head_dim]
+    scale: Any
+    window: Any
+
+
+class _Scratch(NamedTuple):
+    """A thread's memory for the tile it works on; a row is one query with one head."""
+
+    queries: Any  # [rows, head_dim], rotated and scaled
+    scores: Any  # [rows, keys of a chunk], then the weights made of them
+    sums: Any  # [rows, head_dim] of weighted values
+    maxima: Any  # [rows] highest score so far
+    totals: Any  # [rows] sum of the weights so far
+
+
 @device_function
+def _unpack(arguments: Any) -> _Step:
+    (
+        _,
+        qkv,
+        rotary,
+        starts,
+        seq_lens,
+        table,
+        slots,
+        keys,
+        values,
+        out,
+        num_tokens,
+        max_positions,
+        num_seqs,
+        table_width,
+        num_blocks,
+        heads,
+        kv_heads,
+        head_dim,
+        block_size,
+        scale_bits,
+        window,
+    ) = numba.carray(arguments, _NUM_ARGUMENTS)
+    return _Step(
+        floats(qkv, (num_tokens, heads + 2 * kv_heads, head_dim)),
+        floats(rotary, (max_positions, head_dim)),
+        ints(starts, (num_seqs + 1,)),
+        ints(seq_lens, (num_seqs,)),
+        ints(table, (num_seqs, table_width)),
+        longs(slots, (num_tokens,)),
+        floats(keys, (num_blocks, kv_heads, head_dim, block_size)),
+        floats(values, (num_blocks, kv_heads, block_size, head_dim)),
+        floats(out, (num_tokens, heads, head_dim)),
+        np.float32(np.int64(scale_bits).view(np.float64)),
+        window,
+    )
+
+
 def _write_tokens(arguments: Any) -> None:
-    """Write the step's keys, rotated, and values to their slots, one token after the other."""
+    """Write keys, rotated, and values to their slots, one token after the other."""
+    step = _unpack(arguments)
+    token = claim(arguments)
+    seq = 0
+    while token < len(step.slots):
+        while step.starts[seq + 1] <= token:
+            seq += 1
+        if step.slots[token] >= 0:
+            position = step.seq_lens[seq] - step.starts[seq + 1] + token
+            _write_token(step, token, position, step.slots[token])
+        token = claim(arguments)
 
 
 @device_function
-def _load_queries(
-    qkv: Floats,
-    rotary: Floats,
-    start: int,
-    count: int,
-    position: int,
-    head: int,
-    group: int,
-    scale: float,
-    queries: Floats,
-) -> None:
-    """Gather a tile's queries, rotated and scaled so that the softmax is one of powers of 2."""
-    head_dim = queries.shape[1]
+def _write_token(step: _Step, token: int, position: int, slot: int) -> None:
+    kv_heads, head_dim, block_size = step.keys.shape[1], step.keys.shape[2], step.keys.shape[3]
+    block, offset = slot // block_size, slot % block_size
     half = head_dim // 2
-    factor = np.float32(scale * _LOG2E)
-    for row in range(count * group):
-        query, member = row // group, row % group
-        column = (head * group + member) * head_dim
+    for head in range(kv_heads):
+        key = step.out.shape[1] + head
         for i in range(half):
-            cos = rotary[position + query, i] * factor
-            sin = rotary[position + query, half + i] * factor
-            x, y = qkv[start + query, column + i], qkv[start + query, column + half + i]
-            queries[row, i] = x * cos - y * sin
-            queries[row, half + i] = y * cos + x * sin
+            cos, sin = step.rotary[position, i], step.rotary[position, half + i]
+            x, y = step.qkv[token, key, i], step.qkv[token, key, half + i]
+            step.keys[block, head, i, offset] = x * cos - y * sin
+            step.keys[block, head, half + i, offset] = y * cos + x * sin
+        for i in range(head_dim):
+            step.values[block, head, offset, i] = step.qkv[token, key + kv_heads, i]
+
+
+def _attend_tiles(arguments: Any) -> None:
+    """Attend one tile after the other."""
+    step = _unpack(arguments)
+    kv_heads, head_dim = step.keys.shape[1], step.keys.shape[2]
+    group = step.out.shape[1] // kv_heads
+    tile_queries = max(1, _TILE_ROWS // group)
+    rows = tile_queries * group
+    scratch = _Scratch(
+        np.empty((rows, head_dim), np.float32),
+        np.empty((rows, max(_CHUNK, step.keys.shape[3])), np.float32),
+        np.empty((rows, head_dim), np.float32),
+        np.empty(rows, np.float32),
+        np.empty(rows, np.float32),
+    )
+    claimed = claim(arguments)
+    tile = 0
+    for seq in range(len(step.seq_lens)):
+        for start in range(step.starts[seq], step.starts[seq + 1], tile_queries):
+            count = min(tile_queries, step.starts[seq + 1] - start)
+            for head in range(kv_heads):
+                if tile == claimed:
+                    _attend_tile(step, scratch, seq, start, count, head, group)
+                    claimed = claim(arguments)
+                tile += 1
 
 
 @device_function
 def _attend_tile(
-    position: int,
-    rows: int,
-    group: int,
-    head: int,
-    seq: int,
-    table: Ints,
-    keys: Floats,
-    values: Floats,
-    window: int,
-    queries: Floats,
-    scores: Floats,
-    sums: Floats,
-    maxima: Floats,
-    totals: Floats,
+    step: _Step, scratch: _Scratch, seq: int, start: int, count: int, head: int, group: int
 ) -> None:
-    """Leave in `sums` the weighted values of the tile's rows, in `totals` the weights' totals.
-
-    `position` is that of the first query; row r belongs to query r // group.
-    """
-    head_dim, block_size = keys.shape[2], keys.shape[3]
-    chunk = scores.shape[1]
-    block_bytes = head_dim * block_size * 4
-    for row in range(rows):
-        maxima[row] = _LOWEST
-        totals[row] = 0.0
-        for i in range(head_dim):
-            sums[row, i] = 0.0
-    end = position + (rows + group - 1) // group
-    for base in range(max(0, position - window + 1) // chunk * chunk, end, chunk):
+    """Attend the queries from row `start` of the batch on, with the heads of one KV head."""
+    rows, chunk = count * group, scratch.scores.shape[1]
+    position = step.seq_lens[seq] - step.starts[seq + 1] + start
+    end = position + count
+    _load(step, scratch, start, rows, position, head, group)
+    for base in range(max(0, position - step.window + 1) // chunk * chunk, end, chunk):
         num_keys = min(chunk, end - base)
-        for offset in range(0, num_keys, block_size):
-            block = table[seq, (base + offset) // block_size] * keys.shape[1] + head
-            multiply(
-                rows,
-                block_size,
-                np.int64(queries.ctypes.data),
-                head_dim,
-                np.int64(keys.ctypes.data) + block * block_bytes,
-                block_size,
-                np.int64(scores.ctypes.data) + offset * 4,
-                chunk,
-                head_dim,
-                np.int64(0),
-            )
+        _score(step, scratch, rows, seq, head, base, num_keys)
         for row in range(rows):
             here = position + row // group - base
-            first = min(max(0, here - window + 1), num_keys)
-            last = min(here + 1, num_keys)
-            _softmax(row, first, last, num_keys, scores, sums, maxima, totals)
-        for offset in range(0, num_keys, block_size):
-            block = table[seq, (base + offset) // block_size] * keys.shape[1] + head
-            multiply(
-                rows,
-                head_dim,
-                np.int64(scores.ctypes.data) + offset * 4,
-                chunk,
-                np.int64(values.ctypes.data) + block * block_bytes,
-                head_dim,
-                np.int64(sums.ctypes.data),
-                head_dim,
-                min(block_size, num_keys - offset),
-                np.int64(1),
-            )
+            first = min(max(0, here - step.window + 1), num_keys)
+            _weigh(scratch, row, first, min(here + 1, num_keys), num_keys)
+        _add_values(step, scratch, rows, seq, head, base, num_keys)
+    _store(step, scratch, start, rows, head, group)
 
 
 @device_function
-def _softmax(
-    row: int,
-    first: int,
-    last: int,
-    num_keys: int,
-    scores: Floats,
-    sums: Floats,
-    maxima: Floats,
-    totals: Floats,
+def _load(
+    step: _Step, scratch: _Scratch, start: int, rows: int, position: int, head: int, group: int
 ) -> None:
-    """Turn a row's scores into weights relative to the running maximum; 0 outside first to last."""
-    old = maxima[row]
+    """Gather a tile's queries, rotated and scaled, and clear its state."""
+    half = scratch.queries.shape[1] // 2
+    for row in range(rows):
+        query, member = row // group, head * group + row % group
+        for i in range(half):
+            cos = step.rotary[position + query, i] * step.scale
+            sin = step.rotary[position + query, half + i] * step.scale
+            x = step.qkv[start + query, member, i]
+            y = step.qkv[start + query, member, half + i]
+            scratch.queries[row, i] = x * cos - y * sin
+            scratch.queries[row, half + i] = y * cos + x * sin
+        for i in range(2 * half):
+            scratch.sums[row, i] = 0.0
+        scratch.maxima[row] = _LOWEST
+        scratch.totals[row] = 0.0
+
+
+@device_function
+def _score(
+    step: _Step, scratch: _Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
+) -> None:
+    """Multiply queries by the keys of a chunk, block by block."""
+    kv_heads, head_dim, block_size = step.keys.shape[1], step.keys.shape[2], step.keys.shape[3]
+    for offset in range(0, num_keys, block_size):
+        block = step.table[seq, (base + offset) // block_size] * kv_heads + head
+        multiply(
+            rows,
+            block_size,
+            np.int64(scratch.queries.ctypes.data),
+            head_dim,
+            np.int64(step.keys.ctypes.data) + block * head_dim * block_size * 4,
+            block_size,
+            np.int64(scratch.scores.ctypes.data) + offset * 4,
+            scratch.scores.shape[1],
+            head_dim,
+            np.int64(0),
+        )
+
+
+@device_function
+def _weigh(scratch: _Scratch, row: int, first: int, last: int, num_keys: int) -> None:
+    """Turn a row's scores into weights relative to its maximum; 0 outside `first` to `last`."""
+    old = scratch.maxima[row]
     highest = old
     for i in range(first, last):
-        highest = max(highest, scores[row, i])
+        highest = max(highest, scratch.scores[row, i])
     total = np.float32(0.0)
     for i in range(first, last):
-        weight = _exp2(scores[row, i] - highest)
-        scores[row, i] = weight
+        weight = _exp2(scratch.scores[row, i] - highest)
+        scratch.scores[row, i] = weight
         total += weight
     for i in range(first):
-        scores[row, i] = 0.0
+        scratch.scores[row, i] = 0.0
     for i in range(max(first, last), num_keys):
-        scores[row, i] = 0.0
+        scratch.scores[row, i] = 0.0
     if highest > old:
         shrink = _exp2(old - highest)
-        totals[row] *= shrink
-        for i in range(sums.shape[1]):
-            sums[row, i] *= shrink
-        maxima[row] = highest
-    totals[row] += total
+        total += scratch.totals[row] * shrink
+        for i in range(scratch.sums.shape[1]):
+            scratch.sums[row, i] *= shrink
+    else:
+        total += scratch.totals[row]
+    scratch.maxima[row] = highest
+    scratch.totals[row] = total
 
 
 @device_function
 def _exp2(x: Any) -> Any:
     """2 to the power of a float32 that is at most 0, in arithmetic that vectorises."""
     x = max(x, np.float32(-126.0))
-    whole = np.float32(math.floor(x + np.float32(0.5)))
+    whole = np.floor(x + np.float32(0.5))
     f = x - whole
     fraction = f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
-    power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+    # A conversion to an integer would not vectorise; this float has it in its lowest bits.
+    bits = np.float32(whole + _ROUND).view(np.int32) << np.int32(23)
+    power = np.int32(bits).view(np.float32)
     return power + power * fraction
 
 
 @device_function
-def _store(
-    sums: Floats, totals: Floats, start: int, count: int, head: int, group: int, out: Floats
+def _add_values(
+    step: _Step, scratch: _Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
 ) -> None:
-    head_dim = sums.shape[1]
-    for row in range(count * group):
-        column = (head * group + row % group) * head_dim
-        inverse = np.float32(1.0) / totals[row]
-        for i in range(head_dim):
-            out[start + row // group, column + i] = sums[row, i] * inverse
+    """Add the values of a chunk, weighted, to the sums, block by block."""
+    kv_heads, block_size, head_dim = step.values.shape[1], step.values.shape[2], step.values.shape[3]
+    for offset in range(0, num_keys, block_size):
+        block = step.table[seq, (base + offset) // block_size] * kv_heads + head
+        multiply(
+            rows,
+            head_dim,
+            np.int64(scratch.scores.ctypes.data) + offset * 4,
+            scratch.scores.shape[1],
+            np.int64(step.values.ctypes.data) + block * head_dim * block_size * 4,
+            head_dim,
+            np.int64(scratch.sums.ctypes.data),
+            head_dim,
+            min(block_size, num_keys - offset),
+            np.int64(1),
+        )
+
+
+@device_function
+def _store(
+    step: _Step, scratch: _Scratch, start: int, rows: int, head: int, group: int
+) -> None:
+    for row in range(rows):
+        inverse = np.float32(1.0) / scratch.totals[row]
+        query, member = start + row // group, head * group + row % group
+        for i in range(scratch.sums.shape[1]):
+            step.out[query, member, i] = scratch.sums[row, i] * inverse
+
+
+_write = ParallelKernel(_write_tokens)
+_attend = ParallelKernel(_attend_tiles)

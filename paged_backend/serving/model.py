@@ -47,6 +47,8 @@ class TritonPythonModel:
         try:
             self._front_end = _start_front_end(args)
         except PagedError as error:
+            # For the terminal: the server wraps what is raised into a stack trace of its own.
+            print(f"paged-backend: error: {error}", file=sys.stderr, flush=True)
             raise pb_utils.TritonModelException(str(error)) from None
 
     def execute(self, requests: list[Any]) -> None:
