@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from array import array
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -27,6 +28,7 @@ _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
 _IDLE_POLLS = 2000  # about a millisecond in which a helper looks for the next kernel
+_BUSY_POLLS = 1000  # some microseconds, in which a helper that runs ends its piece
 # Indexes of the words that caller and helpers share, each on a cache line of its own.
 _JOB, _ACTIVE, _KERNEL, _ARGUMENTS, _SIZE = 0, 16, 32, 33, 48
 
@@ -40,7 +42,7 @@ def device_function(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _compile(signature: Any, function: Callable[..., None]) -> Any:
-    """Compile a function that is called by its address, and keep the code on disk."""
+    """Compile a function to be called through ctypes, without the GIL; its code stays on disk."""
     return numba.cfunc(signature, cache=True, **_OPTIONS)(function)
 
 
@@ -55,8 +57,8 @@ class ParallelKernel:
 
     def __call__(self, *arguments: int) -> None:
         """Run to the end; the function reads the arguments from index 1 on."""
-        block = (ctypes.c_int64 * (len(arguments) + 1))(0, *arguments)
-        _crew.run(self._address, ctypes.addressof(block))
+        block = array("q", (0, *arguments))
+        _crew.run(self._address, block.buffer_info()[0])
 
 
 class _Helper:
@@ -76,7 +78,7 @@ class _Helper:
 
     def _live(self) -> None:
         while True:
-            _help.ctypes(self._shared)
+            _help(self._shared)
             self._asleep = True
             self._alarm.acquire()
 
@@ -96,7 +98,7 @@ class _Crew:
             self._jobs += 1
             for helper in self._helpers:
                 helper.wake()
-            _lead.ctypes(self._shared, self._jobs, kernel, arguments)
+            _lead(self._shared, self._jobs, kernel, arguments)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -142,8 +144,11 @@ def _lead_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
     _store(shared, _JOB, job)
     _call(kernel, arguments)
     _store(shared, _JOB, 0)
+    polls = 0
     while _load(shared, _ACTIVE) != 0:
-        _sched_yield()
+        polls += 1
+        if polls > _BUSY_POLLS:  # perhaps the helper waits for this very core
+            _sched_yield()
 
 
 def _help_with_jobs(shared: Any) -> None:
@@ -197,8 +202,6 @@ def longs(address: int, shape: Any) -> Any:
     return numba.carray(_pointer(address), shape, np.int64)
 
 
-_lead = _compile(
-    types.void(_POINTER, types.int64, types.int64, types.int64), _lead_job
-)
-_help = _compile(types.void(_POINTER), _help_with_jobs)
+_lead = _compile(types.void(_POINTER, *[types.int64] * 3), _lead_job).ctypes
+_help = _compile(types.void(_POINTER), _help_with_jobs).ctypes
 _crew = _Crew(torch.get_num_threads() - 1)

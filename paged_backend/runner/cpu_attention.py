@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.models.cpu_math import exp2
 from paged_backend.models.cpu_threads import (
     ParallelKernel,
     claim,
@@ -33,12 +34,6 @@ _CHUNK = 128  # keys between two updates of the running softmax
 _NO_WINDOW = 1 << 40
 _NUM_ARGUMENTS = 21
 _LOWEST = np.float32(-1e30)  # stands for minus infinity, which fast-math rules out
-# Taylor series of 2^x; on [-0.5, 0.5] the first term left out is 1.2e-7.
-_C1, _C2, _C3, _C4, _C5, _C6 = (
-    np.float32(math.log(2) ** power / math.factorial(power)) for power in range(1, 7)
-)
-# Adding it leaves an integer in a float32's lowest bits, here offset by the exponent's 127.
-_ROUND = np.float32(3 * 2**22 + 127)
 
 
 class CpuAttention(AttentionBackend):
@@ -53,6 +48,7 @@ class CpuAttention(AttentionBackend):
         outer = (spec.num_layers, num_blocks, spec.num_kv_heads)
         self._keys = torch.zeros(*outer, spec.head_dim, spec.block_size)
         self._values = torch.zeros(*outer, spec.block_size, spec.head_dim)
+        self._layer_bytes = self._keys[0].nbytes
         # For scores of a softmax in powers of 2.
         self._scale_bits = np.float64(config.scale * math.log2(math.e)).view(np.int64).item()
 
@@ -73,8 +69,8 @@ class CpuAttention(AttentionBackend):
             meta.seq_lens.data_ptr(),
             meta.block_table.data_ptr(),
             meta.slot_mapping.data_ptr(),
-            self._keys[layer].data_ptr(),
-            self._values[layer].data_ptr(),
+            self._keys.data_ptr() + layer * self._layer_bytes,
+            self._values.data_ptr() + layer * self._layer_bytes,
             out.data_ptr(),
             len(qkv),
             len(rotary),
@@ -291,7 +287,7 @@ def _weigh(scratch: _Scratch, row: int, first: int, last: int, num_keys: int) ->
         highest = max(highest, scratch.scores[row, i])
     total = np.float32(0.0)
     for i in range(first, last):
-        weight = _exp2(scratch.scores[row, i] - highest)
+        weight = exp2(scratch.scores[row, i] - highest)
         scratch.scores[row, i] = weight
         total += weight
     for i in range(first):
@@ -299,7 +295,7 @@ def _weigh(scratch: _Scratch, row: int, first: int, last: int, num_keys: int) ->
     for i in range(max(first, last), num_keys):
         scratch.scores[row, i] = 0.0
     if highest > old:
-        shrink = _exp2(old - highest)
+        shrink = exp2(old - highest)
         total += scratch.totals[row] * shrink
         for i in range(scratch.sums.shape[1]):
             scratch.sums[row, i] *= shrink
@@ -307,19 +303,6 @@ def _weigh(scratch: _Scratch, row: int, first: int, last: int, num_keys: int) ->
         total += scratch.totals[row]
     scratch.maxima[row] = highest
     scratch.totals[row] = total
-
-
-@device_function
-def _exp2(x: Any) -> Any:
-    """2 to the power of a float32 that is at most 0, in arithmetic that vectorises."""
-    x = max(x, np.float32(-126.0))
-    whole = np.floor(x + np.float32(0.5))
-    f = x - whole
-    fraction = f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
-    # A conversion to an integer would not vectorise; this float has it in its lowest bits.
-    bits = np.float32(whole + _ROUND).view(np.int32) << np.int32(23)
-    power = np.int32(bits).view(np.float32)
-    return power + power * fraction
 
 
 @device_function

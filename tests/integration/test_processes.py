@@ -1,0 +1,122 @@
+"""What happens to the others when one of the processes dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import psutil
+import pytest
+from paged_client import Client, Unavailable
+
+from paged_backend.demo.metrics import read_metrics
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import start_server
+from paged_backend.process.lifetime import runtime_folder
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A server of this test's own, to be hurt."""
+    write_model_repository(tmp_path, "paged_llm", {"model": "demo"}, instances=2)
+    with start_server(tmp_path) as server:
+        yield server
+
+
+def engine_of(server):
+    children = psutil.Process(server.pid).children(recursive=True)
+    engines = [p for p in children if any("engine_process" in word for word in p.cmdline())]
+    assert len(engines) == 1, "all instances share one engine"
+    return engines[0]
+
+
+def wait_gone(process, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"{process} is still there"
+        time.sleep(0.05)
+
+
+def test_a_dead_engine_ends_its_streams_at_once_and_the_model_says_so(running):
+    with Client(running.grpc_url, timeout=60) as client:
+        streams = [client.stream("What does", max_tokens=1500, ignore_eos=True) for _ in range(4)]
+        for stream in streams:
+            next(stream)
+        engine_of(running).kill()
+        killed = time.monotonic()
+        for stream in streams:
+            with pytest.raises(Unavailable, match="engine_dead"):
+                list(stream)
+        assert time.monotonic() - killed < 2.0
+        with pytest.raises(Unavailable, match="engine_dead"):
+            client.generate("What does")
+    assert read_metrics(running.metrics_url)["engine_up"] == 0
+
+
+def test_the_engine_ends_with_a_killed_server(running):
+    engine = engine_of(running)
+    os.kill(running.pid, signal.SIGKILL)
+    wait_gone(engine)
+
+
+def test_a_dead_front_end_takes_only_its_own_streams(running):
+    engine = engine_of(running)
+    stubs = [
+        p
+        for p in psutil.Process(running.pid).children()
+        if "triton_python_backend_stub" in p.name() or "stub" in p.exe()
+    ]
+    assert len(stubs) == 2
+    done = threading.Event()
+    with Client(running.grpc_url, timeout=60) as client:
+        streams = [client.stream("What does", max_tokens=1800, ignore_eos=True) for _ in range(4)]
+        for stream in streams:
+            next(stream)
+        stubs[0].kill()
+        wait_for_blocks = time.monotonic() + 10
+        while read_metrics(running.metrics_url)["num_requests_running"] > 2:
+            assert time.monotonic() < wait_for_blocks
+            time.sleep(0.02)
+        assert engine.is_running()
+        for stream in streams:
+            stream.cancel()
+    done.set()
+
+
+def test_a_stopped_server_leaves_no_process_no_folder_and_no_shared_memory(tmp_path):
+    def shared_memory():
+        return {name for name in os.listdir("/dev/shm") if "triton" in name}
+
+    before = shared_memory()
+    write_model_repository(tmp_path, "paged_llm", {"model": "demo"}, instances=1)
+    with start_server(tmp_path) as server:
+        engine = engine_of(server)
+        folder = runtime_folder(server.pid, "paged_llm", "1")
+        assert (folder / "engine.pid").read_text() == str(engine.pid)
+        assert folder.stat().st_mode & 0o077 == 0
+        with Client(server.grpc_url, timeout=60) as client:
+            client.generate("What does len do?")
+    wait_gone(engine)
+    assert not folder.exists()
+    assert shared_memory() <= before
+
+
+def test_ctrl_c_in_generate_cancels_on_the_server(running):
+    import sys
+
+    command = [sys.executable, "-m", "paged_backend.cli", "generate", "What does"]
+    command += ["--url", running.grpc_url, "--max-tokens", "1900", "--temperature", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    deadline = time.monotonic() + 5
+    while read_metrics(running.metrics_url)["kv_blocks_used"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
