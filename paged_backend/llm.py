@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -74,7 +73,7 @@ class LLM:
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         self._num_requests += 1
-        request = Request(str(self._num_requests), ids, params, time.monotonic())
+        request = Request(str(self._num_requests), ids, params)
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)
 

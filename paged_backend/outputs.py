@@ -39,8 +39,7 @@ class EngineStats:
     num_preemptions: int
     num_prompt_tokens: int
     num_generation_tokens: int
-    num_cache_queries: int  # prompt tokens looked up in the prefix cache
-    num_cache_hits: int  # prompt tokens found there
+    num_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
 

@@ -12,14 +12,12 @@ from paged_backend.sampling_params import SamplingParams
 class Request:
     """A prompt and what is wanted from it; never changes once accepted.
 
-    ``prompt_token_ids`` holds int token ids, ``arrival_time`` seconds of ``time.monotonic``.
     Requests share cached blocks only if their ``cache_salt`` is equal.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    arrival_time: float
     cache_salt: str = ""
 
 

@@ -78,7 +78,7 @@ def run(engine: Engine, work: Work) -> dict[str, list[SequenceOutput]]:
     outputs: dict[str, list[SequenceOutput]] = {}
     for index, (prompt, max_tokens) in enumerate(work):
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
-        engine.add_request(Request(str(index), prompt, params, 0.0))
+        engine.add_request(Request(str(index), prompt, params))
     while engine.has_unfinished:
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)

@@ -36,7 +36,7 @@ def collect(engine, requests):
 
 def sampled(name, seed, **params):
     values = {"temperature": 0.9, "max_tokens": 20, "ignore_eos": True, **params}
-    return Request(name, PROMPT, SamplingParams(seed=seed, **values), 0.0)
+    return Request(name, PROMPT, SamplingParams(seed=seed, **values))
 
 
 def test_a_seeded_request_does_not_depend_on_its_company(folder):
@@ -95,7 +95,7 @@ def test_what_does_not_fit_the_model_is_refused(folder):
         ([1], {"stop_token_ids": [199]}, "below 199"),
     ):
         with pytest.raises(InvalidRequest, match=message):
-            engine.add_request(Request("x", prompt, SamplingParams(**params), 0.0))
+            engine.add_request(Request("x", prompt, SamplingParams(**params)))
     assert not engine.has_unfinished
 
 

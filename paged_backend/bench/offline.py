@@ -168,7 +168,7 @@ class OfflineBench:
 
     def _submit(self, name: str, request: TraceRequest) -> None:
         params = _params(request.max_tokens)
-        self._engine.add_request(Request(name, request.prompt_token_ids, params, time.monotonic()))
+        self._engine.add_request(Request(name, request.prompt_token_ids, params))
 
     def _run_trace(self, requests: list[TraceRequest], concurrency: int) -> EngineFigures:
         engine, total = self._engine, sum(r.max_tokens for r in requests)

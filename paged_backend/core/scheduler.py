@@ -276,14 +276,13 @@ class Scheduler:
             num_preemptions=counts["preemptions"],
             num_prompt_tokens=counts["prompt_tokens"],
             num_generation_tokens=counts["generation_tokens"],
-            num_cache_queries=counts["prompt_tokens"],
             num_cache_hits=counts["cache_hits"],
             num_steps=counts["steps"],
             finished=dict(self._finished),
         )
 
     def check_invariants(self) -> None:
-        """Check the books; cheap enough whenever the engine goes idle.
+        """Check the books, at a cost that grows with the pool.
 
         Raises:
             RuntimeError: a block leaked or belongs to the wrong sequence.

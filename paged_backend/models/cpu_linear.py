@@ -45,9 +45,7 @@ class PackedWeight:
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         x = x.contiguous()
-        _linear(
-            x.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *x.shape, self._outputs, add
-        )
+        _linear(x.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *x.shape, self._outputs, add)
 
 
 @device_function
@@ -73,9 +71,7 @@ def _multiply_panels(arguments: Any) -> None:
         column = panel * LANES
         weights = panels + column * depth * 4
         if column + LANES <= columns:
-            multiply(
-                rows, LANES, x, depth, weights, LANES, out + column * 4, columns, depth, add
-            )
+            multiply(rows, LANES, x, depth, weights, LANES, out + column * 4, columns, depth, add)
         else:
             _multiply_last(rows, columns, column, depth, x, weights, out, add)
         panel = claim(arguments)

@@ -1,4 +1,4 @@
-"""Functions that numba's own forms of do not vectorise."""
+"""Elementary functions that numba's kernels inline and vectorise."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from paged_backend.models.cpu_threads import device_function
 _C1, _C2, _C3, _C4, _C5, _C6 = (
     np.float32(math.log(2) ** power / math.factorial(power)) for power in range(1, 7)
 )
-# Adding it leaves an integer in a float32's lowest bits, here offset by the exponent's 127.
-_ROUND = np.float32(3 * 2**22 + 127)
 
 
 @device_function
 def exp2(x: Any) -> Any:
-    """2 to the power of a float32 that is at most 0."""
+    """2 to the power of a float32 that is at most 0, without a call or a branch."""
     x = max(x, np.float32(-126.0))
-    whole = np.floor(x + np.float32(0.5))
+    whole = np.floor(x + np.float32(0.5))  # math.floor gives an int64, which AVX2 has no lanes for
     f = x - whole
     fraction = f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
-    # A conversion to an integer would not vectorise; this float has it in its lowest bits.
-    bits = np.float32(whole + _ROUND).view(np.int32) << np.int32(23)
-    power = np.int32(bits).view(np.float32)
+    power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
     return power + power * fraction

@@ -12,7 +12,7 @@ import ctypes
 import threading
 from array import array
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
 import numba
 import numpy as np
@@ -20,9 +20,6 @@ import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
@@ -35,10 +32,12 @@ _JOB, _ACTIVE, _KERNEL, _ARGUMENTS, _SIZE = 0, 16, 32, 33, 48
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
-def device_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that only kernels call."""
-    compiled = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
-    return cast(Callable[P, R], compiled)
+def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function that only kernels call; numba finds its types, annotations only tell."""
+    compiled: Callable[..., Any] = numba.njit(
+        no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
+    )(function)
+    return compiled
 
 
 def _compile(signature: Any, function: Callable[..., None]) -> Any:

@@ -27,6 +27,7 @@ from paged_backend.process import wire
 from paged_backend.process.lifetime import open_process, remove_runtime_folder
 from paged_backend.request import Request
 
+IDLE_POLL_S = 0.5
 STATS_INTERVAL_S = 0.02
 FAREWELL_S = 10.0  # in which front-ends may still ask why the engine failed
 SERVER = ""  # stands for the server among the front-ends
@@ -104,14 +105,19 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until the server, all front-ends, or a signal ends it."""
+        checked = True
         while self._running:
             idle = not self._engine.has_unfinished
-            if idle:
-                self._engine.scheduler.check_invariants()
-            for sender, message in self._mailbox.receive(0.5 if idle else 0):
+            messages = self._mailbox.receive(IDLE_POLL_S if idle else 0)
+            for sender, message in messages:
                 self._handle(sender, message)
             if self._engine.has_unfinished:
                 self._send(self._engine.step())
+                checked = False
+            elif not messages and not checked:
+                # Looks at every block, so it waits for a moment in which nobody waits for it.
+                self._engine.scheduler.check_invariants()
+                checked = True
             self._report()
 
     def _handle(self, sender: str, message: wire.ToEngine) -> None:

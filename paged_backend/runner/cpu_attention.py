@@ -310,7 +310,11 @@ def _add_values(
     step: _Step, scratch: _Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
 ) -> None:
     """Add the values of a chunk, weighted, to the sums, block by block."""
-    kv_heads, block_size, head_dim = step.values.shape[1], step.values.shape[2], step.values.shape[3]
+    kv_heads, block_size, head_dim = (
+        step.values.shape[1],
+        step.values.shape[2],
+        step.values.shape[3],
+    )
     for offset in range(0, num_keys, block_size):
         block = step.table[seq, (base + offset) // block_size] * kv_heads + head
         multiply(
@@ -328,9 +332,7 @@ def _add_values(
 
 
 @device_function
-def _store(
-    step: _Step, scratch: _Scratch, start: int, rows: int, head: int, group: int
-) -> None:
+def _store(step: _Step, scratch: _Scratch, start: int, rows: int, head: int, group: int) -> None:
     for row in range(rows):
         inverse = np.float32(1.0) / scratch.totals[row]
         query, member = start + row // group, head * group + row % group

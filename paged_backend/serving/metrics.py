@@ -30,7 +30,7 @@ COUNTERS: dict[str, tuple[str, Read]] = {
     "num_preemptions_total": ("Sequences preempted", lambda s: s.num_preemptions),
     "prompt_tokens_total": ("Prompt tokens", lambda s: s.num_prompt_tokens),
     "generation_tokens_total": ("Generated tokens", lambda s: s.num_generation_tokens),
-    "prefix_cache_queries_total": ("Prompt tokens looked up", lambda s: s.num_cache_queries),
+    "prefix_cache_queries_total": ("Prompt tokens looked up", lambda s: s.num_prompt_tokens),
     "prefix_cache_hits_total": ("Prompt tokens found cached", lambda s: s.num_cache_hits),
     "engine_steps_total": ("Steps of the engine", lambda s: s.num_steps),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -72,7 +71,7 @@ class RequestParser:
             text = self._tokenizer.decode(
                 prompt_token_ids, skip_special_tokens=params.skip_special_tokens
             )
-        request = Request(request_id, prompt_token_ids, params, time.monotonic(), cache_salt)
+        request = Request(request_id, prompt_token_ids, params, cache_salt)
         return ParsedRequest(request, options, (text or "") if options.echo else "")
 
     def _prompt(self, tensors: Tensors) -> tuple[str | None, list[int]]:

@@ -30,7 +30,6 @@ def make_request(name, prompt, *, n=1, max_tokens=8, ignore_eos=False, salt="", 
         name,
         list(prompt),
         SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, seed=seed, **params),
-        0.0,
         salt,
     )
 

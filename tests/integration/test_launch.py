@@ -18,7 +18,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from checkpoints import make_checkpoint
 from paged_client import Client
+from safetensors.torch import load_file, save_file
 
 from paged_backend.errors import ConfigError
 from paged_backend.launch.ports import Endpoints, ReservedEndpoints
@@ -404,3 +406,38 @@ def test_without_any_tritonserver_the_error_says_what_to_install(tmp_path: Path)
         timeout=60,
     )
     assert "pip install 'paged-backend[server]'" in outcome.stdout, outcome.stderr
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("spoil", "options", "message"),
+    [
+        (None, {"block_size": 24}, "block_size must be a power of two"),
+        (None, {"block_sise": 16}, "option block_sise is not known, did you mean block_size?"),
+        (None, {"kv_cache_memory_bytes": 100_000}, "kv_cache_memory_bytes: 100000 bytes hold"),
+        ("truncated", {}, "model.safetensors"),
+        ("tensor", {}, "model.layers.1.mlp.up_proj.weight"),
+        ("folder", {}, "does not exist"),
+    ],
+)
+def test_a_start_that_cannot_work_is_one_line(
+    tmp_path: Path, spoil: str | None, options: dict[str, object], message: str
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    make_checkpoint("llama2", checkpoint)
+    weights = checkpoint / "model.safetensors"
+    if spoil == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif spoil == "tensor":
+        tensors = load_file(weights)
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        save_file(tensors, weights)
+    elif spoil == "folder":
+        checkpoint = tmp_path / "missing"
+    repository = tmp_path / "repository"
+    write_model_repository(repository, "paged_llm", {"model": str(checkpoint), **options}, 1)
+    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
+        with start_server(repository):
+            pass
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)

@@ -36,9 +36,7 @@ def test_product(rows: int, inputs: int, outputs: int, bias: bool) -> None:
         torch.testing.assert_close(linear(x).double(), wanted, atol=2e-4, rtol=1e-5)
         total = residual.clone()
         linear.add_to(total, x)
-        torch.testing.assert_close(
-            total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5
-        )
+        torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
 
 
 def test_inputs_need_not_be_contiguous() -> None:
