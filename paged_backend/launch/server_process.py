@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ from paged_backend.launch.server_log import ServerLog
 from paged_backend.launch.stderr_relay import StderrRelay
 
 _STDERR = 2
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _PROBE_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10.0
@@ -214,8 +218,21 @@ def _start(
             stdout=stdout,
             stderr=write_end,
             process_group=0,
+            preexec_fn=_end_with_this_process if _on_main_thread() else None,
         )
     return process, StderrRelay(read_end, _STDERR)
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _end_with_this_process() -> None:
+    """Have the kernel stop the server when the thread that started it ends, however it does.
+
+    Only the main thread ends no sooner than its process.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _terminal_variables() -> dict[str, str]:

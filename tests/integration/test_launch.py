@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -161,6 +162,23 @@ def test_a_server_that_ends_by_itself_is_noticed_and_leaves_nothing(
     assert not any(stub.is_running() for stub in stubs)
     assert not any(region.exists() for region in regions)
     assert [str(path) for path in temporary.iterdir()] == [str(error.value).rpartition(" ")[2]]
+
+
+@pytest.mark.server
+def test_a_server_ends_with_a_launcher_that_was_killed(repository: Path, temporary: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from paged_backend.launch.server_process import start_server\n"
+        "with start_server(Path(sys.argv[1])) as server:\n"
+        "    print(server.pid, flush=True); time.sleep(60)\n"
+    )
+    command = shlex.join([sys.executable, "-c", code, str(repository)])
+    with run_shell(command, temporary) as launcher:
+        assert launcher.stdout is not None
+        server = psutil.Process(int(launcher.stdout.readline()))
+        processes = [server, *server.children(recursive=True)]
+        launcher.kill()
+        assert not psutil.wait_procs(processes, timeout=30)[1]
 
 
 @pytest.mark.server
