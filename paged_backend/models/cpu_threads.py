@@ -18,12 +18,13 @@ import numba
 import numpy as np
 import torch
 from llvmlite import ir
-from numba.core import types
+from numba import types
 from numba.extending import intrinsic
 
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
+_SIGNATURE = types.void(_POINTER)
 _IDLE_POLLS = 2000  # about a millisecond in which a helper looks for the next kernel
 _BUSY_POLLS = 1000  # some microseconds, in which a helper that runs ends its piece
 # Indexes of the words that caller and helpers share, each on a cache line of its own.
@@ -52,7 +53,8 @@ class ParallelKernel:
     """
 
     def __init__(self, function: Callable[[Any], None]) -> None:
-        self._address: int = _compile(types.void(_POINTER), function).address
+        self._compiled = _compile(_SIGNATURE, function)
+        self._address: int = self._compiled.address
 
     def __call__(self, *arguments: int) -> None:
         """Run to the end; the function reads the arguments from index 1 on."""
@@ -82,8 +84,8 @@ class _Helper:
             self._alarm.acquire()
 
 
-class _Crew:
-    """The caller's helpers: as many as make up torch's number of threads with it."""
+class Crew:
+    """Runs kernels, one at a time, with some helpers beside the calling thread."""
 
     def __init__(self, helpers: int) -> None:
         self._words = np.zeros(_SIZE, np.int64)
@@ -202,5 +204,6 @@ def longs(address: int, shape: Any) -> Any:
 
 
 _lead = _compile(types.void(_POINTER, *[types.int64] * 3), _lead_job).ctypes
-_help = _compile(types.void(_POINTER), _help_with_jobs).ctypes
-_crew = _Crew(torch.get_num_threads() - 1)
+_help = _compile(_SIGNATURE, _help_with_jobs).ctypes
+# As many threads, with the caller, as torch has when a model is first loaded.
+_crew = Crew(torch.get_num_threads() - 1)

@@ -15,19 +15,35 @@ from torch import Tensor
 
 from paged_backend.runner.kv_cache import KVCacheSpec
 
+_METADATA_DTYPES = {
+    "query_start_loc": torch.int32,
+    "seq_lens": torch.int32,
+    "block_table": torch.int32,
+    "slot_mapping": torch.int64,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """One step's batch of prefill chunks and decodes, as attention needs it.
 
     The tokens of sequence `s` are rows `query_start_loc[s]` to `query_start_loc[s + 1]` of the
-    batch and the last positions of its `seq_lens[s]` tokens.
+    batch and the last positions of its `seq_lens[s]` tokens. All are contiguous.
+
+    Raises:
+        TypeError: a tensor has another dtype, or gaps; kernels read them by their addresses.
     """
 
     query_start_loc: Tensor  # [num_seqs + 1] int32
     seq_lens: Tensor  # [num_seqs] int32, tokens in the cache once this step's are written
     block_table: Tensor  # [num_seqs, max_blocks] int32, padded with block 0
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset; -1 writes nothing
+
+    def __post_init__(self) -> None:
+        for name, dtype in _METADATA_DTYPES.items():
+            tensor = getattr(self, name)
+            if tensor.dtype != dtype or not tensor.is_contiguous():
+                raise TypeError(f"{name} must be contiguous and {dtype}, got {tensor.dtype}")
 
 
 @dataclass(frozen=True, slots=True)

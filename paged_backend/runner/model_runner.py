@@ -15,6 +15,7 @@ from paged_backend.runner.attention import AttentionConfig, make_attention_backe
 from paged_backend.runner.input_batch import InputBatch
 from paged_backend.runner.kv_cache import KVCacheSpec
 from paged_backend.runner.sampler import Sampler
+from paged_backend.runner.torch_threads import one_torch_thread
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 * MIB
 
@@ -56,6 +57,10 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Make the plan's copies, compute its tokens and sample."""
+        with one_torch_thread(self.device):
+            return self._execute(plan)
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         batch = InputBatch.build(plan, self._block_size, self.device)
         if plan.block_copies:
             self._attention.copy_blocks(plan.block_copies)

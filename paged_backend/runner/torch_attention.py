@@ -61,9 +61,8 @@ class TorchAttention(AttentionBackend):
     ) -> Tensor:
         plan = self._plan_for(meta)
         num_kv_heads = self._spec.num_kv_heads
-        q, k, v = qkv.view(len(qkv), -1, self._spec.head_dim).split(
-            [self._config.num_heads, num_kv_heads, num_kv_heads], dim=1
-        )
+        heads = qkv.view(len(qkv), -1, self._spec.head_dim)
+        q, k, v = torch.split(heads, [self._config.num_heads, num_kv_heads, num_kv_heads], dim=1)
         angles = rotary[plan.positions]
         self._write(layer, _rotate(k, angles), v, plan)
         q = _rotate(q, angles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def dense(qkv: Tensor, heads: int, kv_heads: int, rotary: Tensor, window: int | 
     """All positions of one sequence, [length, heads * head_dim] in float64."""
     length = len(qkv)
     rows = qkv.double().view(length, heads + 2 * kv_heads, -1)
-    q, k, v = rows.split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
     positions = torch.arange(length)
     q, k = rotate(q, positions, rotary), rotate(k, positions, rotary)
     k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
@@ -79,7 +80,7 @@ class Batch:
         per_seq = [-(-total // spec.block_size) for _, total in lengths]
         self.num_blocks = 2 * sum(per_seq) + 1
         ids = (torch.randperm(self.num_blocks - 1) + 1)[: sum(per_seq)].int()
-        self.tables = list(ids.split(per_seq))
+        self.tables = list(torch.split(ids, per_seq))
         self.rotary = make_rotary(max(total for _, total in lengths), spec.head_dim)
 
     def meta(self, spans: list[tuple[int, int]]) -> AttentionMetadata:
@@ -209,17 +210,12 @@ def test_numbers_on_cpu_do_not_depend_on_batch_or_chunks() -> None:
     assert torch.equal(torch.cat([batch.step(alone, [span]) for span in spans]), together)
 
 
-def test_number_of_threads_changes_nothing() -> None:
-    batch = make_batch(RAGGED, heads=6, kv_heads=3, head_dim=32, block_size=16)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one, _ = batch.run(make_backend(CpuAttention, batch))
-        torch.set_num_threads(2)
-        two, _ = batch.run(make_backend(CpuAttention, batch))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(one, two)
+def test_metadata_of_another_dtype_or_with_gaps() -> None:
+    good = make_batch([(1, 20)], 2, 2, head_dim=16, block_size=16).meta([(0, 20)])
+    with pytest.raises(TypeError, match="seq_lens must be contiguous and torch.int32"):
+        replace(good, seq_lens=good.seq_lens.long())
+    with pytest.raises(TypeError, match="slot_mapping must be contiguous"):
+        replace(good, slot_mapping=good.slot_mapping[::2])
 
 
 def test_backend_of_a_device() -> None:

@@ -1,0 +1,55 @@
+"""The threads that run compiled kernels: every piece of work is done, by one thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from paged_backend.models import cpu_threads
+from paged_backend.models.cpu_threads import Crew, ParallelKernel, claim, longs
+
+PIECES = 1000
+
+
+def _count_pieces(arguments: Any) -> None:
+    _, address, pieces = numba.carray(arguments, 3)
+    counts = longs(address, (pieces,))
+    piece = claim(arguments)
+    while piece < pieces:
+        counts[piece] += 1
+        piece = claim(arguments)
+
+
+@pytest.fixture(scope="module")
+def count_pieces() -> ParallelKernel:
+    return ParallelKernel(_count_pieces)
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 5])
+def test_every_piece_is_done_once(
+    helpers: int, count_pieces: ParallelKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_threads, "_crew", Crew(helpers))
+    counts = np.zeros(PIECES, np.int64)
+    for _ in range(300):
+        count_pieces(counts.ctypes.data, PIECES)
+    assert (counts == 300).all()
+
+
+def test_callers_in_several_threads_take_turns(
+    count_pieces: ParallelKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_threads, "_crew", Crew(2))
+
+    def run(_: int) -> bool:
+        counts = np.zeros(PIECES, np.int64)
+        for _ in range(50):
+            count_pieces(counts.ctypes.data, PIECES)
+        return bool((counts == 50).all())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(run, range(8)))
