@@ -144,7 +144,7 @@ class OfflineBench:
         without, cached = self._time_prefix(vocab_size)
         rate = self._run_peer(requests, concurrency) if peer else None
         return OfflineReport(
-            model=self._config.model,
+            model=self._folder.name,
             concurrency=concurrency,
             num_requests=len(requests),
             prompt_tokens=sum(len(r.prompt_token_ids) for r in requests),

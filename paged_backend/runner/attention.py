@@ -79,9 +79,6 @@ class AttentionBackend(ABC):
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy each pair's first block over its second, in all layers."""
 
-    def warm_up(self) -> None:
-        """Compile what the backend compiles, so that the first step does not wait for it."""
-
 
 def make_attention_backend(
     spec: KVCacheSpec, config: AttentionConfig, num_blocks: int, device: torch.device

@@ -50,7 +50,6 @@ class ModelRunner:
             self.num_blocks,
             self.device,
         )
-        self._attention.warm_up()
         self._sampler = Sampler(self.eos_token_ids)
         self.model_seconds = 0.0  # spent in forward passes so far
 
