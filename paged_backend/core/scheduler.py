@@ -285,11 +285,13 @@ class Scheduler:
         """Check the books, at a cost that grows with the pool.
 
         Raises:
-            RuntimeError: a block leaked or belongs to the wrong sequence.
+            RuntimeError: a block leaked or belongs to the wrong sequence, or an answer is stranded.
         """
         for seq in self._waiting.values():
             if seq.block_ids:
                 raise RuntimeError(f"waiting sequence {seq.seq_id} owns blocks")
+        if not self._unforked.keys() <= self._waiting.keys() | self._running.keys():
+            raise RuntimeError("answers wait for a sequence that has ended")
         self.kv.check_invariants(self._running.values())
 
 

@@ -22,7 +22,7 @@ from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, PagedError
 from paged_backend.models.hub import resolve_model
-from paged_backend.outputs import SequenceOutput
+from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.lifetime import open_process, remove_runtime_folder
 from paged_backend.request import Request
@@ -97,7 +97,7 @@ class EngineLoop:
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
         self._stats_due = 0.0
-        self._reported: tuple[int, bool] | None = None
+        self._reported: EngineStats | None = None
 
     def stop(self) -> None:
         """End after the present step."""
@@ -155,6 +155,7 @@ class EngineLoop:
             self._abort(request_id)
         if sender in self._front_ends:
             self._front_ends.remove(sender)
+            self._reported = None  # the next one has heard nothing yet
         if not self._front_ends or sender == SERVER:
             self.stop()
 
@@ -169,16 +170,16 @@ class EngineLoop:
                 self._forget(output.request_id)
 
     def _report(self) -> None:
-        """Tell the reporting front-end the counts, now and then and whenever work ends."""
-        if not self._front_ends:
+        """Tell the reporting front-end the counts: now and then, and whenever work ends."""
+        now = time.monotonic()
+        due = now >= self._stats_due or not self._engine.has_unfinished
+        if not due or not self._front_ends:
             return
         stats = self._engine.stats()
-        now, idle = time.monotonic(), not self._engine.has_unfinished
-        state = (stats.num_steps, idle)
-        if state != self._reported and (idle or now >= self._stats_due):
+        if stats != self._reported:
             self._mailbox.send(self._front_ends[0], wire.Stats(stats))
             self._stats_due = now + STATS_INTERVAL_S
-            self._reported = state
+            self._reported = stats
 
 
 def load(config: EngineConfig) -> tuple[Engine, Path]:

@@ -54,6 +54,29 @@ def test_the_last_come_is_preempted_and_returns_first():
     assert {len(tokens) for tokens in engine.tokens.values()} == {12}
 
 
+def test_a_preempted_sequence_returns_before_those_that_wait():
+    engine = EngineWithoutModel(
+        num_blocks=7, max_num_seqs=2, max_model_len=24, enable_prefix_caching=False
+    )
+    for name in "abc":
+        engine.add(make_request(name, [ord(name) % 50] * 7, max_tokens=12, ignore_eos=True))
+    engine.run()
+    assert engine.scheduler.stats().num_preemptions > 0
+    order = [item.seq_id for plan in engine.plans for item in plan.scheduled]
+    preempted = next(i for i in range(len(order)) if order[i : i + 2] == [0, 0])
+    assert order.index(1, preempted) < order.index(2)
+
+
+def test_a_sequence_that_was_planned_already_leaves_the_plan_when_preempted():
+    # Answers of "a" begin after "b" was admitted, so they are the last-come while "b" is a prompt.
+    engine = EngineWithoutModel(num_blocks=9, max_num_batched_tokens=12, max_model_len=32)
+    engine.add(make_request("a", range(1, 9), n=3, max_tokens=8, ignore_eos=True))
+    engine.add(make_request("b", range(20, 36), max_tokens=2, ignore_eos=True))
+    engine.run()
+    assert engine.scheduler.stats().num_preemptions > 0
+    assert {len(tokens) for tokens in engine.tokens.values()} == {2, 8}
+
+
 def test_parallel_samples_compute_the_prompt_once_and_copy_only_a_shared_block():
     engine = EngineWithoutModel()
     engine.add(make_request("a", [1, 2, 3, 4, 5, 6], n=3, max_tokens=4, ignore_eos=True))
@@ -98,15 +121,15 @@ def test_an_abort_frees_blocks_at_once_in_every_state():
     engine = EngineWithoutModel(max_num_seqs=2, max_num_batched_tokens=8)
     engine.add(make_request("decoding", [1, 2], max_tokens=20, ignore_eos=True))
     engine.step()
-    engine.add(make_request("forked-later", range(1, 30), n=1, max_tokens=20))
-    engine.add(make_request("waiting", [1] * 9))
+    engine.add(make_request("unforked", range(1, 30), n=1, max_tokens=20))
+    engine.add(make_request("waiting", [1] * 9, n=2))
     engine.step()
-    for name in ("waiting", "forked-later", "decoding", "unknown"):
+    for name in ("waiting", "unforked", "decoding", "unknown"):
         engine.scheduler.abort_request(name)
         engine.scheduler.check_invariants()
     assert not engine.scheduler.has_unfinished
     assert engine.scheduler.stats().num_used_blocks == 0
-    assert engine.scheduler.stats().finished == {"abort": 3}
+    assert engine.scheduler.stats().finished == {"abort": 4}
 
 
 def test_stop_tokens_count_only_after_min_tokens():
