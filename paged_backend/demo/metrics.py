@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import urllib.request
-from types import TracebackType
 from typing import Self
 
 INTERVAL_S = 0.01
@@ -37,12 +36,7 @@ class MetricsWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._done.wait(SETTLE_S)
         self._done.set()
         self._thread.join()

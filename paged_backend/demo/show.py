@@ -40,7 +40,8 @@ def show() -> int:
         with start_server(Path(folder)) as server:
             console.print(
                 f"Ready after {time.monotonic() - started:.0f} s: HTTP {server.http_url}, "
-                f"gRPC {server.grpc_url}, metrics {server.metrics_url}\n"
+                f"gRPC {server.grpc_url}, metrics {server.metrics_url}\n",
+                soft_wrap=True,
             )
             return _ask(console, server.grpc_url, server.metrics_url)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from paged_backend.errors import ConfigError
@@ -70,12 +69,7 @@ class ReservedEndpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

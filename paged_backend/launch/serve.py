@@ -7,7 +7,7 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from paged_backend.launch.command import server_command
@@ -88,12 +88,7 @@ class _StopSignals:
         self._previous = {number: signal.signal(number, self._take) for number in _STOP_SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
