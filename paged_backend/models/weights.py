@@ -14,6 +14,8 @@ from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
+BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar
+
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -34,9 +36,10 @@ def load_weights(folder: Path, slots: Mapping[str, Tensor]) -> None:
     files = weight_files(folder)
     missing = set(slots)
     total = sum(slot.nbytes for slot in slots.values())
-    # Nothing is shown of a load that ends within a second, nor where stderr is no terminal.
+    # Under the launcher stderr is a pipe to it, so tqdm cannot see whether there is a terminal: the
+    # launcher sets TQDM_DISABLE if not.
     with tqdm(
-        total=total, desc="Loading weights", unit="B", unit_scale=True, delay=1, disable=None
+        total=total, desc="Loading weights", unit="B", unit_scale=True, delay=BAR_AFTER_S
     ) as bar:
         for file, name, tensor in _tensors(files):
             if name not in slots and name.endswith(_IGNORED):

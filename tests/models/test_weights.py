@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
+from paged_backend.models import weights
 from paged_backend.models.llama import LlamaModel
 from paged_backend.models.loader import load_model, resolve_dtype
 from paged_backend.models.model_config import load_model_config
@@ -171,3 +172,18 @@ def test_dtype_follows_the_device_unless_set() -> None:
     assert resolve_dtype("auto", torch.bfloat16, CPU) == torch.float32
     assert resolve_dtype("auto", torch.bfloat16, cuda) == torch.bfloat16
     assert resolve_dtype("float16", torch.bfloat16, cuda) == torch.float16
+
+
+@pytest.mark.parametrize(("delay", "shown"), [(0.0, True), (60.0, False)])
+def test_a_long_load_shows_its_progress_behind_a_pipe(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    delay: float,
+    shown: bool,
+) -> None:
+    # The server's stderr is a pipe to the launcher: a bar for terminals only was never seen.
+    make_checkpoint("llama2", tmp_path)
+    monkeypatch.setattr(weights, "BAR_AFTER_S", delay)
+    load_weights(tmp_path, unpacked_slots(tmp_path))
+    assert ("Loading weights" in capsys.readouterr().err) == shown
