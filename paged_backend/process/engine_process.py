@@ -8,6 +8,7 @@ with its server, when its last front-end leaves, or on SIGTERM.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -55,6 +56,17 @@ class Mailbox:
         if pidfd is not None:
             self._watched[pidfd] = owner
             self._poller.register(pidfd, zmq.POLLIN)
+
+    def end_front_ends(self) -> None:
+        """End the front-ends of a server that was killed.
+
+        One that was sending a response waits for the server for ever, with the interpreter's lock
+        held, so it cannot notice by itself.
+        """
+        for pidfd, owner in self._watched.items():
+            if owner != SERVER:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
         """All messages that are there, each with its front-end; waits for the first."""
@@ -156,6 +168,8 @@ class EngineLoop:
         if sender in self._front_ends:
             self._front_ends.remove(sender)
             self._reported = None  # the next one has heard nothing yet
+        if sender == SERVER:
+            self._mailbox.end_front_ends()
         if not self._front_ends or sender == SERVER:
             self.stop()
 

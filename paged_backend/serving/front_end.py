@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict, deque
@@ -113,20 +114,21 @@ class FrontEnd:
             if self._dead is not None:
                 raise self._dead
             self._open[request_id] = OpenCall(Answer(parsed, self._tokenizer), sender)
-        self._client.add_request(parsed.request)
+            # Under the lock, so that a cancel at once cannot reach the engine before the request.
+            self._client.add_request(parsed.request)
 
     # --- the sending thread ---------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping.is_set() and self._dead is None:
-            try:
-                messages = self._client.receive(POLL_S if self._open else IDLE_POLL_S)
-            except EngineDead as error:
-                self._die(error)
-                return
-            self._deliver(messages)
-            for request_id in self._sweep.due(self._open):
-                self._guarded(self._cancel_if_asked, request_id)
+        try:
+            while not self._stopping.is_set():
+                self._deliver(self._client.receive(POLL_S if self._open else IDLE_POLL_S))
+                for request_id in self._sweep.due(list(self._open)):
+                    self._guarded(self._cancel_if_asked, request_id)
+        except EngineDead as error:
+            self._die(error)
+        except Exception as error:  # a fault of ours: no caller may be left waiting
+            self._die(EngineDead(f"the front-end failed: {error!r}"))
 
     def _guarded(self, act: Callable[[str], None], request_id: str) -> None:
         """Let a fault in one call end that call and no other."""
@@ -167,7 +169,8 @@ class FrontEnd:
                 self._close(request_id)
 
     def _cancel_if_asked(self, request_id: str) -> None:
-        call = self._open.get(request_id)
+        with self._lock:
+            call = self._open.get(request_id)
         if call is not None and call.sender.is_cancelled():
             self._client.abort_request(request_id)
             self._end(request_id, Cancelled(CANCELLED))
@@ -175,7 +178,8 @@ class FrontEnd:
     def _end(self, request_id: str, error: Exception) -> None:
         call = self._close(request_id)
         if call is not None:
-            call.sender.fail(error)
+            with contextlib.suppress(Exception):  # the server may have ended the call already
+                call.sender.fail(error)
 
     def _close(self, request_id: str) -> OpenCall | None:
         with self._lock:
