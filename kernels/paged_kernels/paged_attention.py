@@ -1,0 +1,120 @@
+"""Attention of a mixed batch, decodes and chunks of prompts, over one paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_kernels.errors import check, check_tensor
+from paged_kernels.merge_attention import merge_attention
+from paged_kernels.paged_decode import DecodePlan, check_cache, check_out, check_q, paged_decode
+from paged_kernels.paged_prefill import paged_prefill
+from paged_kernels.scores import Scores
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scores: Scores,
+    *,
+    num_decodes: int = 0,
+    plan: DecodePlan | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of each sequence's last tokens over all its keys in the cache.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim] bf16, fp16 or fp32; heads dense, rows may be parts of
+            wider ones. Sequence `s` has rows `query_start_loc[s]` to `query_start_loc[s + 1]`.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] of the type of `q`, fp8
+            (e4m3) or int8; holds the keys of `q`'s own tokens already.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are free.
+        seq_lens: [num_seqs] int32, keys of each sequence, those of `q`'s tokens included.
+        query_start_loc: [num_seqs + 1] int32.
+        scores: options on the scores.
+        num_decodes: so many sequences, the first ones, have exactly one query each and go the
+            faster way; no length is read on the host.
+        plan: :func:`paged_kernels.plan_decode` of the decodes, where several layers share it.
+        out: like `q`, filled and returned.
+        lse: [num_tokens, num_heads] float32, filled with the natural log-sum-exp of the scores.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    check_q(q)
+    num_seqs = len(seq_lens)
+    in_range = 0 <= num_decodes <= min(num_seqs, len(q))
+    check(in_range, "num_decodes", f"must be from 0 to the sequences, got {num_decodes}")
+    check_tensor("query_start_loc", query_start_loc, (num_seqs + 1,), torch.int32, like=q)
+    out = check_out(q, out, lse)
+    if num_decodes:
+        paged_decode(
+            q[:num_decodes],
+            kv_cache,
+            block_table[:num_decodes],
+            seq_lens[:num_decodes],
+            scores,
+            plan=plan,
+            out=out[:num_decodes],
+            lse=None if lse is None else lse[:num_decodes],
+        )
+    if num_decodes < num_seqs:
+        paged_prefill(
+            q,
+            kv_cache,
+            block_table,
+            seq_lens,
+            query_start_loc,
+            scores,
+            first_seq=num_decodes,
+            out=out,
+            lse=lse,
+        )
+    return out
+
+
+def cascade_decode(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scores: Scores,
+    *,
+    num_shared_blocks: int,
+) -> Tensor:
+    """Decode sequences that begin with the same blocks, which are read once for all of them.
+
+    Each query attends to the shared blocks together with all others and to its own ones alone;
+    the two results are merged (Ye et al., 2025, section 3.2.1, "composable formats").
+
+    Args:
+        q: [num_seqs, num_heads, head_dim], one query for each sequence.
+        kv_cache: as for :func:`paged_attention`.
+        block_table: [num_seqs, max_blocks] int32, the first `num_shared_blocks` the same in all.
+        seq_lens: [num_seqs] int32, each longer than the shared blocks.
+        scores: without a window or ALiBi.
+        num_shared_blocks: at least 1.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    check_q(q)
+    check_cache(q, kv_cache, block_table, len(q))
+    check_tensor("seq_lens", seq_lens, (len(q),), torch.int32, like=q)
+    check(scores.window is None, "window", "does not go with shared blocks")
+    check(scores.alibi_slopes is None, "alibi_slopes", "does not go with shared blocks")
+    in_range = 1 <= num_shared_blocks < block_table.shape[1]
+    check(in_range, "num_shared_blocks", f"must be from 1 to the table, got {num_shared_blocks}")
+    num_shared = num_shared_blocks * kv_cache.shape[3]
+    lses = torch.empty(2, *q.shape[:2], dtype=torch.float32, device=q.device)
+    shared_lens = torch.full((1,), num_shared, dtype=torch.int32, device=q.device)
+    shared = paged_decode(
+        q, kv_cache, block_table[:1], shared_lens, scores.without_sinks(), lse=lses[0]
+    )
+    own_table = block_table[:, num_shared_blocks:].contiguous()
+    own = paged_decode(q, kv_cache, own_table, seq_lens - num_shared, scores, lse=lses[1])
+    return merge_attention(shared, lses[0], own, lses[1], out=own)

@@ -1,0 +1,554 @@
+"""Attention of few queries over long caches: keys are split among programs, then merged.
+
+Flash-decoding (Dao et al., 2023) with the work cut as FlashInfer does (Ye et al., 2025, section
+3.3.1): the keys of all sequences together are cut into pieces of nearly equal size, so that one
+long sequence among short ones does not become the last to finish. The cut is made on the device,
+once a step, and no launch depends on a length: a captured CUDA graph stays valid for every length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paged_kernels._softmax import LN2, LOG2E, LOWEST, attend_tiles
+from paged_kernels.device import device_of
+from paged_kernels.dtypes import MODEL_DTYPES, QUANTISED_DTYPES
+from paged_kernels.errors import check, check_tensor
+from paged_kernels.scores import Scores
+from paged_kernels.tuning import DecodeConfig, decode_config
+
+MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
+_SEQS_AT_ONCE = 256  # that the planning program looks at together
+_PIECES_AT_ONCE = 16  # that the merging program loads together
+_MERGE_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """How a step's keys are cut; made once, used by every layer of the same shape and window.
+
+    A piece is a run of one sequence's keys. `pieces` is filled from the front, those of divided
+    sequences first: they take longest.
+    """
+
+    pieces: Tensor  # [max_pieces, 4] int32: sequence or -1, first key, end, whether it is alone
+    first_piece: Tensor  # [num_seqs] int32
+    num_pieces: Tensor  # [num_seqs] int32
+    tile: int  # keys; pieces begin at multiples of it
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What decides a launch besides the lengths."""
+
+    num_seqs: int
+    num_queries: int  # of each sequence
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rows: int  # of a program's tile of queries, a power of 2
+    config: DecodeConfig
+    num_sms: int
+
+    @classmethod
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int) -> _Shape:
+        device = device_of("q", q)
+        num_tokens, num_heads, head_dim = q.shape
+        num_kv_heads = kv_cache.shape[2]
+        num_queries = num_tokens // max(num_seqs, 1)
+        group = num_heads // num_kv_heads
+        most = MAX_ROWS if device.arch >= 90 else MAX_ROWS // 2  # as the registers allow
+        rows = max(16, triton.next_power_of_2(max(group, min(most, num_queries * group))))
+        config = decode_config(
+            device.arch, triton.next_power_of_2(head_dim), q.element_size(), rows
+        )
+        return cls(
+            num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device.num_sms
+        )
+
+    @property
+    def queries_at_once(self) -> int:
+        return self.rows * self.num_kv_heads // self.num_heads
+
+    @property
+    def programs_per_piece(self) -> int:
+        return self.num_kv_heads * -(-self.num_queries // self.queries_at_once)
+
+    @property
+    def target_pieces(self) -> int:
+        """Pieces that fill the device, if the sequences are long enough for them."""
+        return max(1, self.num_sms * self.config.programs_per_sm // self.programs_per_piece)
+
+
+def plan_decode(
+    q: Tensor, kv_cache: Tensor, seq_lens: Tensor, *, window: int | None = None
+) -> DecodePlan:
+    """Cut the keys of a batch for :func:`paged_decode`, without reading a length on the host.
+
+    Args:
+        q: as `paged_decode` will get it; only its shape and type matter.
+        kv_cache: as above.
+        seq_lens: [num_seqs] int32; 0 for padding.
+        window: as in the layers that will use the plan.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    num_seqs = _check_queries(q, seq_lens)
+    shape = _Shape.of(q, kv_cache, num_seqs)
+    max_pieces = num_seqs + shape.target_pieces
+    plan = DecodePlan(
+        pieces=torch.empty(max_pieces, 4, dtype=torch.int32, device=q.device),
+        first_piece=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
+        num_pieces=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
+        tile=shape.config.tile,
+        window=window,
+    )
+    _plan_kernel[(1,)](
+        seq_lens,
+        plan.pieces,
+        plan.first_piece,
+        plan.num_pieces,
+        num_seqs,
+        max_pieces,
+        shape.target_pieces,
+        WINDOW=window,
+        TILE=plan.tile,
+        BLOCK=_SEQS_AT_ONCE,
+        num_warps=8,
+        num_stages=1,
+    )
+    return plan
+
+
+def paged_decode(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scores: Scores,
+    *,
+    plan: DecodePlan | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """Let each sequence's queries see all its keys.
+
+    Args:
+        q: [num_seqs * num_queries, num_heads, head_dim] bf16, fp16 or fp32, heads dense. With
+            several queries each sees all keys, as in a prefix that sequences share; such calls
+            take neither a window nor ALiBi.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] of the type of `q`, fp8 or
+            int8.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are free.
+        seq_lens: [num_seqs] int32, keys of each sequence; 0 yields zeros and a log-sum-exp of
+            minus infinity.
+        scores: options on the scores.
+        plan: from :func:`plan_decode` on the same shapes, lengths and window; made if not given.
+        out: like `q`, filled and returned.
+        lse: [num_seqs * num_queries, num_heads] float32, filled with the natural logarithms of
+            the softmax's denominators, for :func:`paged_kernels.merge_attention`.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    num_seqs = _check_queries(q, seq_lens)
+    check_cache(q, kv_cache, block_table, num_seqs)
+    scores.check(q, kv_cache)
+    out = check_out(q, out, lse)
+    shape = _Shape.of(q, kv_cache, num_seqs)
+    if shape.num_queries > 1:
+        check(scores.window is None, "window", "does not go with several queries of a sequence")
+        check(scores.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
+    if plan is None:
+        plan = plan_decode(q, kv_cache, seq_lens, window=scores.window)
+    _check_plan(plan, shape, scores)
+    if num_seqs:
+        _launch(q, kv_cache, block_table, seq_lens, scores, plan, out, lse, shape)
+    return out
+
+
+def _launch(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scores: Scores,
+    plan: DecodePlan,
+    out: Tensor,
+    lse: Tensor | None,
+    shape: _Shape,
+) -> None:
+    max_pieces, num_rows = len(plan.pieces), shape.num_queries * shape.num_heads
+    partial = torch.empty(
+        max_pieces * num_rows, shape.head_dim, dtype=torch.float32, device=q.device
+    )
+    partial_lse = torch.empty(max_pieces * num_rows, dtype=torch.float32, device=q.device)
+    sizes = {
+        "HEADS": shape.num_heads,
+        "DIM": shape.head_dim,
+        "DIM_PADDED": triton.next_power_of_2(shape.head_dim),
+        "OUT_STRIDE": out.stride(0),
+        "OUT_HEAD_STRIDE": out.stride(1),
+    }
+    query_blocks = triton.cdiv(shape.num_queries, shape.queries_at_once)
+    # Pieces vary fastest: programs that start together share no keys but fill the device evenly.
+    _split_kernel[(max_pieces, shape.num_kv_heads, query_blocks)](
+        q,
+        kv_cache,
+        block_table,
+        seq_lens,
+        plan.pieces,
+        out,
+        lse,
+        partial,
+        partial_lse,
+        scores.sinks,
+        scores.alibi_slopes,
+        scores.k_scale,
+        scores.v_scale,
+        scores.scale if scores.softcap is not None else scores.scale * LOG2E.value,
+        scores.softcap,
+        shape.num_queries,
+        block_table.stride(0),
+        KV_HEADS=shape.num_kv_heads,
+        BLOCK_SIZE=kv_cache.shape[3],
+        WINDOW=scores.window,
+        Q_STRIDE=q.stride(0),
+        Q_HEAD_STRIDE=q.stride(1),
+        ROWS=shape.rows,
+        TILE=plan.tile,
+        num_warps=shape.config.num_warps,
+        num_stages=shape.config.num_stages,
+        maxnreg=shape.config.max_registers,
+        **sizes,
+    )
+    # With few rows each head gets a program of its own, with many the launch stays small.
+    heads = 1 if len(q) * shape.num_heads <= 8 * shape.num_sms else shape.num_heads
+    _merge_pieces_kernel[(len(q), shape.num_heads // heads)](
+        partial,
+        partial_lse,
+        plan.first_piece,
+        plan.num_pieces,
+        out,
+        lse,
+        shape.num_queries,
+        HEADS_AT_ONCE=heads,
+        BLOCK=_PIECES_AT_ONCE,
+        num_warps=_MERGE_WARPS,
+        num_stages=2,
+        **sizes,
+    )
+
+
+@triton.jit(do_not_specialize=["num_seqs", "max_pieces", "target_pieces"])
+def _plan_kernel(
+    seq_lens_ptr,
+    pieces_ptr,
+    first_ptr,
+    count_ptr,
+    num_seqs,
+    max_pieces,
+    target_pieces,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: choose the size of a piece, then write each sequence's pieces."""
+    offsets = tl.arange(0, BLOCK)
+    total = 0
+    for base in range(0, num_seqs, BLOCK):
+        _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
+        total += tl.sum(tiles, 0)
+    # At most one piece a sequence is shorter than this, so num_seqs + target_pieces suffice.
+    size = tl.maximum(1, tl.cdiv(total, target_pieces))
+
+    num_divided = 0  # pieces of sequences with more than one
+    for base in range(0, num_seqs, BLOCK):
+        _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
+        count = tl.cdiv(tiles, size)
+        num_divided += tl.sum(tl.where(count > 1, count, 0), 0)
+
+    next_divided = 0
+    next_whole = num_divided
+    for base in range(0, num_seqs, BLOCK):
+        seqs = base + offsets
+        length, begin, tiles = _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW, TILE)
+        count = tl.cdiv(tiles, size)
+        divided = tl.where(count > 1, count, 0)
+        whole = tl.where(count == 1, 1, 0)
+        first = tl.where(
+            count > 1,
+            next_divided + tl.cumsum(divided, 0) - divided,
+            next_whole + tl.cumsum(whole, 0) - whole,
+        )
+        tl.store(first_ptr + seqs, first, mask=seqs < num_seqs)
+        tl.store(count_ptr + seqs, count, mask=seqs < num_seqs)
+        for index in range(0, tl.max(count, 0)):
+            rows = pieces_ptr + (first + index) * 4
+            here = index < count
+            key = begin + index * size * TILE
+            tl.store(rows, seqs, mask=here)
+            tl.store(rows + 1, key, mask=here)
+            tl.store(rows + 2, tl.minimum(key + size * TILE, length), mask=here)
+            tl.store(rows + 3, (count == 1).to(tl.int32), mask=here)
+        next_divided += tl.sum(divided, 0)
+        next_whole += tl.sum(whole, 0)
+
+    for base in range(next_whole, max_pieces, BLOCK):
+        piece = base + offsets
+        tl.store(pieces_ptr + piece * 4, tl.full([BLOCK], -1, tl.int32), mask=piece < max_pieces)
+
+
+@triton.jit
+def _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """Keys of each sequence, the first of them in a tile that is looked at, and such tiles."""
+    length = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    begin = tl.zeros_like(length)
+    if WINDOW is not None:
+        begin = tl.maximum(length - WINDOW, 0) // TILE * TILE
+    return length, begin, tl.cdiv(length - begin, TILE)
+
+
+@triton.jit(do_not_specialize=["num_queries", "table_stride"])
+def _split_kernel(
+    q_ptr,
+    cache_ptr,
+    table_ptr,
+    seq_lens_ptr,
+    pieces_ptr,
+    out_ptr,
+    lse_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    sinks_ptr,
+    slopes_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    scale,
+    softcap,
+    num_queries,
+    table_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    Q_HEAD_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    OUT_HEAD_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One program: a piece of one sequence's keys under all queries of one KV head."""
+    piece = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    seq = tl.load(pieces_ptr + piece * 4)
+    if seq < 0:
+        return
+    begin = tl.load(pieces_ptr + piece * 4 + 1)
+    end = tl.load(pieces_ptr + piece * 4 + 2)
+    alone = tl.load(pieces_ptr + piece * 4 + 3)
+
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    row = tl.arange(0, ROWS)
+    query = tl.program_id(2) * (ROWS // GROUP) + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
+    token = (seq * num_queries + query).to(tl.int64)
+    dims = tl.arange(0, DIM_PADDED)
+    kept = real[:, None] & (dims < DIM)[None, :]
+    q = tl.load(
+        q_ptr + (token * Q_STRIDE + head * Q_HEAD_STRIDE)[:, None] + dims[None, :],
+        mask=kept,
+        other=0.0,
+    )
+    if k_scale_ptr is not None:
+        scale *= tl.load(k_scale_ptr + kv_head)
+    slopes = None
+    if slopes_ptr is not None:
+        slopes = tl.load(slopes_ptr + head, mask=real, other=0.0)
+    num_keys = tl.load(seq_lens_ptr + seq)
+    first_key = 0
+    if WINDOW is not None:
+        first_key = tl.maximum(num_keys - WINDOW, 0)
+
+    highest = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        # A key without a value: the sequence's first piece counts it.
+        if begin <= first_key:
+            highest = tl.load(sinks_ptr + head, mask=real, other=0.0) * LOG2E
+            total = tl.full([ROWS], 1.0, tl.float32)
+    acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
+
+    # All queries see all keys, so only tiles that the piece or the window cuts need a mask.
+    position = tl.zeros([ROWS], tl.int32) + (num_keys - 1)
+    full = begin + (end - begin) // TILE * TILE
+    table_ptr += seq.to(tl.int64) * table_stride
+    whole = begin
+    if WINDOW is not None:
+        whole = tl.minimum(tl.maximum(begin, tl.cdiv(first_key, TILE) * TILE), full)
+        highest, total, acc = attend_tiles(
+            q, cache_ptr, table_ptr, kv_head, begin, whole, end, position, scale, softcap,
+            slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+        )  # fmt: skip
+    highest, total, acc = attend_tiles(
+        q, cache_ptr, table_ptr, kv_head, whole, full, end, position, scale, softcap,
+        slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
+    )  # fmt: skip
+    highest, total, acc = attend_tiles(
+        q, cache_ptr, table_ptr, kv_head, full, end, end, position, scale, softcap,
+        slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+    )  # fmt: skip
+
+    acc = acc / total[:, None]
+    if v_scale_ptr is not None:
+        acc *= tl.load(v_scale_ptr + kv_head)
+    lse = (highest + tl.log2(total)) * LN2
+    if alone != 0:
+        at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE
+        result = acc.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at[:, None] + dims[None, :], result, mask=kept)
+        if lse_ptr is not None:
+            tl.store(lse_ptr + token * HEADS + head, lse, mask=real)
+    else:
+        at = (piece.to(tl.int64) * num_queries + query) * HEADS + head
+        tl.store(partial_ptr + (at * DIM)[:, None] + dims[None, :], acc, mask=kept)
+        tl.store(partial_lse_ptr + at, lse, mask=real)
+
+
+@triton.jit(do_not_specialize=["num_queries"])
+def _merge_pieces_kernel(
+    partial_ptr,
+    partial_lse_ptr,
+    first_ptr,
+    count_ptr,
+    out_ptr,
+    lse_ptr,
+    num_queries,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    OUT_HEAD_STRIDE: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: a query's result in some heads from that of the pieces, always in their order.
+
+    Nothing is left to do where a sequence has one piece.
+    """
+    token = tl.program_id(0)
+    seq = token // num_queries
+    count = tl.load(count_ptr + seq)
+    if count == 1:
+        return
+    first = tl.load(first_ptr + seq)
+    dims = tl.arange(0, DIM_PADDED)
+    offsets = tl.arange(0, BLOCK)
+    for head in range(
+        tl.program_id(1) * HEADS_AT_ONCE, tl.program_id(1) * HEADS_AT_ONCE + HEADS_AT_ONCE
+    ):
+        highest = tl.full((), LOWEST, tl.float32)
+        total = tl.zeros((), tl.float32)
+        acc = tl.zeros([DIM_PADDED], tl.float32)
+        for base in range(0, count, BLOCK):
+            piece = base + offsets
+            here = piece < count
+            row = ((first + piece).to(tl.int64) * num_queries + token % num_queries) * HEADS + head
+            lse = tl.load(partial_lse_ptr + row, mask=here, other=float("-inf")) / LN2
+            values = tl.load(
+                partial_ptr + (row * DIM)[:, None] + dims[None, :],
+                mask=here[:, None] & (dims < DIM)[None, :],
+                other=0.0,
+            )
+            now = tl.maximum(highest, tl.max(lse, 0))
+            weights = tl.exp2(lse - now)
+            shrink = tl.exp2(highest - now)
+            total = total * shrink + tl.sum(weights, 0)
+            acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+            highest = now
+        empty = count == 0
+        total = tl.where(empty, 1.0, total)
+        acc = acc / total
+        at = token.to(tl.int64) * OUT_STRIDE + head * OUT_HEAD_STRIDE
+        result = acc.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at + dims, result, mask=dims < DIM)
+        if lse_ptr is not None:
+            lse_all = tl.where(empty, float("-inf"), (highest + tl.log2(total)) * LN2)
+            tl.store(lse_ptr + token.to(tl.int64) * HEADS + head, lse_all)
+
+
+def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int) -> None:
+    """Check a cache and its tables against queries that have been checked.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    num_heads, head_dim = q.shape[1:]
+    check_tensor(
+        "kv_cache", kv_cache, (None, 2, None, None, head_dim), (q.dtype, *QUANTISED_DTYPES), like=q
+    )
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    powers = block_size & (block_size - 1) == 0 and 8 <= block_size <= 256
+    check(powers, "kv_cache", f"must have blocks of 8, 16, ... 256 tokens, got {block_size}")
+    divides = num_kv_heads > 0 and num_heads % num_kv_heads == 0
+    check(divides, "kv_cache", f"has {num_kv_heads} heads for {num_heads} of the queries")
+    few = num_heads // num_kv_heads <= MAX_ROWS
+    check(few, "q", f"must have at most {MAX_ROWS} heads to one of the cache, got {num_heads}")
+    if kv_cache.dtype == torch.float8_e4m3fn:
+        arch = device_of("q", q).arch
+        check(arch >= 89, "kv_cache", f"in float8_e4m3fn needs compute capability 8.9, got {arch}")
+    check_tensor("block_table", block_table, (num_seqs, None), torch.int32, like=q)
+
+
+def check_out(q: Tensor, out: Tensor | None, lse: Tensor | None) -> Tensor:
+    """The tensor for the output: the caller's, once checked, or a new one.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    if lse is not None:
+        check_tensor("lse", lse, tuple(q.shape[:2]), torch.float32, like=q)
+    if out is None:
+        return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    check_tensor("out", out, tuple(q.shape), q.dtype, like=q, contiguous=False)
+    return out
+
+
+def check_q(q: Tensor) -> None:
+    """Check queries [tokens, num_heads, head_dim].
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    check_tensor("q", q, (None, None, None), MODEL_DTYPES, like=q, contiguous=False)
+    device_of("q", q)
+    dim = q.shape[2]
+    check(16 <= dim <= 256 and dim % 8 == 0, "q", f"must have heads of 16 to 256, got {dim}")
+
+
+def _check_queries(q: Tensor, seq_lens: Tensor) -> int:
+    check_q(q)
+    check_tensor("seq_lens", seq_lens, (None,), torch.int32, like=q)
+    num_seqs = len(seq_lens)
+    even = len(q) == num_seqs or (num_seqs > 0 and len(q) % num_seqs == 0)
+    check(even, "q", f"has {len(q)} tokens for {num_seqs} sequences")
+    return num_seqs
+
+
+def _check_plan(plan: DecodePlan, shape: _Shape, scores: Scores) -> None:
+    fits = len(plan.num_pieces) == shape.num_seqs and plan.tile == shape.config.tile
+    check(fits, "plan", "was made for another batch")
+    check(plan.window == scores.window, "plan", f"was made for a window of {plan.window}")
+    room = len(plan.pieces) >= shape.num_seqs + shape.target_pieces
+    check(room, "plan", "was made for another shape")

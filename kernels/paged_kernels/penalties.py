@@ -1,0 +1,168 @@
+"""Changes to logits that depend on the tokens a sequence already has, and the counts of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paged_kernels.device import device_of
+from paged_kernels.errors import check_tensor
+
+_CHUNK = 16384  # logits of a program: few enough to share a row out, enough to be worth a launch
+_TILE = 2048
+_NUM_WARPS = 4
+_ROWS = 128  # of a program that counts
+
+
+@triton.jit
+def _penalties_kernel(
+    logits_ptr,
+    slots_ptr,
+    positions_ptr,
+    counts_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    min_position_ptr,
+    stop_ids_ptr,
+    VOCAB: tl.constexpr,
+    STOPS: tl.constexpr,
+    STOPS_TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One chunk of one row."""
+    CHUNKS: tl.constexpr = tl.cdiv(VOCAB, CHUNK)
+    row = (tl.program_id(0) // CHUNKS).to(tl.int64)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    if slot < 0:
+        return
+    logits_ptr += row * VOCAB
+    counts_ptr += slot * VOCAB
+    chunk = tl.program_id(0) % CHUNKS * CHUNK
+    repetition = tl.load(repetition_ptr + slot)
+    presence = tl.load(presence_ptr + slot)
+    frequency = tl.load(frequency_ptr + slot)
+    if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
+        for start in tl.range(chunk, chunk + CHUNK, TILE):
+            tokens = start + tl.arange(0, TILE)
+            counts = tl.load(counts_ptr + tokens, mask=tokens < VOCAB, other=0)
+            seen = counts > 0
+            x = tl.load(logits_ptr + tokens, mask=seen, other=0.0)
+            outputs = (counts >> 1).to(tl.float32)
+            x = tl.where(x > 0.0, x / repetition, x * repetition)
+            x -= tl.where(outputs > 0.0, frequency * outputs + presence, 0.0)
+            tl.store(logits_ptr + tokens, x, mask=seen)
+    if tl.load(positions_ptr + row) < tl.load(min_position_ptr + slot):
+        tl.debug_barrier()  # a penalised logit may be that of a stop
+        column = tl.arange(0, STOPS_TILE)
+        stops = tl.load(stop_ids_ptr + slot * STOPS + column, mask=column < STOPS, other=-1)
+        here = (stops >= chunk) & (stops < tl.minimum(chunk + CHUNK, VOCAB))
+        tl.store(logits_ptr + stops, float("-inf"), mask=here)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _count_kernel(
+    counts_ptr, slots_ptr, tokens_ptr, num_rows, VOCAB: tl.constexpr, ROWS: tl.constexpr
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < num_rows
+    slots = tl.load(slots_ptr + rows, mask=inside, other=-1).to(tl.int64)
+    tokens = tl.load(tokens_ptr + rows, mask=inside, other=-1)
+    valid = (slots >= 0) & (tokens >= 0) & (tokens < VOCAB)
+    tl.atomic_add(counts_ptr + slots * VOCAB + tokens, 2, mask=valid, sem="relaxed")
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What the sequence in each slot wants of its earlier tokens; names and meanings are vLLM's."""
+
+    repetition: Tensor  # [num_slots] float32 over 0; 1 for none
+    presence: Tensor  # [num_slots] float32; 0 for none
+    frequency: Tensor  # [num_slots] float32; 0 for none
+    min_position: Tensor  # [num_slots] int32, the first at which a stop may be sampled
+    stop_ids: Tensor  # [num_slots, any] int32, the end of sequence among them, padded with -1
+
+
+def apply_penalties(
+    logits: Tensor, slots: Tensor, positions: Tensor, token_counts: Tensor, penalties: Penalties
+) -> None:
+    """Penalise earlier tokens and forbid early stops, in place.
+
+    Tokens of prompt or output: positive logits are divided by `repetition`, others multiplied.
+    Tokens of the output: `presence` and, for each occurrence, `frequency` are subtracted. Then, if
+    the position is below `min_position`, stops become minus infinity. Other rows are not read.
+
+    Args:
+        logits: [rows, vocab] float32.
+        slots: [rows] int32. A negative slot is padding: its row is left alone.
+        positions: [rows] int32, of the tokens to be sampled.
+        token_counts: [num_slots, vocab] int32: twice the occurrences in the output, and 1 more if
+            the token occurs in the prompt.
+        penalties: by slot; read on the device, so that captured launches obey changes.
+
+    Raises:
+        ArgumentError: an argument has another shape, dtype, device or layout.
+    """
+    check_tensor("logits", logits, (None, None), torch.float32, like=logits)
+    device_of("logits", logits)
+    rows, vocab = logits.shape
+    check_tensor("slots", slots, (rows,), torch.int32, like=logits)
+    check_tensor("positions", positions, (rows,), torch.int32, like=logits)
+    check_tensor("token_counts", token_counts, (None, vocab), torch.int32, like=logits)
+    num_slots = token_counts.shape[0]
+    for name in ("repetition", "presence", "frequency"):
+        check_tensor(name, getattr(penalties, name), (num_slots,), torch.float32, like=logits)
+    check_tensor("min_position", penalties.min_position, (num_slots,), torch.int32, like=logits)
+    check_tensor("stop_ids", penalties.stop_ids, (num_slots, None), torch.int32, like=logits)
+    stops = penalties.stop_ids.shape[1]
+    if rows:
+        _penalties_kernel[(rows * triton.cdiv(vocab, _CHUNK),)](
+            logits,
+            slots,
+            positions,
+            token_counts,
+            penalties.repetition,
+            penalties.presence,
+            penalties.frequency,
+            penalties.min_position,
+            penalties.stop_ids,
+            VOCAB=vocab,
+            STOPS=stops,
+            STOPS_TILE=triton.next_power_of_2(max(stops, 1)),
+            CHUNK=_CHUNK,
+            TILE=_TILE,
+            num_warps=_NUM_WARPS,
+        )
+
+
+def count_tokens(token_counts: Tensor, slots: Tensor, tokens: Tensor) -> None:
+    """Add sampled tokens to the counts of the output.
+
+    Args:
+        token_counts: as for `apply_penalties`; updated.
+        slots: [rows] int32. A negative slot is padding. A slot may have several rows.
+        tokens: [rows] int32. What is no token of the vocabulary is not counted.
+
+    Raises:
+        ArgumentError: an argument has another shape, dtype, device or layout.
+    """
+    check_tensor("token_counts", token_counts, (None, None), torch.int32, like=token_counts)
+    device_of("token_counts", token_counts)
+    check_tensor("slots", slots, (None,), torch.int32, like=token_counts)
+    rows = slots.shape[0]
+    check_tensor("tokens", tokens, (rows,), torch.int32, like=token_counts)
+    if rows:
+        _count_kernel[(triton.cdiv(rows, _ROWS),)](
+            token_counts,
+            slots,
+            tokens,
+            rows,
+            VOCAB=token_counts.shape[1],
+            ROWS=_ROWS,
+            num_warps=_NUM_WARPS,
+        )

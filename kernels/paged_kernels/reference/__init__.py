@@ -1,0 +1,1 @@
+"""What each kernel is to compute, in plain torch and float64: one file an operation."""

@@ -1,0 +1,111 @@
+"""Ragged batches over a paged cache whose every unused slot is poisoned with NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from paged_kernels.reference import paged_attention as reference
+from paged_kernels.scores import Scores
+from torch import Tensor
+
+POISON = {torch.float8_e4m3fn: 0x7F, torch.int8: 127}
+
+
+@dataclass
+class Batch:
+    """Sequences of `(queries, keys)` tokens; the queries are the last of the keys' positions."""
+
+    lengths: list[tuple[int, int]]
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shared_blocks: int = 0  # that all sequences begin with
+
+    def __post_init__(self) -> None:
+        starts = [0]
+        for queries, _ in self.lengths:
+            starts.append(starts[-1] + queries)
+        size = self.block_size
+        per_seq = [-(-keys // size) for _, keys in self.lengths]
+        num_blocks = sum(per_seq) + 5
+        ids = torch.randperm(num_blocks)
+        # Entries past a sequence's last block may hold anything.
+        self.block_table = torch.full((len(per_seq), max(per_seq) + 2), 2**30, dtype=torch.int32)
+        cache = self._poisoned(num_blocks)
+        used = 0
+        for seq, count in enumerate(per_seq):
+            self.block_table[seq, :count] = ids[used : used + count]
+            self.block_table[seq, : min(self.shared_blocks, count)] = ids[: self.shared_blocks]
+            used += count
+            for index in range(count):
+                filled = min(size, self.lengths[seq][1] - index * size)
+                block = int(self.block_table[seq, index])
+                cache[block, :, :, :filled] = self._random(
+                    (2, self.num_kv_heads, filled, self.head_dim)
+                )
+        self.kv_cache = cache.to(self.device)
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = torch.randn(starts[-1], width).to(self.dtype).to(self.device)
+        self.seq_lens = torch.tensor([keys for _, keys in self.lengths], dtype=torch.int32)
+        self.query_start_loc = torch.tensor(starts, dtype=torch.int32)
+        for name in ("block_table", "seq_lens", "query_start_loc"):
+            setattr(self, name, getattr(self, name).to(self.device))
+
+    @property
+    def q(self) -> Tensor:
+        """Queries as a model has them: a part of wider rows."""
+        heads = self.qkv.view(len(self.qkv), -1, self.head_dim)
+        return heads[:, : self.num_heads]
+
+    def scores(self, **options: object) -> Scores:
+        """The usual scale and, for a quantised cache, a scale for each head."""
+        scales = {}
+        if self.kv_cache.dtype != self.dtype:
+            heads = torch.arange(self.num_kv_heads, dtype=torch.float32, device=self.device)
+            factor = 1 / 32 if self.kv_cache.dtype == torch.int8 else 1.0
+            scales = {"k_scale": factor * (1 + heads / 4), "v_scale": factor * (2 - heads / 4)}
+        return Scores(self.head_dim**-0.5, **{**scales, **options})
+
+    def wanted(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp in float64."""
+        return reference.paged_attention(
+            self.q, self.kv_cache, self.block_table, self.seq_lens, self.query_start_loc, scores
+        )
+
+    def empty_out(self) -> Tensor:
+        """A poisoned output."""
+        shape = (len(self.qkv), self.num_heads, self.head_dim)
+        return torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
+
+    def empty_lse(self) -> Tensor:
+        """A poisoned log-sum-exp."""
+        return torch.full((len(self.qkv), self.num_heads), torch.nan, device=self.device)
+
+    def _poisoned(self, num_blocks: int) -> Tensor:
+        dtype = self.cache_dtype or self.dtype
+        shape = (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        if dtype in POISON:
+            return torch.full(shape, POISON[dtype], dtype=torch.uint8).view(dtype)
+        return torch.full(shape, torch.nan, dtype=dtype)
+
+    def _random(self, shape: tuple[int, ...]) -> Tensor:
+        values = torch.randn(shape)
+        if self.cache_dtype == torch.int8:
+            values = (values * 32).round().clamp(-127, 127)
+        return values.to(self.cache_dtype or self.dtype)
+
+
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def assert_close(
+    got: Tensor, wanted: Tensor, dtype: torch.dtype, tolerance: float | None = None
+) -> None:
+    """Within some roundings of the type that the kernel keeps its numbers in."""
+    tolerance = tolerance or TOLERANCE[dtype]
+    torch.testing.assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)

@@ -1,0 +1,255 @@
+"""Paged attention of decodes, chunks of prompts and both against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from batches import Batch, assert_close
+from paged_kernels.errors import ArgumentError
+from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.paged_decode import paged_decode, plan_decode
+
+DECODES = [(1, 300), (1, 1), (1, 16), (1, 129), (1, 0), (1, 64)]
+MIXED = [(1, 130), (1, 7), (1, 64), (5, 17), (40, 40), (33, 130), (1, 40), (16, 32)]
+
+
+def check(
+    batch: Batch, num_decodes: int = 0, tolerance: float | None = None, **options: object
+) -> None:
+    """Compare the kernels with the reference; every cell of the output must be written."""
+    scores = batch.scores(**options)
+    out, lse = batch.empty_out(), batch.empty_lse()
+    got = paged_attention(
+        batch.q,
+        batch.kv_cache,
+        batch.block_table,
+        batch.seq_lens,
+        batch.query_start_loc,
+        scores,
+        num_decodes=num_decodes,
+        out=out,
+        lse=lse,
+    )
+    assert got is out
+    wanted, wanted_lse = batch.wanted(scores)
+    assert_close(out, wanted, batch.dtype, tolerance)
+    torch.testing.assert_close(lse.double(), wanted_lse, atol=2e-5, rtol=2e-5)
+
+
+def per_head(num_heads: int, device: torch.device) -> torch.Tensor:
+    return torch.linspace(0.05, 1.5, num_heads, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_mixed_batch(device, dtype):
+    check(Batch(MIXED, dtype=dtype, device=device), num_decodes=3)
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 256])
+def test_block_sizes(device, block_size):
+    check(Batch(MIXED[:6], block_size=block_size, device=device), num_decodes=3)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
+def test_head_sizes(device, head_dim):
+    lengths = [(1, 130), (9, 70)]
+    check(Batch(lengths, head_dim=head_dim, device=device, dtype=torch.float16), num_decodes=1)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (14, 2), (9, 3), (20, 1), (71, 1)])
+def test_head_groups(device, heads, kv_heads):
+    lengths = [(1, 70), (11, 30)]
+    batch = Batch(lengths, num_heads=heads, num_kv_heads=kv_heads, head_dim=32, device=device)
+    check(batch, num_decodes=1)
+
+
+@pytest.mark.parametrize("window", [1, 17, 64, 100, 1000])
+def test_sliding_window(device, window):
+    check(Batch(MIXED[:6], device=device), num_decodes=3, window=window)
+    check(Batch(DECODES, device=device), num_decodes=len(DECODES), window=window)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_softcap(device, softcap):
+    batch = Batch(MIXED[:5], device=device)
+    batch.qkv *= 20  # far into the flat parts of the curve
+    check(batch, num_decodes=3, softcap=softcap, tolerance=1e-5)
+
+
+def test_attention_sinks(device):
+    sinks = per_head(4, device) * 4 - 2
+    check(Batch(MIXED[:5], device=device), num_decodes=3, sinks=sinks)
+    check(Batch(DECODES, device=device), num_decodes=len(DECODES), sinks=sinks)
+    check(Batch(DECODES, device=device), num_decodes=len(DECODES), sinks=sinks, window=20)
+
+
+def test_alibi(device):
+    slopes = per_head(4, device)
+    check(Batch(MIXED[:5], device=device), num_decodes=3, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_quantised_cache_with_a_scale_for_each_head(device, dtype, cache_dtype):
+    batch = Batch(MIXED[:5], dtype=dtype, cache_dtype=cache_dtype, device=device)
+    check(batch, num_decodes=3)
+
+
+def test_decodes_in_pieces_and_whole(device):
+    check(Batch(DECODES, device=device), num_decodes=len(DECODES))
+    many = [(1, 1 + 7 * i % 40) for i in range(9)] + [(1, 500)]
+    check(Batch(many, num_heads=2, num_kv_heads=1, device=device), num_decodes=len(many))
+
+
+def test_only_prompts(device):
+    check(Batch([(1, 1), (20, 20), (3, 90)], device=device))
+
+
+def test_large_scores_do_not_overflow(device):
+    batch = Batch(MIXED[:5], device=device)
+    batch.qkv *= 1000  # scores in the thousands: their rounding shows in the weights
+    check(batch, num_decodes=3, tolerance=1e-3)
+
+
+def test_padded_sequences_change_nothing(device):
+    batch = Batch([(1, 100), (1, 20), *[(1, 0)] * 6], device=device)
+    scores = batch.scores()
+    out = paged_decode(batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, scores)
+    alone = paged_decode(
+        batch.q[:2], batch.kv_cache, batch.block_table[:2], batch.seq_lens[:2], scores
+    )
+    torch.testing.assert_close(out[:2], alone, atol=1e-6, rtol=1e-6)
+    assert torch.all(out[2:] == 0)
+
+
+def test_one_plan_serves_all_layers_and_pieces_cover_every_key(device):
+    batch = Batch(DECODES, device=device)
+    plan = plan_decode(batch.q, batch.kv_cache, batch.seq_lens)
+    covered = {seq: [] for seq in range(len(DECODES))}
+    for seq, begin, end, alone in plan.pieces.tolist():
+        if seq >= 0:
+            covered[seq].append((begin, end))
+            assert alone == (plan.num_pieces[seq] == 1)
+    for seq, (_, length) in enumerate(DECODES):
+        runs = sorted(covered[seq])
+        assert len(runs) == plan.num_pieces[seq]
+        assert [begin for begin, _ in runs] == [0, *(end for _, end in runs)][: len(runs)]
+        assert (runs[-1][1] if runs else 0) == length
+    for _ in range(2):
+        got = paged_decode(
+            batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, batch.scores(), plan=plan
+        )
+        assert_close(got, batch.wanted(batch.scores())[0], batch.dtype)
+
+
+def test_one_long_sequence_among_short_ones_is_cut(device):
+    batch = Batch([(1, 16)] * 12 + [(1, 2000)], num_heads=1, num_kv_heads=1, device=device)
+    plan = plan_decode(batch.q, batch.kv_cache, batch.seq_lens)
+    assert plan.num_pieces.tolist()[:12] == [1] * 12
+    assert plan.num_pieces[12] > 8
+    assert plan.pieces[0, 0] == 12  # what takes longest starts first
+
+
+def test_cascade_reads_shared_blocks_once(device):
+    batch = Batch([(1, 300), (1, 97), (1, 101)], shared_blocks=6, device=device)
+    scores = batch.scores(sinks=per_head(4, device))
+    got = cascade_decode(
+        batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, scores, num_shared_blocks=6
+    )
+    assert_close(got, batch.wanted(scores)[0], batch.dtype)
+
+
+def test_offsets_past_32_bits(device):
+    """Block ids whose offsets in the pool pass 2**31 elements; the pool is never filled."""
+    batch = Batch([(1, 100), (20, 90)], dtype=torch.float16, device=device)
+    used = batch.kv_cache
+    shift = 2**31 // used[0].numel() + 1
+    pool = torch.empty(shift + len(used), *used.shape[1:], dtype=used.dtype, device=device)
+    pool[shift:] = used
+    table = batch.block_table
+    batch.kv_cache, batch.block_table = pool, torch.where(table < 2**30, table + shift, table)
+    check(batch, num_decodes=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("q", {"q": lambda b: b.q.double()}),
+        ("q", {"q": lambda b: b.q[0]}),
+        ("q", {"q": lambda b: b.q.transpose(1, 2)}),
+        ("kv_cache", {"kv_cache": lambda b: b.kv_cache.double()}),
+        ("kv_cache", {"kv_cache": lambda b: b.kv_cache[:, :1]}),
+        ("kv_cache", {"kv_cache": lambda b: b.kv_cache.transpose(2, 3)}),
+        ("kv_cache", {"kv_cache": lambda b: b.kv_cache[:, :, :, :12].contiguous()}),
+        ("kv_cache", {"kv_cache": lambda b: b.kv_cache[..., :32].contiguous()}),
+        ("kv_cache", {"kv_cache": lambda b: torch.cat([b.kv_cache] * 3, dim=2)}),
+        ("kv_cache", {"kv_cache": lambda b: b.kv_cache.to("meta")}),
+        ("block_table", {"block_table": lambda b: b.block_table.long()}),
+        ("block_table", {"block_table": lambda b: b.block_table[:2]}),
+        ("block_table", {"block_table": lambda b: b.block_table[:, ::2]}),
+        ("seq_lens", {"seq_lens": lambda b: b.seq_lens.float()}),
+        ("query_start_loc", {"query_start_loc": lambda b: b.query_start_loc[:-1]}),
+        ("num_decodes", {"num_decodes": lambda b: 99}),
+        ("num_decodes", {"num_decodes": lambda b: -1}),
+        ("out", {"out": lambda b: b.empty_out()[:-1]}),
+        ("out", {"out": lambda b: b.empty_out().half()}),
+        ("lse", {"lse": lambda b: b.empty_lse().T}),
+        ("plan", {"plan": lambda b: plan_decode(b.q[:2], b.kv_cache, b.seq_lens[:2])}),
+        ("plan", {"plan": lambda b: plan_decode(b.q[:3], b.kv_cache, b.seq_lens[:3], window=4)}),
+    ],
+)
+def test_bad_calls_name_the_argument(device, name, change):
+    batch = Batch(MIXED, device=device)
+    arguments = {
+        "q": batch.q,
+        "kv_cache": batch.kv_cache,
+        "block_table": batch.block_table,
+        "seq_lens": batch.seq_lens,
+        "query_start_loc": batch.query_start_loc,
+        "num_decodes": 3,
+    }
+    arguments |= {key: make(batch) for key, make in change.items()}
+    with pytest.raises(ArgumentError, match=f"^{name} "):
+        paged_attention(scores=batch.scores(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("window", 0),
+        ("softcap", -1.0),
+        ("scale", float("nan")),
+        ("sinks", torch.zeros(3)),
+        ("alibi_slopes", torch.zeros(4, dtype=torch.float64)),
+        ("k_scale", torch.zeros(4)),
+        ("v_scale", torch.zeros(4)[::2]),
+    ],
+)
+def test_bad_scores_name_the_option(device, name, value):
+    batch = Batch(MIXED, device=device)
+    value = value.to(device) if isinstance(value, torch.Tensor) else value
+    scores = replace(batch.scores(), **{name: value})
+    with pytest.raises(ArgumentError, match=f"^{name} "):
+        paged_attention(
+            batch.q,
+            batch.kv_cache,
+            batch.block_table,
+            batch.seq_lens,
+            batch.query_start_loc,
+            scores,
+        )
+
+
+def test_what_cascades_cannot_take(device):
+    batch = Batch([(1, 100), (1, 120)], shared_blocks=2, device=device)
+    arguments = (batch.q, batch.kv_cache, batch.block_table, batch.seq_lens)
+    for name, scores in [
+        ("window", batch.scores(window=8)),
+        ("alibi_slopes", batch.scores(alibi_slopes=per_head(4, device))),
+    ]:
+        with pytest.raises(ArgumentError, match=f"^{name} "):
+            cascade_decode(*arguments, scores, num_shared_blocks=2)
+    with pytest.raises(ArgumentError, match=r"^num_shared_blocks "):
+        cascade_decode(*arguments, batch.scores(), num_shared_blocks=0)
