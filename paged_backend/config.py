@@ -69,6 +69,14 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = checked(True, Rule(bool), "reuse blocks of equal prefixes")
     enable_chunked_prefill: bool = checked(True, Rule(bool), "cut long prompts into chunks")
+    async_scheduling: bool | None = checked(
+        None,
+        Rule(bool, optional=True),
+        "plan the next step while the device computes; default: on a GPU",
+    )
+    enforce_eager: bool = checked(
+        False, Rule(bool), "launch each kernel of a decode step instead of a CUDA graph"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, refuse)

@@ -7,6 +7,7 @@ It knows neither text nor sockets; :class:`paged_backend.LLM` runs it in-process
 from __future__ import annotations
 
 import random
+from collections import deque
 from pathlib import Path
 
 from paged_backend.config import EngineConfig
@@ -15,6 +16,7 @@ from paged_backend.core.scheduler import Scheduler, SchedulerConfig
 from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.request import Request, RequestLimits
 from paged_backend.runner.model_runner import ModelRunner
+from paged_backend.runner.step import PendingOutput
 
 
 class Engine:
@@ -50,6 +52,8 @@ class Engine:
             ),
         )
         self._seeds = random.Random(config.seed)
+        self._under_way: deque[PendingOutput] = deque()
+        self._max_under_way = 1 if self.runner.async_scheduling else 0  # when a step returns
 
     def add_request(self, request: Request) -> None:
         """Queue a request that the front-end has checked.
@@ -71,13 +75,20 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a step has anything to do."""
-        return self.scheduler.has_unfinished
+        return self.scheduler.has_unfinished or bool(self._under_way)
 
     def step(self) -> list[SequenceOutput]:
-        """Schedule, compute and sample once; returns what is new."""
+        """Schedule and start one step; returns what is new.
+
+        With asynchronous scheduling that are the tokens of the step before, so that the device
+        computes while the next step is planned.
+        """
         plan = self.scheduler.schedule()
-        result = self.runner.execute(plan)
-        return self.scheduler.update_from_output(plan, result)
+        if plan.scheduled:
+            self._under_way.append(self.runner.submit(plan))
+            if len(self._under_way) <= self._max_under_way:
+                return []
+        return self.scheduler.update_from_output(self._under_way.popleft().result())
 
     def stats(self) -> EngineStats:
         """Counts since the start and the present state."""

@@ -14,8 +14,11 @@ class ArgumentError(ValueError):
     """An argument that no kernel can take; the message begins with its name."""
 
     def __init__(self, name: str, problem: str) -> None:
-        super().__init__(f"{name} {problem}")
+        super().__init__(name, problem)
         self.name = name
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.args))
 
 
 def check(condition: bool, name: str, problem: str) -> None:

@@ -110,11 +110,13 @@ def cascade_decode(
     in_range = 1 <= num_shared_blocks < block_table.shape[1]
     check(in_range, "num_shared_blocks", f"must be from 1 to the table, got {num_shared_blocks}")
     num_shared = num_shared_blocks * kv_cache.shape[3]
-    lses = torch.empty(2, *q.shape[:2], dtype=torch.float32, device=q.device)
+    shared_lse, own_lse = (
+        torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) for _ in range(2)
+    )
     shared_lens = torch.full((1,), num_shared, dtype=torch.int32, device=q.device)
     shared = paged_decode(
-        q, kv_cache, block_table[:1], shared_lens, scores.without_sinks(), lse=lses[0]
+        q, kv_cache, block_table[:1], shared_lens, scores.without_sinks(), lse=shared_lse
     )
     own_table = block_table[:, num_shared_blocks:].contiguous()
-    own = paged_decode(q, kv_cache, own_table, seq_lens - num_shared, scores, lse=lses[1])
-    return merge_attention(shared, lses[0], own, lses[1], out=own)
+    own = paged_decode(q, kv_cache, own_table, seq_lens - num_shared, scores, lse=own_lse)
+    return merge_attention(shared, shared_lse, own, own_lse, out=own)

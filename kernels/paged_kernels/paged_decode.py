@@ -66,7 +66,11 @@ class _Shape:
         most = MAX_ROWS if device.arch >= 90 else MAX_ROWS // 2  # as the registers allow
         rows = max(16, triton.next_power_of_2(max(group, min(most, num_queries * group))))
         config = decode_config(
-            device.arch, triton.next_power_of_2(head_dim), q.element_size(), rows
+            device.arch,
+            triton.next_power_of_2(head_dim),
+            q.element_size(),
+            rows,
+            quantised=kv_cache.dtype != q.dtype,
         )
         return cls(
             num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device.num_sms

@@ -44,7 +44,9 @@ class EngineFigures:
 
     seconds: float
     output_tokens_per_s: float
-    outside_model_share: float  # of all steps' time: scheduling, batching, sampling, bookkeeping
+    # Of all steps' time: scheduling, batching, sampling, bookkeeping. None on a device, where they
+    # go on beside the model.
+    outside_model_share: float | None
     kv_utilization: float  # slots of used blocks that hold a token, mean over steps
     num_steps: int
     num_preemptions: int
@@ -104,7 +106,8 @@ class OfflineReport:
             yield "transformers static batch", f"{self.peer_output_tokens_per_s:.1f} tokens/s"
             yield "ratio", f"{self.speedup:.2f}"
         yield "median TTFT, ITL", f"{engine.median_ttft_ms:.1f} ms, {engine.median_itl_ms:.2f} ms"
-        yield "step time outside the model", f"{engine.outside_model_share:.2%}"
+        if engine.outside_model_share is not None:
+            yield "step time outside the model", f"{engine.outside_model_share:.2%}"
         yield "KV utilisation", f"{engine.kv_utilization:.2%} of allocated slots"
         yield "preemptions", str(engine.num_preemptions)
         yield (
@@ -192,7 +195,7 @@ class OfflineBench:
         return EngineFigures(
             seconds=seconds,
             output_tokens_per_s=total / seconds,
-            outside_model_share=1 - (engine.runner.model_seconds - model_before) / clock.stepping,
+            outside_model_share=_rest(model_before, engine.runner.model_seconds, clock.stepping),
             kv_utilization=statistics.fmean(clock.utilization),
             num_steps=after.num_steps - before.num_steps,
             num_preemptions=after.num_preemptions - before.num_preemptions,
@@ -256,6 +259,11 @@ class StepClock:
         else:
             self.ttft.append(now - self._submitted[name])
         self._last_token[name] = now
+
+
+def _rest(before: float | None, after: float | None, total: float) -> float | None:
+    """The share of `total` seconds that did not pass between two readings of a clock."""
+    return None if before is None or after is None else 1 - (after - before) / total
 
 
 def _params(max_tokens: int) -> SamplingParams:

@@ -7,7 +7,7 @@ recompute is PagedAttention's (Kwon et al., SOSP 2023, section 4.5).
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -37,7 +37,9 @@ class SchedulerConfig:
 class Scheduler:
     """Waiting and running sequences over one pool of blocks; used by the engine's thread only.
 
-    The work of a step grows with the sequences that run, never with the pool or the queue.
+    A plan is booked as if it were computed already, with placeholders for the tokens it will
+    sample, so that the next one can be made while it is under way. The work of a step grows with
+    the sequences that run, never with the pool or the queue.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
@@ -48,7 +50,9 @@ class Scheduler:
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
         # Answers 2..n of a request wait beside the first one until its prompt is computed.
         self._unforked: dict[int, list[Sequence]] = {}  # seq_id of the first -> the others
-        self._planned: list[Sequence] = []  # behind the last output, in its order
+        # For each plan without a result yet, the sequence of each of its samples.
+        self._under_way: deque[list[Sequence]] = deque()
+        self._released: list[int] = []  # seq_ids, since the last plan
         self._next_seq_id = 0
         self._counts: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
@@ -97,34 +101,29 @@ class Scheduler:
     # --- one step -------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """Plan a step: decodes first, then chunks of prompts, then new sequences."""
+        """Plan a step: decodes first, then chunks of prompts, then new sequences.
+
+        The plan is empty while all sequences wait for their last tokens.
+        """
         step = _Step(self.config.max_num_batched_tokens)
         preempted = self._schedule_running(step)
         for seq, num_tokens in step.slices():
             self._register(seq, num_tokens)
         if not preempted:
             self._admit_waiting(step)
-        self._planned = [seq for seq, _ in step.slices()]
-        if not self._planned and self.has_unfinished:
+        plan = step.output(self._unforked, self._released)
+        if plan.scheduled:
+            self._released = []
+            self._counts["steps"] += 1
+            self._under_way.append(self._book(step))
+        elif self.has_unfinished and not self._under_way:
             raise RuntimeError("sequences are unfinished but none can be scheduled")
-        self._counts["steps"] += 1
-        return step.output(self._unforked)
+        return plan
 
-    def update_from_output(
-        self, plan: SchedulerOutput, result: ModelRunnerOutput
-    ) -> list[SequenceOutput]:
-        """Append the sampled tokens, fork, finish, and say what is new."""
-        outputs: list[SequenceOutput] = []
-        tokens = iter(result.token_ids)
-        for seq, item in zip(self._planned, plan.scheduled, strict=True):
-            sampled = [next(tokens) for _ in item.samples]
-            if seq.is_finished:
-                continue
-            seq.num_computed_tokens += len(item.token_ids)
-            if sampled:
-                branches = [seq, *self._fork(seq)]
-                outputs += [self._append(s, t) for s, t in zip(branches, sampled, strict=True)]
-        return outputs
+    def update_from_output(self, result: ModelRunnerOutput) -> list[SequenceOutput]:
+        """Take the tokens of the earliest plan under way, finish, and say what is new."""
+        pairs = zip(self._under_way.popleft(), result.token_ids, strict=True)
+        return [self._take(seq, token) for seq, token in pairs if not seq.is_finished]
 
     def _schedule_running(self, step: _Step) -> bool:
         """Plan what runs already; returns whether a sequence had to give up its blocks."""
@@ -132,7 +131,8 @@ class Scheduler:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for seq in self._running.values():
-            (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
+            if not self._awaits_last_token(seq):
+                (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
         for seq in decodes + prefills:
             if step.budget == 0:
                 break
@@ -196,23 +196,38 @@ class Scheduler:
         self._running[seq.seq_id] = seq
 
     def _register(self, seq: Sequence, num_tokens: int) -> None:
+        """Make blocks findable that the step fills; one with a pending token has to wait."""
         start = seq.num_computed_tokens
-        self.kv.register_full_blocks(seq, start, start + num_tokens)
+        end = min(start + num_tokens, seq.num_known_tokens)
+        if end > start:
+            self.kv.register_full_blocks(seq, start, end)
 
     def _preempt_last(self, step: _Step) -> None:
         """Send the last-come sequence back to the head of the queue, to be recomputed."""
         _, seq = self._running.popitem(last=True)
         step.remove(seq)
-        self.kv.release(seq)
+        self._release(seq)
         seq.status = SequenceStatus.WAITING
         self._waiting[seq.seq_id] = seq
         self._waiting.move_to_end(seq.seq_id, last=False)
         self._counts["preemptions"] += 1
 
-    # --- after a step ---------------------------------------------------------------------
+    # --- after a plan ---------------------------------------------------------------------
+
+    def _book(self, step: _Step) -> list[Sequence]:
+        """Advance what the step computes; returns the sequence of each sample."""
+        sampled: list[Sequence] = []
+        for seq, num_tokens in step.slices():
+            seq.num_computed_tokens += num_tokens
+            if seq.num_uncomputed_tokens == 0:
+                branches = [seq, *self._fork(seq)]
+                for branch in branches:
+                    branch.expect_token()
+                sampled += branches
+        return sampled
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
-        """Start the other answers of a request whose prompt has just been computed."""
+        """Start the other answers of a request whose prompt is computed by now."""
         others = self._unforked.pop(seq.seq_id, [])
         for other in others:
             self.kv.fork(seq, other)
@@ -221,40 +236,60 @@ class Scheduler:
             self._running[other.seq_id] = other
         return others
 
-    def _append(self, seq: Sequence, token_id: int) -> SequenceOutput:
-        seq.token_ids.append(token_id)
+    # --- after a step ---------------------------------------------------------------------
+
+    def _take(self, seq: Sequence, token_id: int) -> SequenceOutput:
+        seq.take_token(token_id)
         self._counts["generation_tokens"] += 1
         reason = self._finish_reason(seq, token_id)
         if reason is not None:
             self._finish(seq, reason)
+        elif seq.num_computed_tokens >= seq.num_known_tokens:
+            # The next step, under way already, writes this token and may have filled a block.
+            self.kv.register_full_blocks(seq, seq.num_known_tokens - 1, seq.num_known_tokens)
         return SequenceOutput(
             seq.request.request_id, seq.index, [token_id], reason, seq.num_cached_tokens or 0
         )
 
     def _finish_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
         params = seq.request.params
-        if seq.num_output_tokens >= params.min_tokens and (
+        num_output_tokens = seq.num_known_tokens - seq.num_prompt_tokens
+        if num_output_tokens >= params.min_tokens and (
             token_id in params.stop_token_ids
             or (token_id in self.config.eos_token_ids and not params.ignore_eos)
         ):
             return FinishReason.STOP
-        if seq.num_output_tokens == params.max_tokens:
-            return FinishReason.LENGTH
-        if seq.num_tokens >= self.config.max_model_len:
+        if self._is_full(seq, seq.num_known_tokens):
             return FinishReason.LENGTH
         return None
+
+    def _is_full(self, seq: Sequence, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens may not grow."""
+        num_output_tokens = num_tokens - seq.num_prompt_tokens
+        return (
+            num_output_tokens == seq.request.params.max_tokens
+            or num_tokens >= self.config.max_model_len
+        )
+
+    def _awaits_last_token(self, seq: Sequence) -> bool:
+        return seq.num_pending > 0 and self._is_full(seq, seq.num_tokens)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         self._waiting.pop(seq.seq_id, None)
         self._running.pop(seq.seq_id, None)
         self._unforked.pop(seq.seq_id, None)
-        self.kv.release(seq)
+        self._release(seq)
         seq.status = SequenceStatus.FINISHED
         self._finished[reason] += 1
         siblings = self._by_request[seq.request.request_id]
         siblings.remove(seq)
         if not siblings:
             del self._by_request[seq.request.request_id]
+
+    def _release(self, seq: Sequence) -> None:
+        # A step under way may still write to these blocks; whoever gets them next writes later.
+        self.kv.release(seq)
+        self._released.append(seq.seq_id)
 
     # --- looking at it --------------------------------------------------------------------
 
@@ -314,13 +349,14 @@ class _Step:
         for seq, num_tokens, _ in self._slices.values():
             yield seq, num_tokens
 
-    def output(self, unforked: dict[int, list[Sequence]]) -> SchedulerOutput:
+    def output(self, unforked: dict[int, list[Sequence]], released: list[int]) -> SchedulerOutput:
         return SchedulerOutput(
             [
                 _scheduled(seq, num_tokens, unforked.get(seq.seq_id, ()))
                 for seq, num_tokens in self.slices()
             ],
             [copy for _, _, copies in self._slices.values() for copy in copies],
+            released,
         )
 
 
@@ -340,6 +376,5 @@ def _sample_spec(seq: Sequence) -> SampleSpec:
         seq.seed,
         seq.num_tokens,
         seq.num_prompt_tokens,
-        seq.num_output_tokens,
         seq.token_ids,
     )

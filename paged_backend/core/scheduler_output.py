@@ -16,15 +16,24 @@ class SampleSpec(NamedTuple):
     seed: int  # 64 bits
     position: int  # of the token to be sampled, counted from the prompt's first
     num_prompt_tokens: int
-    num_output_tokens: int
-    token_ids: list[int]  # prompt and output so far; read-only
+    token_ids: list[int]  # prompt and output so far and maybe more; read-only
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated before this one."""
+        return self.position - self.num_prompt_tokens
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens before this one."""
+        return self.token_ids[: self.position]
 
 
 class ScheduledSequence(NamedTuple):
     """A slice of one sequence's tokens that the step computes."""
 
     seq_id: int
-    token_ids: list[int]
+    token_ids: list[int]  # PENDING where the step before has yet to say which
     start: int  # position of the slice's first token
     block_ids: list[int]  # covers every position up to the slice's end
     samples: tuple[SampleSpec, ...]  # from the slice's last token; empty for part of a prompt
@@ -36,6 +45,7 @@ class SchedulerOutput:
 
     scheduled: list[ScheduledSequence]
     block_copies: list[tuple[int, int]]  # (from, to), in this order
+    released: list[int]  # seq_ids that gave up their blocks since the last plan
 
     @property
     def num_tokens(self) -> int:

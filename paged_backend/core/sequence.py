@@ -7,6 +7,9 @@ from enum import IntEnum
 from paged_backend.core.seeds import derive_seed
 from paged_backend.request import Request
 
+PENDING = -1
+"""Stands for a token that a step under way is sampling."""
+
 
 class SequenceStatus(IntEnum):
     """Where a sequence stands; only the scheduler changes it."""
@@ -25,7 +28,7 @@ class Sequence:
 
     __slots__ = (
         "block_hashes", "block_ids", "index", "num_cached_tokens", "num_computed_tokens",
-        "num_prompt_tokens", "request", "seed", "seq_id", "status", "token_ids",
+        "num_pending", "num_prompt_tokens", "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, seed: int) -> None:
@@ -36,25 +39,41 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = 0  # those of steps under way included
+        self.num_pending = 0  # last tokens that are not known yet
         self.num_cached_tokens: int | None = None  # set when first admitted
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # of full blocks, as far as needed yet
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens known so far."""
+        """Prompt and output tokens so far, pending ones included."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, pending ones included."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens whose values have arrived."""
+        return len(self.token_ids) - self.num_pending
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose K and V are not in the cache yet; at least one while running."""
+        """Tokens whose K and V no step has written or is about to write."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def expect_token(self) -> None:
+        """Make room for the token that a step is about to sample."""
+        self.token_ids.append(PENDING)
+        self.num_pending += 1
+
+    def take_token(self, token_id: int) -> None:
+        """Fill in the earliest pending token."""
+        self.token_ids[-self.num_pending] = token_id
+        self.num_pending -= 1
 
     @property
     def is_finished(self) -> bool:

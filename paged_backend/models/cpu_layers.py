@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paged_backend.models.cpu_math import exp2
 from paged_backend.models.cpu_threads import ParallelKernel, claim, device_function, floats
+from paged_backend.models.linear import Linear
 
 _LOG2E = np.float32(math.log2(math.e))
 _ONE = np.float32(1.0)
@@ -24,6 +25,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _bits(eps))
     return out
+
+
+def add_norm(hidden: Tensor, linear: Linear, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
+    linear.add_to(hidden, x)
+    return rms_norm(hidden, weight, eps)
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_backend.models.layers import layer_functions
+from paged_backend.models.layers import HeadNorm, layer_functions
 from paged_backend.models.linear import Linear
 from paged_backend.models.model_config import ModelConfig
 
@@ -19,7 +19,13 @@ class Attention(Protocol[Meta]):
     """What the decoder needs of an attention backend; `AttentionBackend` says what it means."""
 
     def attend(
-        self, layer: int, qkv: Tensor, rotary: Tensor, meta: Meta, window: int | None = None
+        self,
+        layer: int,
+        qkv: Tensor,
+        rotary: Tensor,
+        meta: Meta,
+        window: int | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> Tensor: ...
 
 
@@ -42,11 +48,10 @@ class DecoderLayer:
         self.mlp_norm = torch.empty(hidden, dtype=dtype, device=device)
         self.gate_up = linear(hidden, 2 * inner, biases.mlp)
         self.down = linear(inner, hidden, biases.mlp)
-        self.head_norm: Tensor | None = None  # [num_heads + num_kv_heads, head_dim]
+        self.head_norm: HeadNorm | None = None
         if config.qk_norm:
-            heads = config.num_heads + config.num_kv_heads
-            self.head_norm = torch.empty(heads, config.head_dim, dtype=dtype, device=device)
-        self._num_heads = config.num_heads
+            sizes = config.num_heads, config.num_kv_heads, config.head_dim
+            self.head_norm = HeadNorm(*sizes, config.rms_norm_eps, dtype, device)
         self._qkv_sizes = (query, key_value, key_value)
 
     def weight_slots(self) -> dict[str, Tensor]:
@@ -65,16 +70,14 @@ class DecoderLayer:
             **_parts(self.down, {"mlp.down_proj": hidden}),
         }
         if self.head_norm is not None:
-            # One weight for all heads: the first takes it, `pack` gives it to the others.
-            slots["self_attn.q_norm.weight"] = self.head_norm[0]
-            slots["self_attn.k_norm.weight"] = self.head_norm[self._num_heads]
+            slots["self_attn.q_norm.weight"] = self.head_norm.query
+            slots["self_attn.k_norm.weight"] = self.head_norm.key
         return slots
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the device's kernels read."""
         if self.head_norm is not None:
-            self.head_norm[: self._num_heads] = self.head_norm[0].clone()
-            self.head_norm[self._num_heads :] = self.head_norm[self._num_heads].clone()
+            self.head_norm.pack()
         for linear in (self.qkv, self.output, self.gate_up, self.down):
             linear.pack()
 
@@ -125,28 +128,33 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(
-        self, input_ids: Tensor, attention: Attention[Meta], meta: Meta, logits_indices: Tensor
+        self,
+        input_ids: Tensor,
+        attention: Attention[Meta],
+        meta: Meta,
+        logits_indices: Tensor | None,
     ) -> Tensor:
-        """Logits [len(logits_indices), vocab_size] float32 of the rows that are to be sampled.
+        """Logits [num_rows, vocab_size] float32 of the rows that are to be sampled.
 
         `input_ids` [num_tokens] are the step's tokens as `meta` lays them out, `logits_indices`
-        int64 rows of them; `attention` writes this step's keys and values to its cache.
+        int64 rows of them, or None for all; `attention` writes this step's keys and values to its
+        cache.
         """
         functions, eps = self._functions, self.config.rms_norm_eps
         last = len(self._layers) - 1
+        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
         hidden = self._embed(input_ids)
-        for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(functions.rms_norm(hidden, layer.attention_norm, eps))
-            if layer.head_norm is not None:
-                functions.norm_heads(qkv, layer.head_norm, eps)
-            attended = attention.attend(index, qkv, self._rotary, meta, layer.window)
-            if index == last:  # from here on only the sampled rows matter
+        normed = functions.rms_norm(hidden, self._layers[0].attention_norm, eps)
+        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            attended = attention.attend(
+                index, layer.qkv(normed), self._rotary, meta, layer.window, layer.head_norm
+            )
+            if index == last and logits_indices is not None:  # only the sampled rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
-            layer.output.add_to(hidden, attended)
-            gate_up = layer.gate_up(functions.rms_norm(hidden, layer.mlp_norm, eps))
-            layer.down.add_to(hidden, functions.silu_and_mul(gate_up))
-        logits = self._lm_head(functions.rms_norm(hidden, self._norm, eps))
-        return logits.float()
+            normed = functions.add_norm(hidden, layer.output, attended, layer.mlp_norm, eps)
+            activated = functions.silu_and_mul(layer.gate_up(normed))
+            normed = functions.add_norm(hidden, layer.down, activated, next_norm, eps)
+        return self._lm_head(normed).float()
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         """The tokens' embeddings [num_tokens, hidden_size]."""

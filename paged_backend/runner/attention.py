@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paged_backend.models.devices import kernels_run_on
+from paged_backend.models.layers import HeadNorm
 from paged_backend.runner.kv_cache import KVCacheSpec
 
 _METADATA_DTYPES = {
+    "positions": torch.int32,
     "query_start_loc": torch.int32,
     "seq_lens": torch.int32,
     "block_table": torch.int32,
@@ -38,6 +41,8 @@ class AttentionMetadata:
     seq_lens: Tensor  # [num_seqs] int32, tokens in the cache once this step's are written
     block_table: Tensor  # [num_seqs, max_blocks] int32, padded with block 0
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset; -1 writes nothing
+    positions: Tensor  # [num_tokens] int32, of each token in its sequence
+    num_decodes: int  # so many sequences, the first ones, have exactly one token here
 
     def __post_init__(self) -> None:
         for name, dtype in _METADATA_DTYPES.items():
@@ -65,12 +70,13 @@ class AttentionBackend(ABC):
         rotary: Tensor,
         meta: AttentionMetadata,
         window: int | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> Tensor:
-        """Rotate queries and keys, write keys and values to their slots, attend causally.
+        """Norm the heads if asked to, rotate queries and keys, write keys and values, attend.
 
-        `qkv` is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] in the pool's dtype,
-        heads of the queries first, then of the keys, then of the values. `rotary` is
-        [max_positions, head_dim] float32: for each position the cosines of all head_dim / 2
+        `qkv`, which may be overwritten, is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+        in the pool's dtype, heads of the queries first, then of the keys, then of the values.
+        `rotary` is [max_positions, head_dim] float32: for each position the cosines of head_dim / 2
         angles, then their sines. With a `window` a token sees that many positions, its own
         included. Returns [num_tokens, num_heads * head_dim].
         """
@@ -84,6 +90,11 @@ def make_attention_backend(
     spec: KVCacheSpec, config: AttentionConfig, num_blocks: int, device: torch.device
 ) -> AttentionBackend:
     """Allocate a pool of `num_blocks` blocks on `device` under the fastest backend for it."""
+    if kernels_run_on(device):
+        # Imported here because Triton exists only where there is a GPU or its interpreter.
+        from paged_backend.runner.triton_attention import TritonAttention
+
+        return TritonAttention(spec, config, num_blocks, device)
     if device.type == "cpu" and spec.dtype == torch.float32:
         # Imported here because numba exists only where the CPU serves.
         from paged_backend.runner.cpu_attention import CpuAttention

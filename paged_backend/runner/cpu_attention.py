@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.models.cpu_layers import norm_heads
 from paged_backend.models.cpu_math import exp2
 from paged_backend.models.cpu_threads import (
     ParallelKernel,
@@ -26,6 +27,7 @@ from paged_backend.models.cpu_threads import (
     longs,
 )
 from paged_backend.models.cpu_tiles import multiply
+from paged_backend.models.layers import HeadNorm
 from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
 from paged_backend.runner.kv_cache import KVCacheSpec
 
@@ -59,8 +61,11 @@ class CpuAttention(AttentionBackend):
         rotary: Tensor,
         meta: AttentionMetadata,
         window: int | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> Tensor:
         qkv = qkv.contiguous()
+        if head_norm is not None:
+            norm_heads(qkv, head_norm.heads, head_norm.eps)
         out = torch.empty(len(qkv), self._config.num_heads * self._spec.head_dim)
         arguments = (
             qkv.data_ptr(),

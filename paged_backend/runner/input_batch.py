@@ -1,31 +1,34 @@
-"""The plan of a step as the flat tensors that a model reads."""
+"""The plan of a step as flat arrays: all slices, one after the other, without padding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from paged_backend.core.scheduler_output import SampleSpec, SchedulerOutput
-from paged_backend.runner.attention import AttentionMetadata
+from paged_backend.core.scheduler_output import SampleSpec, ScheduledSequence, SchedulerOutput
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """All slices of one step, one after the other, without padding."""
+    """What a model and attention need to know of a step, on the host."""
 
-    input_ids: Tensor  # [num_tokens] int64
-    attention: AttentionMetadata
-    logits_indices: Tensor  # [num_samples] int64, rows whose next token is sampled
+    input_ids: Longs  # [num_tokens]; PENDING where the device alone knows the token
+    positions: Ints  # [num_tokens]
+    slot_mapping: Longs  # [num_tokens]
+    query_start_loc: Ints  # [num_seqs + 1]
+    seq_lens: Ints  # [num_seqs]
+    logits_indices: Longs  # [num_samples] rows whose next token is sampled
+    num_decodes: int  # so many sequences, the first ones, have one token each
     samples: list[SampleSpec]  # one for each entry of logits_indices
 
     @classmethod
-    def build(cls, plan: SchedulerOutput, block_size: int, device: torch.device) -> InputBatch:
+    def build(cls, plan: SchedulerOutput, block_size: int) -> InputBatch:
         """Flatten a plan; the number of array operations does not depend on the batch."""
         items = plan.scheduled
         lens = np.array([len(item.token_ids) for item in items], np.int32)
@@ -33,33 +36,49 @@ class InputBatch:
         query_start_loc = np.zeros(len(items) + 1, np.int32)
         np.cumsum(lens, out=query_start_loc[1:])
         num_tokens = int(query_start_loc[-1])
-        input_ids = np.fromiter(
-            chain.from_iterable(item.token_ids for item in items), np.int64, num_tokens
-        )
-        block_table = _block_table([item.block_ids for item in items])
-        rows = np.repeat(np.arange(len(items)), lens)
-        positions = np.arange(num_tokens) + np.repeat(starts - query_start_loc[:-1], lens)
-        blocks = block_table[rows, positions // block_size].astype(np.int64)
+        positions = np.arange(num_tokens, dtype=np.int32)
+        positions += np.repeat(starts - query_start_loc[:-1], lens)
         num_samples = [len(item.samples) for item in items]
-        logits_indices = np.repeat(query_start_loc[1:].astype(np.int64) - 1, num_samples)
-
-        def put(array: npt.NDArray[Any]) -> Tensor:
-            return torch.from_numpy(array).to(device)
-
-        metadata = AttentionMetadata(
-            query_start_loc=put(query_start_loc),
-            seq_lens=put(starts + lens),
-            block_table=put(block_table),
-            slot_mapping=put(blocks * block_size + positions % block_size),
+        longer = np.flatnonzero(lens != 1)
+        return cls(
+            input_ids=np.fromiter(
+                chain.from_iterable(item.token_ids for item in items), np.int64, num_tokens
+            ),
+            positions=positions,
+            slot_mapping=_slots(items, starts, lens, positions, block_size),
+            query_start_loc=query_start_loc,
+            seq_lens=starts + lens,
+            logits_indices=np.repeat(query_start_loc[1:].astype(np.int64) - 1, num_samples),
+            num_decodes=int(longer[0]) if len(longer) else len(items),
+            samples=[sample for item in items for sample in item.samples],
         )
-        samples = [sample for item in items for sample in item.samples]
-        return cls(put(input_ids), metadata, put(logits_indices), samples)
 
 
-def _block_table(tables: list[list[int]]) -> npt.NDArray[np.int32]:
+def block_table(items: list[ScheduledSequence]) -> Ints:
     """Rows of block ids, padded with the null block: [num_seqs, longest table] int32."""
-    widths = np.array([len(table) for table in tables])
-    padded = np.zeros((len(tables), int(widths.max())), np.int32)
+    widths = np.array([len(item.block_ids) for item in items])
+    padded = np.zeros((len(items), int(widths.max())), np.int32)
     filled = np.arange(padded.shape[1]) < widths[:, None]
-    padded[filled] = np.fromiter(chain.from_iterable(tables), np.int32, int(widths.sum()))
+    ids = chain.from_iterable(item.block_ids for item in items)
+    padded[filled] = np.fromiter(ids, np.int32, int(widths.sum()))
     return padded
+
+
+def _slots(
+    items: list[ScheduledSequence], starts: Ints, lens: Ints, positions: Ints, block_size: int
+) -> Longs:
+    """The slot of each token; looks only at the blocks that the step writes."""
+    first = starts // block_size
+    counts = (starts + lens - 1) // block_size - first + 1
+    written = np.fromiter(
+        chain.from_iterable(
+            item.block_ids[begin : begin + count]
+            for item, begin, count in zip(items, first.tolist(), counts.tolist(), strict=True)
+        ),
+        np.int64,
+        int(counts.sum()),
+    )
+    before = np.cumsum(counts) - counts - first
+    blocks = written[np.repeat(before, lens) + positions // block_size]
+    slots: Longs = blocks * block_size + positions % block_size
+    return slots

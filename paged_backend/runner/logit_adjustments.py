@@ -38,11 +38,11 @@ def _penalise_repetition(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> 
     rows = [(row, spec) for row, spec in rows if spec.params.repetition_penalty != 1]
     if not rows:
         return
-    counts = [len(spec.token_ids) for _, spec in rows]
+    counts = [spec.position for _, spec in rows]
     row_ids, token_ids, penalty = _on_device(
         logits,
         np.repeat([row for row, _ in rows], counts),
-        _joined(spec.token_ids for _, spec in rows),
+        _joined(spec.context for _, spec in rows),
         np.repeat([spec.params.repetition_penalty for _, spec in rows], counts).astype(np.float32),
     )
     # A token that occurs twice is read twice before anything is written: both write one value.
@@ -56,7 +56,7 @@ def _penalise_output_tokens(logits: Tensor, rows: list[tuple[int, SampleSpec]]) 
         for row, spec in rows
         if spec.params.presence_penalty != 0 or spec.params.frequency_penalty != 0
     ]
-    outputs = [spec.token_ids[spec.num_prompt_tokens :] for _, spec in rows]
+    outputs = [spec.context[spec.num_prompt_tokens :] for _, spec in rows]
     owners = np.repeat(np.arange(len(rows)), [len(output) for output in outputs])
     if not owners.size:
         return

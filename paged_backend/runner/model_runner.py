@@ -1,21 +1,28 @@
-"""Runs planned steps on one device: weights, KV pool, forward pass and sampling."""
+"""One model on one device: its weights, a KV pool of the right size, and what carries out steps."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from paged_backend.config import MIB, EngineConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.errors import ConfigError
+from paged_backend.models.devices import kernels_run_on
 from paged_backend.models.loader import load_model
-from paged_backend.runner.attention import AttentionConfig, make_attention_backend
-from paged_backend.runner.input_batch import InputBatch
+from paged_backend.runner.attention import (
+    AttentionBackend,
+    AttentionConfig,
+    make_attention_backend,
+)
+from paged_backend.runner.host_step import HostStepRunner
 from paged_backend.runner.kv_cache import KVCacheSpec
-from paged_backend.runner.sampler import Sampler
-from paged_backend.runner.torch_threads import one_torch_thread
+from paged_backend.runner.step import PendingOutput, StepRunner
+
+if TYPE_CHECKING:
+    from paged_backend.runner.device_step import DeviceStepRunner
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 * MIB
 
@@ -29,10 +36,10 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         self.device = resolve_device(config.device)
-        self._block_size = config.block_size
+        self._config = config
         self._model = load_model(config, folder, self.device)
         shape = self._model.config
-        spec = KVCacheSpec(
+        self._spec = KVCacheSpec(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -43,32 +50,53 @@ class ModelRunner:
         self.max_model_len = self._model.max_model_len
         self._check_whole_prompts_fit(config)
         self.eos_token_ids = frozenset(shape.eos_token_ids)
-        self.num_blocks = self._num_blocks(config, spec)
-        self._attention = make_attention_backend(
-            spec,
+        self.num_blocks = self._num_blocks(config)
+        self.async_scheduling = config.async_scheduling
+        if self.async_scheduling is None:
+            self.async_scheduling = kernels_run_on(self.device)
+        self._steps = self._make_steps()
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        """Start a planned step."""
+        return self._steps.submit(plan)
+
+    @property
+    def model_seconds(self) -> float | None:
+        """Spent in forward passes so far; None where the host does not wait for them."""
+        return self._steps.model_seconds if isinstance(self._steps, HostStepRunner) else None
+
+    def _make_steps(self) -> StepRunner:
+        if not kernels_run_on(self.device):
+            attention = self._make_attention(self.num_blocks)
+            return HostStepRunner(self._model, attention, self._config.block_size)
+        steps = self._make_device_steps(self.num_blocks)
+        if self.device.type == "cuda":  # an interpreter compiles nothing
+            steps.warm_up()
+            if not self._config.enforce_eager:
+                steps.capture()
+        return steps
+
+    def _make_device_steps(self, num_blocks: int) -> DeviceStepRunner:
+        # Imported here because Triton exists only where there is a GPU or its interpreter.
+        from paged_backend.runner.device_step import DeviceStepRunner
+
+        config = self._config
+        return DeviceStepRunner(
+            self._model,
+            self._make_attention(num_blocks),
+            config.block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+        )
+
+    def _make_attention(self, num_blocks: int) -> AttentionBackend:
+        shape = self._model.config
+        return make_attention_backend(
+            self._spec,
             AttentionConfig(num_heads=shape.num_heads, scale=shape.head_dim**-0.5),
-            self.num_blocks,
+            num_blocks,
             self.device,
         )
-        self._sampler = Sampler(self.eos_token_ids)
-        self.model_seconds = 0.0  # spent in forward passes so far
-
-    @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Make the plan's copies, compute its tokens and sample."""
-        with one_torch_thread(self.device):
-            return self._execute(plan)
-
-    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        batch = InputBatch.build(plan, self._block_size, self.device)
-        if plan.block_copies:
-            self._attention.copy_blocks(plan.block_copies)
-        started = time.perf_counter()
-        logits = self._model.forward(
-            batch.input_ids, self._attention, batch.attention, batch.logits_indices
-        )
-        self.model_seconds += time.perf_counter() - started
-        return ModelRunnerOutput(self._sampler.sample(logits, batch.samples))
 
     def _check_whole_prompts_fit(self, config: EngineConfig) -> None:
         limit = config.max_num_batched_tokens
@@ -78,15 +106,16 @@ class ModelRunner:
                 f"({self.max_model_len}) without chunked prefill, got {limit}"
             )
 
-    def _num_blocks(self, config: EngineConfig, spec: KVCacheSpec) -> int:
+    def _num_blocks(self, config: EngineConfig) -> int:
         budget = config.kv_cache_memory_bytes or self._free_memory(config)
-        num_blocks = spec.num_blocks(budget)
+        num_blocks = self._spec.num_blocks(budget)
         longest = -(-self.max_model_len // config.block_size)
         if num_blocks < longest + 1:  # one is the null block
             raise ConfigError(
                 f"option kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks, but one "
                 f"request of max_model_len ({self.max_model_len}) needs {longest + 1}; give "
-                f"{(longest + 1) * spec.bytes_per_block} bytes or more, or lower max_model_len"
+                f"{(longest + 1) * self._spec.bytes_per_block} bytes or more, or lower "
+                f"max_model_len"
             )
         return num_blocks
 
@@ -94,8 +123,23 @@ class ModelRunner:
         """Bytes for the pool where the option leaves them open."""
         if self.device.type == "cpu":
             return DEFAULT_CPU_KV_CACHE_BYTES
+        peak = self._peak_of_largest_step()
         free, total = torch.cuda.mem_get_info(self.device)
-        return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
+        return max(0, int(free - peak - (1 - config.gpu_memory_utilization) * total))
+
+    def _peak_of_largest_step(self) -> int:
+        """Bytes that steps take besides weights and pool, measured on a pool of the null block.
+
+        Graphs keep their memory apart from that of other steps, but take no more than these.
+        """
+        steps = self._make_device_steps(num_blocks=1)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        steps.run_largest()
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        del steps
+        torch.cuda.empty_cache()
+        return peak if self._config.enforce_eager else 2 * peak
 
 
 def resolve_device(option: str) -> torch.device:

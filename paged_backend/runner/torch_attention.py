@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from paged_backend.models.layers import HeadNorm, norm_heads
 from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
 from paged_backend.runner.kv_cache import KVCacheSpec
 
@@ -28,7 +29,6 @@ class _Plan:
     """What a step's layers share."""
 
     meta: AttentionMetadata
-    positions: Tensor  # [num_tokens]
     written: Tensor  # rows of the batch that have a slot
     groups: list[_Group]
 
@@ -58,12 +58,15 @@ class TorchAttention(AttentionBackend):
         rotary: Tensor,
         meta: AttentionMetadata,
         window: int | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> Tensor:
         plan = self._plan_for(meta)
+        if head_norm is not None:
+            norm_heads(qkv, head_norm.heads, head_norm.eps)
         num_kv_heads = self._spec.num_kv_heads
         heads = qkv.view(len(qkv), -1, self._spec.head_dim)
         q, k, v = torch.split(heads, [self._config.num_heads, num_kv_heads, num_kv_heads], dim=1)
-        angles = rotary[plan.positions]
+        angles = rotary[meta.positions]
         self._write(layer, _rotate(k, angles), v, plan)
         q = _rotate(q, angles)
         out = torch.empty_like(q)
@@ -119,12 +122,8 @@ def _make_plan(meta: AttentionMetadata, block_size: int) -> _Plan:
     for seq, length in enumerate(meta.query_start_loc.diff().tolist()):
         by_length[length].append(seq)
     groups = [_make_group(meta, seqs, length, block_size) for length, seqs in by_length.items()]
-    device = meta.slot_mapping.device
-    positions = torch.empty(len(meta.slot_mapping), dtype=torch.int64, device=device)
-    for group in groups:
-        positions[group.rows] = group.positions
     written = (meta.slot_mapping >= 0).nonzero().squeeze(1)
-    return _Plan(meta, positions, written, groups)
+    return _Plan(meta, written, groups)
 
 
 def _make_group(meta: AttentionMetadata, seqs: list[int], length: int, block_size: int) -> _Group:

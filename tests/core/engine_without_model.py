@@ -1,14 +1,18 @@
 """A scheduler over a pool whose blocks hold token ids instead of K and V.
 
 What a sequence would attend to is read through its block table, so a wrong block, a missed copy
-or a stale cache shows as a wrong token.
+or a stale cache shows as a wrong token. With `async_scheduling` a plan is made before the tokens of
+the one before it are known, as on a device that is never to wait.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler, SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.core.sequence import PENDING
 from paged_backend.outputs import SequenceOutput
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -47,6 +51,7 @@ class EngineWithoutModel:
         max_model_len=64,
         enable_chunked_prefill=True,
         enable_prefix_caching=True,
+        async_scheduling=False,
     ):
         self.block_size = block_size
         self.scheduler = Scheduler(
@@ -59,6 +64,9 @@ class EngineWithoutModel:
             ),
             KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching),
         )
+        self.depth = int(async_scheduling)
+        self.results: deque[ModelRunnerOutput] = deque()
+        self.last_token: dict[int, int] = {}  # seq_id -> sampled last, as a device keeps it
         self.content = [[None] * block_size for _ in range(num_blocks)]
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
@@ -69,8 +77,13 @@ class EngineWithoutModel:
 
     def step(self) -> list[SequenceOutput]:
         plan = self.scheduler.schedule()
-        self.plans.append(plan)
-        outputs = self.scheduler.update_from_output(plan, self._execute(plan))
+        self.scheduler.check_invariants()
+        if plan.scheduled:
+            self.plans.append(plan)
+            self.results.append(self._execute(plan))
+        outputs = []
+        if not plan.scheduled or len(self.results) > self.depth:
+            outputs = self.scheduler.update_from_output(self.results.popleft())
         self.scheduler.check_invariants()
         for out in outputs:
             key = (out.request_id, out.index)
@@ -82,10 +95,14 @@ class EngineWithoutModel:
 
     def run(self, max_steps=2000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished:
+            if not self.has_unfinished:
                 return
             self.step()
         raise AssertionError("a sequence starved")
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished or bool(self.results)
 
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         for source, target in plan.block_copies:
@@ -93,14 +110,18 @@ class EngineWithoutModel:
         for item in plan.scheduled:
             for offset, token in enumerate(item.token_ids):
                 block, slot = divmod(item.start + offset, self.block_size)
+                if token == PENDING:
+                    token = self.last_token[item.seq_id]
                 self.content[item.block_ids[block]][slot] = token
         sampled = []
         for item in plan.scheduled:
             end = item.start + len(item.token_ids)
             seen = [t for block in item.block_ids for t in self.content[block]][:end]
             for spec in item.samples:
-                assert seen == spec.token_ids, "the block table holds other tokens"
+                pairs = zip(seen, spec.context, strict=True)
+                assert all(t in (PENDING, s) for s, t in pairs), "the block table holds others"
                 sampled.append(next_token(seen, spec.seed))
+                self.last_token[spec.seq_id] = sampled[-1]
         return ModelRunnerOutput(sampled)
 
 

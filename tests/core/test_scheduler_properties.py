@@ -45,8 +45,11 @@ actions = st.lists(
     budget=st.integers(4, 48),
     chunked=st.booleans(),
     caching=st.booleans(),
+    async_scheduling=st.booleans(),
 )
-def test_any_history_keeps_the_books_and_the_tokens(actions, num_blocks, budget, chunked, caching):
+def test_any_history_keeps_the_books_and_the_tokens(
+    actions, num_blocks, budget, chunked, caching, async_scheduling
+):
     engine = EngineWithoutModel(
         num_blocks=num_blocks,
         max_num_seqs=4,
@@ -54,6 +57,7 @@ def test_any_history_keeps_the_books_and_the_tokens(actions, num_blocks, budget,
         max_model_len=MAX_MODEL_LEN,
         enable_chunked_prefill=chunked,
         enable_prefix_caching=caching,
+        async_scheduling=async_scheduling,
     )
     accepted, aborted = {}, set()
     for kind, value in actions:
@@ -67,7 +71,7 @@ def test_any_history_keeps_the_books_and_the_tokens(actions, num_blocks, budget,
             engine.scheduler.check_invariants()
         else:
             for _ in range(value):
-                if engine.scheduler.has_unfinished:
+                if engine.has_unfinished:
                     engine.step()
     engine.run()
 

@@ -91,14 +91,14 @@ def test_padding_is_left_alone(device: torch.device) -> None:
 
 def test_tokens_are_counted(device: torch.device) -> None:
     """Several rows of a slot, padding, and what is no token; the mark of the prompt stays."""
-    counts = torch.zeros(3, 50, dtype=torch.int32, device=device)
-    counts[1, 7] = 1
-    slots, tokens = [1, 1, 1, -1, 2, 2, 0], [7, 7, 49, 3, -1, 50, 0]
+    guarded = torch.zeros(5, 52, dtype=torch.int32, device=device)
+    guarded[2, 7] = 1
+    slots, tokens = [1, 1, 1, -1, 2, 2, 0], [7, 7, 51, 3, -1, 52, 0]
     slots, tokens = slots + [2] * 200, tokens + [9] * 200
-    count_tokens(counts, ints(slots, device), ints(tokens, device))
-    expected = torch.zeros(3, 50, dtype=torch.int32)
-    expected[1, 7], expected[1, 49], expected[0, 0], expected[2, 9] = 5, 2, 2, 400
-    assert torch.equal(counts.cpu(), expected)
+    count_tokens(guarded[1:4], ints(slots, device), ints(tokens, device))
+    expected = torch.zeros(5, 52, dtype=torch.int32)
+    expected[2, 7], expected[2, 51], expected[1, 0], expected[3, 9] = 5, 2, 2, 400
+    assert torch.equal(guarded.cpu(), expected)
 
 
 def test_bad_calls_are_refused(device: torch.device) -> None:

@@ -40,15 +40,18 @@ def run_steps(model: LlamaModel, attention: AttentionBackend, tokens: list[Tenso
     for counts in STEPS:
         active = [seq for seq, count in enumerate(counts) if count]
         ends = torch.tensor([counts[seq] for seq in active]).cumsum(0)
-        slots = []
+        slots, positions = [], []
         for seq in active:
-            positions = torch.arange(done[seq], done[seq] + counts[seq])
-            slots.append(tables[seq][positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
+            here = torch.arange(done[seq], done[seq] + counts[seq])
+            positions.append(here)
+            slots.append(tables[seq][here // BLOCK_SIZE] * BLOCK_SIZE + here % BLOCK_SIZE)
         meta = AttentionMetadata(
             query_start_loc=torch.cat((torch.zeros(1), ends)).int(),
             seq_lens=torch.tensor([done[seq] + counts[seq] for seq in active]).int(),
             block_table=tables[active],
             slot_mapping=torch.cat(slots).long(),
+            positions=torch.cat(positions).int(),
+            num_decodes=0,
         )
         ids = [tokens[seq][done[seq] : done[seq] + counts[seq]] for seq in active]
         rows = model.forward(torch.cat(ids), attention, meta, torch.arange(int(ends[-1])))
@@ -93,6 +96,8 @@ def test_only_the_rows_asked_for_are_returned(tmp_path: Path) -> None:
         seq_lens=torch.tensor([5], dtype=torch.int32),
         block_table=torch.ones(1, 1, dtype=torch.int32),
         slot_mapping=torch.arange(BLOCK_SIZE, BLOCK_SIZE + 5),
+        positions=torch.arange(5, dtype=torch.int32),
+        num_decodes=0,
     )
 
     def logits(rows: list[int]) -> Tensor:

@@ -93,11 +93,16 @@ class Batch:
             positions = torch.arange(first, last)
             slots.append(self.tables[seq][positions // size].long() * size + positions % size)
         counts = torch.tensor([0] + [last - first for first, last in spans])
+        positions = [torch.arange(first, last, dtype=torch.int32) for first, last in spans]
+        lengths = [last - first for first, last in spans]
+        longer = [seq for seq, length in enumerate(lengths) if length != 1]
         return AttentionMetadata(
             query_start_loc=counts.cumsum(0).int(),
             seq_lens=torch.tensor([last for _, last in spans], dtype=torch.int32),
             block_table=table,
             slot_mapping=torch.cat(slots),
+            positions=torch.cat(positions),
+            num_decodes=longer[0] if longer else len(spans),
         )
 
     def step(
@@ -108,7 +113,7 @@ class Batch:
         window: int | None = None,
     ) -> Tensor:
         rows = torch.cat([x[a:b] for x, (a, b) in zip(self.qkv, spans, strict=True)])
-        return backend.attend(layer, rows, self.rotary, self.meta(spans), window)
+        return backend.attend(layer, rows.clone(), self.rotary, self.meta(spans), window)
 
     def run(
         self, backend: AttentionBackend, layer: int = 0, window: int | None = None

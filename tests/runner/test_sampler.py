@@ -29,13 +29,14 @@ def spec(
     output: tuple[int, ...] = (),
     **fields: object,
 ) -> SampleSpec:
+    if not prompt and not output:
+        prompt = (1,) * position
     return SampleSpec(
         seq_id=0,
         params=params or SamplingParams.from_mapping({"max_tokens": None, **fields}),
         seed=seed,
-        position=position,
+        position=len(prompt) + len(output),
         num_prompt_tokens=len(prompt),
-        num_output_tokens=len(output),
         token_ids=[*prompt, *output],
     )
 

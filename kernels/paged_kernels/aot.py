@@ -1,0 +1,278 @@
+"""Compiles kernels ahead of time, without a GPU, as a launch on one would, and reads the result.
+
+Inside `record`, the public wrappers take tensors on the "meta" device, and what they would have
+launched is noted instead. Each noted launch is compiled by Triton's own just-in-time path, told
+that another device is the current one: signatures are nowhere written by hand.
+
+``python -m paged_kernels.aot`` compiles the catalogue and prints the table in COMPILED.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from paged_kernels.catalogue import CASES
+from paged_kernels.device import INTERPRETED, Device, pretend
+
+DEVICES = {80: Device(80, 108), 90: Device(90, 132), 100: Device(100, 148)}
+"""The devices compiled for: A100, H100 and H200, B200."""
+
+SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""The most shared memory, in bytes, that one program may take on each architecture."""
+
+SIZES = (1, 2, 4, 7, 8, 15, 16, 17, 33, 64, 255, 256, 1000, 4096)
+"""Tokens, sequences or blocks that cases are called with: each kind that launches may tell apart,
+1, multiples of 16 and neither, and on both sides of every limit."""
+
+INSTRUCTIONS = {
+    "tcgen05": r"\btcgen05\.mma\.",
+    "wgmma": r"\bwgmma\.mma_async\.",
+    "mma": r"\bmma\.sync\.",
+    "cp.async": r"\bcp\.async\.c[ag]\.",
+    "ld.128": r"\bld\.global\S*\.(?:v4\.b32|v2\.b64)\b",
+    "ld.narrow": r"\bld\.global(?!\S*\.v[248]\.)\S*\.[bus](?:8|16)\b",
+}
+"""What is counted in the PTX: products by the generation of the tensor cores, asynchronous copies
+to shared memory, loads of 16 bytes, and loads of a single element of one or two bytes."""
+
+Key = tuple[object, ...]
+
+_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one compiled kernel takes and does."""
+
+    kernel: str
+    arch: int
+    warps: int
+    stages: int
+    registers: int  # per thread
+    spilled: int  # bytes of local memory per thread; a kernel has none but what it spills
+    shared: int  # bytes per program
+    instructions: dict[str, int]  # occurrences in the PTX, by the names in INSTRUCTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch that was noted instead of made."""
+
+    kernel: Any  # the JITFunction
+    arch: int
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]  # of the kernel, by parameter
+    options: dict[str, Any]  # of the launch: num_warps, num_stages
+    specialization: tuple[tuple[str, str], ...]  # by parameter, what Triton makes of the argument
+
+    @property
+    def key(self) -> Key:
+        """Equal for two launches exactly if one binary serves both."""
+        return self.kernel.__name__, self.arch, self.specialization, *sorted(self.options.items())
+
+    def specialized(self) -> list[str]:
+        """Parameters whose values may cause compilations while serving: integers, watched."""
+        return [
+            parameter.name
+            for parameter in self.kernel.params
+            if isinstance(self.arguments[parameter.name], int)
+            and not parameter.is_constexpr
+            and not parameter.do_not_specialize
+        ]
+
+    def compile(self) -> Any:
+        """Triton's `CompiledKernel`, through the path of a launch and Triton's cache on disk."""
+        with _current(self.arch):
+            return self.kernel.run(grid=self.grid, warmup=True, **self.arguments, **self.options)
+
+    def resources(self) -> Resources:
+        """Compile and read the result."""
+        compiled = self.compile()
+        usage = _usage(compiled.asm["cubin"])
+        ptx = compiled.asm["ptx"]
+        return Resources(
+            kernel=self.kernel.__name__,
+            arch=self.arch,
+            warps=compiled.metadata.num_warps,
+            stages=compiled.metadata.num_stages,
+            registers=usage["REG"],
+            spilled=usage["STACK"] + usage["LOCAL"],
+            shared=compiled.metadata.shared,
+            instructions={name: len(re.findall(p, ptx)) for name, p in INSTRUCTIONS.items()},
+        )
+
+
+@contextmanager
+def record(arch: int) -> Iterator[list[Launch]]:
+    """Note launches, as chosen for the device of an architecture, instead of making them.
+
+    Raises:
+        RuntimeError: this process interprets kernels, so it has nothing to compile.
+    """
+    if INTERPRETED:
+        raise RuntimeError("unset TRITON_INTERPRET to compile kernels")
+    launches: list[Launch] = []
+
+    def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launches.append(_bound(kernel, arch, grid, args, kwargs))
+
+    with pretend(DEVICES[arch]), _swapped(JITFunction, "run", note):
+        yield launches
+
+
+def launches(call: Callable[[], object], arch: int) -> list[Launch]:
+    """What a call of a wrapper launches on an architecture."""
+    with record(arch) as noted:
+        call()
+    return noted
+
+
+def _bound(kernel: Any, arch: int, grid: Any, args: Any, kwargs: Any) -> Launch:
+    with _current(arch):
+        *_, bind = kernel.device_caches[arch]
+    arguments, specialization, options = bind(*args, **kwargs)
+    if callable(grid):
+        grid = grid(arguments)
+    seen = tuple(zip(arguments, map(str, specialization), strict=True))
+    return Launch(kernel, arch, tuple(grid), arguments, options, seen)
+
+
+@dataclass(frozen=True)
+class _Driver:
+    """What the just-in-time path asks the driver of a device, up to the launch."""
+
+    arch: int
+
+    def get_current_device(self) -> int:
+        return self.arch  # under this name kernels are cached: no real device has such a number
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def _current(arch: int) -> Any:
+    return _swapped(driver, "_active", _Driver(arch))
+
+
+@contextmanager
+def _swapped(owner: Any, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _usage(cubin: bytes) -> dict[str, int]:
+    """Registers and bytes by cuobjdump's names, for the one kernel in the binary."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(_CUOBJDUMP), "-res-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (line,) = re.findall(r"REG:.*", text)
+    return {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", line)}
+
+
+def binaries(case: str, arch: int) -> dict[Key, Launch]:
+    """A launch for every binary that a case of the catalogue needs, whatever the batch."""
+    noted = [launches(partial(CASES[case].call, size), arch) for size in SIZES]
+    return {launch.key: launch for each in noted for launch in each}
+
+
+def measure(case: str, arch: int) -> dict[Key, Resources]:
+    """Compile every binary that a case of the catalogue needs.
+
+    Raises:
+        RuntimeError: that failed. The reason is its text, which, unlike some exceptions of
+            compilers, survives the way back from another process.
+    """
+    try:
+        return {key: launch.resources() for key, launch in binaries(case, arch).items()}
+    except Exception as error:
+        raise RuntimeError(f"{case}, sm_{arch}: {error!r}") from error
+
+
+def compilers() -> ProcessPoolExecutor:
+    """Two processes to `measure` in; a compiler uses one core."""
+    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+
+
+def table() -> str:
+    """The whole catalogue, compiled, as Markdown; a binary is listed where it is first used."""
+    asked = [(case.name, arch) for case in CASES.values() for arch in case.archs]
+    with compilers() as pool:
+        found = pool.map(measure, *zip(*asked, strict=True))
+        rows: dict[Key, str] = {}
+        for (case, _), measured in zip(asked, found, strict=True):
+            for key, resources in measured.items():
+                rows.setdefault(key, _row(case, resources))
+    return "\n".join([*_HEADER, *rows.values(), ""])
+
+
+_HEADER = (
+    "# What the compiler makes of the kernels",
+    "",
+    f"Written by `python -m paged_kernels.aot --write FILE` with Triton {triton.__version__}.",
+    "Registers and spilled bytes are those of a thread, shared memory is that of a program,",
+    "instructions are counted in the PTX. A binary that serves several configurations is listed",
+    "under the first of them.",
+    "",
+    "| kernel | configuration | sm | warps | stages | registers | spilled B | shared KiB "
+    "| instructions |",
+    "|---|---|--:|--:|--:|--:|--:|--:|---|",
+)
+
+
+def _row(case: str, found: Resources) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in found.instructions.items() if count)
+    cells = (
+        f"`{found.kernel}`",
+        case,
+        found.arch,
+        found.warps,
+        found.stages,
+        found.registers,
+        found.spilled,
+        f"{found.shared / 1024:.1f}",
+        counts,
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m paged_kernels.aot",
+        description="Compile every kernel and tell what the compiler makes of it.",
+    )
+    parser.add_argument("--write", metavar="FILE", type=Path, help="write there, not to the screen")
+    arguments = parser.parse_args()
+    text = table()
+    if arguments.write is None:
+        print(text, end="")
+    else:
+        arguments.write.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Calls of the public wrappers as serving makes them, on tensors without memory.
+
+Names of models stand for their shapes. What is listed here is compiled ahead of time by
+:mod:`paged_kernels.aot`; nothing else knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paged_kernels.block_copy import copy_blocks
+from paged_kernels.kv_write import write_kv
+from paged_kernels.merge_attention import merge_attention
+from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
+from paged_kernels.rms_norm import add_rms_norm, rms_norm
+from paged_kernels.sampling import LogProbs, SamplingState, logprobs, sample
+from paged_kernels.scores import Scores
+from paged_kernels.silu_and_mul import silu_and_mul
+
+_ARCHS = (80, 90, 100)
+_BLOCK_SIZE = 16
+_BLOCKS_PER_SEQ = 512
+_PROMPT = 512  # tokens of a sequence in a prefill
+
+_BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
+_FP8, _INT8 = torch.float8_e4m3fn, torch.int8
+_NAMES = {_BF16: "bf16", _FP16: "fp16", _FP32: "fp32", _FP8: "fp8", _INT8: "int8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An operation in one configuration."""
+
+    operation: str
+    configuration: str
+    call: Callable[[int], object]  # of the wrapper, for so many tokens (or sequences, or blocks)
+    archs: tuple[int, ...] = _ARCHS
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation}, {self.configuration}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    name: str
+    heads: int
+    kv_heads: int
+    dim: int
+
+    def qkv(self, tokens: int, dtype: torch.dtype) -> Tensor:
+        return _empty(tokens, (self.heads + 2 * self.kv_heads) * self.dim, dtype=dtype)
+
+    def queries(self, tokens: int, dtype: torch.dtype) -> Tensor:
+        """Part of what the projection yields, so with rows apart.
+
+        Its heads are told apart before the queries are cut out: the other way round torch would
+        call a single row dense, and it alone would be another binary.
+        """
+        return self.qkv(tokens, dtype).view(tokens, -1, self.dim)[:, : self.heads]
+
+    def cache(self, dtype: torch.dtype) -> Tensor:
+        """The blocks of one layer."""
+        return _empty(4096, 2, self.kv_heads, _BLOCK_SIZE, self.dim, dtype=dtype)
+
+    def scales(self, cached: torch.dtype) -> dict[str, Any]:
+        """Those of keys and values, where the cache is quantised."""
+        if cached not in (_FP8, _INT8):
+            return {}
+        return {name: _empty(self.kv_heads, dtype=_FP32) for name in ("k_scale", "v_scale")}
+
+
+_LLAMA_8B = _Model("Llama-3-8B", 32, 8, 128)
+_LLAMA_70B = _Model("Llama-3-70B", 64, 8, 128)
+_QWEN_05B = _Model("Qwen2-0.5B", 14, 2, 64)
+_PHI_2 = _Model("Phi-2", 32, 32, 80)
+_PHI_3 = _Model("Phi-3-mini", 32, 32, 96)
+_GEMMA_2B = _Model("Gemma-2B", 8, 1, 256)
+
+
+def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _ints(*shape: int) -> Tensor:
+    return _empty(*shape, dtype=torch.int32)
+
+
+def _described(model: _Model, dtype: torch.dtype, cached: torch.dtype, note: str) -> str:
+    cache = "" if cached == dtype else f"{_NAMES[cached]} cache"
+    return " ".join(filter(None, (model.name, _NAMES[dtype], cache, note)))
+
+
+def _able(cached: torch.dtype) -> tuple[int, ...]:
+    return tuple(arch for arch in _ARCHS if cached != _FP8 or arch >= 89)
+
+
+def _decode(
+    model: _Model,
+    dtype: torch.dtype = _BF16,
+    cached: torch.dtype | None = None,
+    note: str = "",
+    **options: Any,
+) -> Case:
+    stored = cached or dtype
+
+    def call(num_seqs: int) -> Tensor:
+        return paged_attention(
+            model.queries(num_seqs, dtype),
+            model.cache(stored),
+            _ints(num_seqs, _BLOCKS_PER_SEQ),
+            _ints(num_seqs),
+            _ints(num_seqs + 1),
+            Scores(model.dim**-0.5, **model.scales(stored), **options),
+            num_decodes=num_seqs,
+        )
+
+    return Case("decode", _described(model, dtype, stored, note), call, _able(stored))
+
+
+def _prefill(
+    model: _Model,
+    dtype: torch.dtype = _BF16,
+    cached: torch.dtype | None = None,
+    note: str = "",
+    **options: Any,
+) -> Case:
+    stored = cached or dtype
+
+    def call(num_tokens: int) -> Tensor:
+        num_seqs = 1 + num_tokens // _PROMPT
+        return paged_attention(
+            model.queries(num_tokens, dtype),
+            model.cache(stored),
+            _ints(num_seqs, _BLOCKS_PER_SEQ),
+            _ints(num_seqs),
+            _ints(num_seqs + 1),
+            Scores(model.dim**-0.5, **model.scales(stored), **options),
+        )
+
+    return Case("prefill", _described(model, dtype, stored, note), call, _able(stored))
+
+
+def _cascade(model: _Model) -> Case:
+    def call(num_seqs: int) -> Tensor:
+        return cascade_decode(
+            model.queries(num_seqs, _BF16),
+            model.cache(_BF16),
+            _ints(num_seqs, _BLOCKS_PER_SEQ),
+            _ints(num_seqs),
+            Scores(model.dim**-0.5),
+            num_shared_blocks=64,
+        )
+
+    return Case("shared prefix", _described(model, _BF16, _BF16, ""), call)
+
+
+def _merge(model: _Model, dtype: torch.dtype = _BF16) -> Case:
+    def call(num_tokens: int) -> Tensor:
+        first, second = (_empty(num_tokens, model.heads, model.dim, dtype=dtype) for _ in range(2))
+        lse, other = (_empty(num_tokens, model.heads, dtype=_FP32) for _ in range(2))
+        return merge_attention(first, lse, second, other)
+
+    return Case("merge", _described(model, dtype, dtype, ""), call)
+
+
+def _write(
+    model: _Model,
+    dtype: torch.dtype = _BF16,
+    cached: torch.dtype | None = None,
+    *,
+    norms: bool = False,
+) -> Case:
+    stored = cached or dtype
+
+    def call(num_tokens: int) -> None:
+        norm = _empty(model.dim, dtype=dtype) if norms else None
+        write_kv(
+            model.qkv(num_tokens, dtype),
+            _ints(num_tokens),
+            _empty(8192, model.dim, dtype=_FP32),
+            model.cache(stored),
+            _empty(num_tokens, dtype=torch.int64),
+            num_heads=model.heads,
+            q_norm=norm,
+            k_norm=norm,
+            **model.scales(stored),
+        )
+
+    note = "norms" if norms else ""
+    return Case("KV write", _described(model, dtype, stored, note), call, _able(stored))
+
+
+def _copy(model: _Model, layers: int, cached: torch.dtype = _BF16) -> Case:
+    def call(num_pairs: int) -> None:
+        source, target = (torch.stack([model.cache(cached)] * layers) for _ in range(2))
+        copy_blocks(source, target, _ints(num_pairs), _ints(num_pairs))
+
+    return Case("block copy", f"{model.name} {_NAMES[cached]} cache", call)
+
+
+def _norm(width: int, dtype: torch.dtype = _BF16, *, add: bool = True) -> Case:
+    def call(num_tokens: int) -> Tensor:
+        x, residual = (_empty(num_tokens, width, dtype=dtype) for _ in range(2))
+        weight = _empty(width, dtype=dtype)
+        if add:
+            return add_rms_norm(x, residual, weight, 1e-5)
+        return rms_norm(x, weight, 1e-5)
+
+    return Case("add and norm" if add else "norm", f"{width} {_NAMES[dtype]}", call)
+
+
+def _activation(width: int, dtype: torch.dtype = _BF16) -> Case:
+    def call(num_tokens: int) -> Tensor:
+        return silu_and_mul(_empty(num_tokens, 2 * width, dtype=dtype))
+
+    return Case("activation", f"{width} {_NAMES[dtype]}", call)
+
+
+def _sample(vocab: int) -> Case:
+    def call(num_seqs: int) -> Tensor:
+        slots = {name: _empty(256, dtype=_FP32) for name in ("temperature", "top_p", "min_p")}
+        state = SamplingState(**slots, top_k=_ints(256), seed=_empty(256, dtype=torch.int64))
+        logits = _empty(num_seqs, vocab, dtype=_FP32)
+        return sample(logits, _ints(num_seqs), _ints(num_seqs), state, _ints(num_seqs))
+
+    return Case("sampling", f"{vocab} tokens", call)
+
+
+def _logprobs(vocab: int, width: int) -> Case:
+    def call(num_seqs: int) -> LogProbs:
+        logits = _empty(num_seqs, vocab, dtype=_FP32)
+        return logprobs(logits, _ints(num_seqs), _ints(num_seqs), _ints(256), width)
+
+    return Case("log-probabilities", f"{width} of {vocab} tokens", call)
+
+
+def _penalties(vocab: int) -> Case:
+    def call(num_seqs: int) -> None:
+        slots = {name: _empty(256, dtype=_FP32) for name in ("repetition", "presence", "frequency")}
+        penalties = Penalties(**slots, min_position=_ints(256), stop_ids=_ints(256, 8))
+        logits = _empty(num_seqs, vocab, dtype=_FP32)
+        counts, rows = _ints(256, vocab), _ints(num_seqs)
+        apply_penalties(logits, rows, _ints(num_seqs), counts, penalties)
+        count_tokens(counts, rows, _ints(num_seqs))
+
+    return Case("penalties", f"{vocab} tokens", call)
+
+
+def _attention() -> tuple[Case, ...]:
+    cases = []
+    for make in (_decode, _prefill):
+        cases += [make(_LLAMA_8B, dtype) for dtype in (_BF16, _FP16, _FP32)]
+        cases += [make(_LLAMA_8B, cached=cached) for cached in (_FP8, _INT8)]
+        cases += [make(model) for model in (_LLAMA_70B, _QWEN_05B, _PHI_2, _PHI_3, _GEMMA_2B)]
+        cases += [
+            make(_GEMMA_2B, _FP32),
+            make(_LLAMA_8B, note="window", window=4096),
+            make(_LLAMA_8B, note="softcap", softcap=50.0),
+            make(_LLAMA_8B, note="sinks", sinks=_empty(_LLAMA_8B.heads, dtype=_FP32)),
+            make(_LLAMA_8B, note="ALiBi", alibi_slopes=_empty(_LLAMA_8B.heads, dtype=_FP32)),
+        ]
+    return tuple(cases)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        *_attention(),
+        _cascade(_LLAMA_8B),
+        _cascade(_QWEN_05B),
+        _merge(_LLAMA_8B),
+        _merge(_PHI_2),
+        _write(_LLAMA_8B),
+        _write(_LLAMA_8B, _FP16),
+        _write(_LLAMA_8B, _FP32),
+        _write(_LLAMA_8B, cached=_FP8),
+        _write(_LLAMA_8B, cached=_INT8),
+        _write(_LLAMA_8B, norms=True),
+        _write(_LLAMA_70B),
+        _write(_QWEN_05B),
+        _write(_PHI_2),
+        _write(_GEMMA_2B),
+        _copy(_LLAMA_8B, 32),
+        _copy(_QWEN_05B, 24, _INT8),
+        _norm(4096),
+        _norm(4096, add=False),
+        _norm(4096, _FP32),
+        _norm(896),
+        _norm(8192),
+        _norm(18432),  # wider than what one program holds
+        _activation(14336),
+        _activation(14336, _FP32),
+        _activation(4864),
+        _sample(128256),
+        _sample(151936),
+        _logprobs(128256, 20),
+        _penalties(128256),
+    )
+}
+"""Every case by its name."""

@@ -1,0 +1,73 @@
+"""Sampling and log-probabilities in float64, by sorting."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LARGEST = torch.finfo(torch.float32).max
+_MASK = 2**32 - 1
+
+
+def probabilities(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> Tensor:
+    """The distribution that tokens are drawn from: [vocab] float64 for logits [vocab]."""
+    x = _repaired(logits)
+    if temperature < 1e-5 or top_k == 1 or x.max() == -torch.inf:
+        return torch.nn.functional.one_hot(x.argmax(), len(x)).double()
+    weights = ((x - x.max()) / temperature).exp()
+    weights[weights < min_p] = 0
+    if 0 < top_k < len(x):
+        weights[weights < weights.sort(descending=True).values[top_k - 1]] = 0
+    if top_p < 1:
+        ordered = weights.sort(descending=True).values
+        last = (ordered.cumsum(0) < top_p * weights.sum()).sum()
+        weights[weights < ordered[last]] = 0
+    return weights / weights.sum()
+
+
+def draw(probabilities: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The tokens drawn from one distribution with each seed at each position: [n] int64."""
+    tokens = torch.arange(len(probabilities))
+    zero = torch.tensor(0)
+    counter = [tokens // 4, positions.long().unsqueeze(-1), zero, zero]
+    words = torch.stack(torch.broadcast_tensors(*philox(seeds.unsqueeze(-1), counter)), -1)
+    place = (tokens % 4).view(-1, 1).expand(*words.shape[:-1], 1)
+    word = words.gather(-1, place).squeeze(-1)
+    times = -torch.log1p(-(word.double() + 0.5) * 2.0**-32)
+    times = torch.where(probabilities > 0, times / probabilities, torch.inf)
+    return times.argmin(-1)
+
+
+def philox(key: Tensor, counter: list[Tensor]) -> list[Tensor]:
+    """Philox4x32-10 (Salmon et al., 2011, section 3.3) of four words each, held in int64."""
+    a, b, c, d = counter
+    low, high = key & _MASK, key >> 32 & _MASK
+    for _ in range(10):
+        (a_high, a_low), (c_high, c_low) = _product(0xD2511F53, a), _product(0xCD9E8D57, c)
+        a, b, c, d = c_high ^ b ^ low, c_low, a_high ^ d ^ high, a_low
+        low, high = (low + 0x9E3779B9) & _MASK, (high + 0xBB67AE85) & _MASK
+    return [a, b, c, d]
+
+
+def logprobs(logits: Tensor, token: int, number: int) -> tuple[float, int, list[int], list[float]]:
+    """Of a token in a row [vocab]: its own, its rank, then the likeliest tokens and theirs."""
+    x = _repaired(logits)
+    found = x.log_softmax(0)
+    order = found.sort(descending=True, stable=True)
+    rank = int((x >= x[token]).sum())
+    top = order.indices[:number].tolist(), order.values[:number].tolist()
+    return float(found[token]), rank, *top
+
+
+def _product(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """The high and low word of a product, which does not fit int64 as a whole."""
+    below = (word & 0xFFFF) * factor
+    above = (word >> 16) * factor + (below >> 16)
+    return above >> 16, (above & 0xFFFF) << 16 | below & 0xFFFF
+
+
+def _repaired(logits: Tensor) -> Tensor:
+    x = logits.double()
+    return torch.where(x.isnan(), -torch.inf, x.clamp(max=_LARGEST))

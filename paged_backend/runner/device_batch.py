@@ -1,0 +1,112 @@
+"""A step's inputs on the device: buffers that stay where they are, changed by difference.
+
+Everything that changes with each step goes over in one copy from pinned memory. Block tables stay
+on the device, a row for each running sequence; only blocks that are new are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.runner.transfer import record_event, send
+
+_ALIGNMENT = 256  # bytes, of each part of a buffer
+_NUMPY = {torch.int32: np.int32, torch.int64: np.int64}
+
+
+class Rows:
+    """Gives each running sequence a row of the device's buffers; the last row is for padding."""
+
+    def __init__(self, num_seqs: int) -> None:
+        self.padding = num_seqs
+        self._free = list(range(num_seqs - 1, -1, -1))
+        self._by_seq: dict[int, int] = {}
+
+    def __getitem__(self, seq_id: int) -> int:
+        """The sequence's row, a free one if it has none yet."""
+        if seq_id not in self._by_seq:
+            self._by_seq[seq_id] = self._free.pop()
+        return self._by_seq[seq_id]
+
+    def release(self, seq_ids: Iterable[int]) -> list[int]:
+        """Take back the rows of sequences that have any; returns these rows."""
+        rows = [self._by_seq.pop(seq_id) for seq_id in seq_ids if seq_id in self._by_seq]
+        self._free += rows
+        return rows
+
+
+class Staging:
+    """Named arrays of fixed capacity that go to the device together.
+
+    Two host copies take turns: one may still be on its way while the next is filled.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[torch.dtype, int]], device: torch.device) -> None:
+        self._offsets: dict[str, tuple[torch.dtype, int, int]] = {}
+        total = 0
+        for name, (dtype, capacity) in parts.items():
+            self._offsets[name] = (dtype, total, capacity)
+            total += -(-capacity * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        pinned = device.type == "cuda"
+        self._hosts = [torch.zeros(total, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._device_bytes = torch.zeros(total, dtype=torch.uint8, device=device)
+        self._turn = 0
+
+    def send(self, values: Mapping[str, NDArray[np.int32] | NDArray[np.int64]]) -> None:
+        """Fill the first elements of each part, then start the copy."""
+        self._turn = 1 - self._turn
+        sent = self._sent[self._turn]
+        if sent is not None:
+            sent.synchronize()
+        host = self._hosts[self._turn].numpy()
+        for name, array in values.items():
+            dtype, offset, _ = self._offsets[name]
+            end = offset + len(array) * dtype.itemsize
+            host[offset:end].view(_NUMPY[dtype])[:] = array
+        self._device_bytes.copy_(self._hosts[self._turn], non_blocking=True)
+        if self._device_bytes.is_cuda:
+            self._sent[self._turn] = record_event()
+
+    def part(self, name: str, length: int) -> Tensor:
+        """The first elements of a part on the device; always the same memory."""
+        dtype, offset, _ = self._offsets[name]
+        return self._device_bytes[offset : offset + length * dtype.itemsize].view(dtype)
+
+
+class BlockTables:
+    """Block ids of each row's sequence, [num_rows, max_blocks] int32, 0 where there are none."""
+
+    def __init__(self, num_rows: int, max_blocks: int, device: torch.device) -> None:
+        self.tensor = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device)
+        self._known = np.zeros(num_rows, np.int64)  # blocks of each row that were sent
+
+    def forget(self, rows: list[int]) -> None:
+        """The rows' sequences are gone."""
+        self._known[rows] = 0
+
+    def update(self, plan: SchedulerOutput, rows: list[int]) -> None:
+        """Send the blocks that a plan's sequences, in these rows, have got since their last one."""
+        copied = {target for _, target in plan.block_copies}
+        width = self.tensor.shape[1]
+        places: list[int] = []
+        block_ids: list[int] = []
+        for item, row, known in zip(plan.scheduled, rows, self._known[rows].tolist(), strict=True):
+            ids = item.block_ids
+            if known > 0 and ids[known - 1] in copied:
+                known -= 1  # copy-on-write replaced the last block
+            if known < len(ids):
+                places += range(row * width + known, row * width + len(ids))
+                block_ids += ids[known:]
+                self._known[row] = len(ids)
+        if places:
+            device = self.tensor.device
+            index = send(np.array(places, np.int64), device)
+            values = send(np.array(block_ids, np.int32), device)
+            self.tensor.view(-1).index_copy_(0, index, values)

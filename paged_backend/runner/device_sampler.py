@@ -1,0 +1,114 @@
+"""Sampling on the device, from what it keeps of each running sequence.
+
+A sequence has a row: its settings, sent when it is first sampled, the counts of its tokens, and
+the token sampled last, which is the next step's input without a way over the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
+from paged_kernels.sampling import SamplingState, sample
+from torch import Tensor
+
+from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.runner.transfer import send
+from paged_backend.sampling_params import MAX_STOP_TOKEN_IDS
+
+
+class DeviceSampler:
+    """Rows of settings for as many sequences as may run, and one more for padding.
+
+    Raises:
+        ValueError: the vocabulary is too large for the kernels.
+    """
+
+    def __init__(
+        self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device
+    ) -> None:
+        def column(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_rows, dtype=dtype, device=device)
+
+        self._device = device
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._num_stops = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
+        self._state = SamplingState(
+            temperature=column(torch.float32),
+            top_k=column(torch.int32),
+            top_p=column(torch.float32),
+            min_p=column(torch.float32),
+            seed=column(torch.int64),
+        )
+        self._penalties = Penalties(
+            repetition=column(torch.float32),
+            presence=column(torch.float32),
+            frequency=column(torch.float32),
+            min_position=column(torch.int32),
+            stop_ids=torch.full((num_rows, self._num_stops), -1, dtype=torch.int32, device=device),
+        )
+        self._counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
+        self.last_tokens = column(torch.int32)
+
+    def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
+        """Send the settings of sequences that are sampled for the first time in these rows."""
+        if not rows:
+            return
+        index = send(np.array(rows, np.int64), self._device)
+        params = [spec.params for spec in samples]
+        columns = (
+            (self._state.temperature, [p.temperature for p in params], np.float32),
+            (self._state.top_k, [max(0, p.top_k) for p in params], np.int32),
+            (self._state.top_p, [p.top_p for p in params], np.float32),
+            (self._state.min_p, [p.min_p for p in params], np.float32),
+            (self._state.seed, [_signed(spec.seed) for spec in samples], np.int64),
+            (self._penalties.repetition, [p.repetition_penalty for p in params], np.float32),
+            (self._penalties.presence, [p.presence_penalty for p in params], np.float32),
+            (self._penalties.frequency, [p.frequency_penalty for p in params], np.float32),
+            (
+                self._penalties.min_position,
+                [spec.num_prompt_tokens + spec.params.min_tokens for spec in samples],
+                np.int32,
+            ),
+            (self._penalties.stop_ids, [self._stop_ids(spec) for spec in samples], np.int32),
+        )
+        for target, values, dtype in columns:
+            target.index_copy_(0, index, send(np.array(values, dtype), self._device))
+        for row, spec in zip(rows, samples, strict=True):
+            if spec.params.penalised:
+                self._counts[row] = send(self._count(spec), self._device)
+
+    def sample(
+        self, logits: Tensor, rows: Tensor, row_or_none: Tensor, positions: Tensor
+    ) -> Tensor:
+        """One token for each row of `logits` [n, vocab] float32, which is overwritten: [n] int32.
+
+        `rows` [n] int64 are those of the sequences, the last one for padding; `row_or_none` [n]
+        int32 is -1 for padding, which gets any token; `positions` [n] int32 are the tokens'.
+        """
+        tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+        apply_penalties(logits, row_or_none, positions, self._counts, self._penalties)
+        sample(logits, row_or_none, positions, self._state, tokens)
+        count_tokens(self._counts, row_or_none, tokens)
+        self.last_tokens.index_copy_(0, rows, tokens)
+        return tokens
+
+    def _stop_ids(self, spec: SampleSpec) -> list[int]:
+        ids = [*self._eos_token_ids, *spec.params.stop_token_ids]
+        return ids + [-1] * (self._num_stops - len(ids))
+
+    def _count(self, spec: SampleSpec) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """Twice the occurrences of each token in the output, one more for those of the prompt."""
+        context = np.array(spec.context, np.int64)
+        prompt, output = np.split(context, [spec.num_prompt_tokens])
+        counts = 2 * np.bincount(output, minlength=self._vocab_size).astype(np.int32)
+        counts[prompt] |= 1
+        return counts
+
+
+def _signed(seed: int) -> int:
+    """The 64 bits of a seed as torch's integers hold them."""
+    return seed - 2**64 if seed >= 2**63 else seed

@@ -1,0 +1,229 @@
+"""Steps on a device, launched without waiting for it.
+
+The host sends what changed, launches the step and goes on. Tokens that the step before has sampled
+never pass through the host: they are looked up on the device. Batches of decodes are replayed as
+CUDA graphs, padded to the next size that was captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged_backend.core.scheduler_output import (
+    ModelRunnerOutput,
+    SampleSpec,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+from paged_backend.core.sequence import PENDING
+from paged_backend.models.llama import LlamaModel
+from paged_backend.runner.attention import AttentionBackend, AttentionMetadata
+from paged_backend.runner.cuda_graphs import DecodeGraphs
+from paged_backend.runner.device_batch import BlockTables, Rows, Staging
+from paged_backend.runner.device_sampler import DeviceSampler
+from paged_backend.runner.input_batch import InputBatch
+from paged_backend.runner.transfer import Arrival
+from paged_backend.sampling_params import SamplingParams
+
+IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How much of each buffer a step uses."""
+
+    num_tokens: int
+    num_seqs: int
+    num_samples: int
+    num_decodes: int
+
+    @classmethod
+    def decodes(cls, count: int) -> StepShape:
+        """A step of sequences with one token and one sample each."""
+        return cls(count, count, count, count)
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A step's tokens on their way to the host; padding follows the real ones."""
+
+    arrival: Arrival
+    num_samples: int
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the device."""
+        return ModelRunnerOutput(self.arrival.wait()[: self.num_samples])
+
+
+class DeviceStepRunner:
+    """Persistent buffers, sampler state and graphs of one model on one device."""
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        attention: AttentionBackend,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._block_size = block_size
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._rows = Rows(max_num_seqs)
+        self._sampled: set[int] = set()  # seq_ids whose settings the device has
+        num_rows = max_num_seqs + 1
+        max_blocks = -(-model.max_model_len // block_size)
+        self._tables = BlockTables(num_rows, max_blocks, model.device)
+        self._sampler = DeviceSampler(
+            num_rows, model.config.vocab_size, frozenset(model.config.eos_token_ids), model.device
+        )
+        tokens, seqs = max_num_batched_tokens, max_num_seqs
+        self._staging = Staging(
+            {
+                "input_ids": (torch.int64, tokens),
+                "positions": (torch.int32, tokens),
+                "slot_mapping": (torch.int64, tokens),
+                "query_start_loc": (torch.int32, seqs + 1),
+                "seq_lens": (torch.int32, seqs),
+                "table_rows": (torch.int64, seqs),
+                "logits_indices": (torch.int64, seqs),
+                "sample_rows": (torch.int64, seqs),
+                "sample_row_or_none": (torch.int32, seqs),
+                "sample_positions": (torch.int32, seqs),
+            },
+            model.device,
+        )
+        self._graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def submit(self, plan: SchedulerOutput) -> UnderWay:
+        """Start a step."""
+        self._release(plan.released)
+        batch = InputBatch.build(plan, self._block_size)
+        rows = [self._rows[item.seq_id] for item in plan.scheduled]
+        sample_rows = [self._rows[spec.seq_id] for spec in batch.samples]
+        self._tables.update(plan, rows)
+        self._admit(sample_rows, batch.samples)
+        if plan.block_copies:
+            self._attention.copy_blocks(plan.block_copies)
+        shape = self._shape(plan.scheduled, batch)
+        self._send(batch, rows, sample_rows, shape)
+        if self._graphs is not None and shape == StepShape.decodes(shape.num_seqs):
+            tokens = self._graphs.replay(shape.num_seqs)
+        else:
+            tokens = self._run(shape)
+        return UnderWay(Arrival(tokens), len(batch.samples))
+
+    def warm_up(self) -> None:
+        """Run each kind of step once on the null block, so that nothing is compiled later."""
+        for num_seqs in sorted({1, self._max_num_seqs}):
+            self.submit(self._idle_plan(num_seqs, num_seqs)).result()
+        tokens = min(self._max_num_batched_tokens, self._max_num_seqs + 1)
+        self.submit(self._idle_plan(tokens, min(2, self._max_num_seqs))).result()
+        self._attention.copy_blocks([(0, 0)])
+
+    def run_largest(self) -> None:
+        """Run a step of as many tokens and samples as there can be, on the null block."""
+        self.submit(self._idle_plan(self._max_num_batched_tokens, self._max_num_seqs)).result()
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture steps of decodes as CUDA graphs."""
+        self._graphs = DecodeGraphs(
+            self._max_num_seqs, lambda size: self._run(StepShape.decodes(size))
+        )
+
+    def _idle_plan(self, num_tokens: int, num_seqs: int) -> SchedulerOutput:
+        """Tokens spread over sequences that write to the null block, which nobody reads."""
+        params = SamplingParams(temperature=1.0, top_k=8, top_p=0.9)
+        lengths = np.diff(np.linspace(0, num_tokens, num_seqs + 1).astype(int)).tolist()
+        scheduled = []
+        for index, length in enumerate(lengths):
+            length = min(length, self._model.max_model_len)
+            seq_id, tokens = -1 - index, [0] * length
+            spec = SampleSpec(seq_id, params, 0, length, length, tokens)
+            blocks = [0] * -(-length // self._block_size)
+            scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
+        return SchedulerOutput(scheduled, [], [-1 - index for index in range(num_seqs)])
+
+    def _release(self, seq_ids: list[int]) -> None:
+        self._sampled.difference_update(seq_ids)
+        self._tables.forget(self._rows.release(seq_ids))
+
+    def _admit(self, rows: list[int], samples: list[SampleSpec]) -> None:
+        new = [i for i, spec in enumerate(samples) if spec.seq_id not in self._sampled]
+        self._sampler.admit([rows[i] for i in new], [samples[i] for i in new])
+        self._sampled.update(samples[i].seq_id for i in new)
+
+    def _shape(self, items: list[ScheduledSequence], batch: InputBatch) -> StepShape:
+        num_seqs = len(items)
+        only_decodes = batch.num_decodes == num_seqs == len(batch.samples)
+        if only_decodes and self._graphs is not None:
+            return StepShape.decodes(self._graphs.padded(num_seqs))
+        return StepShape(len(batch.input_ids), num_seqs, len(batch.samples), batch.num_decodes)
+
+    def _send(
+        self, batch: InputBatch, rows: list[int], sample_rows: list[int], shape: StepShape
+    ) -> None:
+        table_rows = np.array(rows, np.int64)
+        sampled = np.array(sample_rows, np.int64)
+        # A token that only the device knows is the one sampled last in its sequence's row.
+        owners = np.repeat(table_rows, np.diff(batch.query_start_loc))
+        input_ids = np.where(batch.input_ids == PENDING, -1 - owners, batch.input_ids)
+        positions = np.array([spec.position for spec in batch.samples], np.int32)
+        starts = batch.query_start_loc
+        self._staging.send(
+            {
+                "input_ids": _padded(input_ids, shape.num_tokens, 0),
+                "positions": _padded(batch.positions, shape.num_tokens, 0),
+                "slot_mapping": _padded(batch.slot_mapping, shape.num_tokens, -1),
+                "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
+                "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
+                "table_rows": _padded(table_rows, shape.num_seqs, self._rows.padding),
+                "logits_indices": batch.logits_indices,
+                "sample_rows": _padded(sampled, shape.num_samples, self._rows.padding),
+                "sample_row_or_none": _padded(sampled.astype(np.int32), shape.num_samples, -1),
+                "sample_positions": _padded(positions, shape.num_samples, 0),
+            }
+        )
+
+    def _run(self, shape: StepShape) -> Tensor:
+        """Launch a step on what lies in the buffers; tokens [num_samples] int32."""
+        part = self._staging.part
+        meta = AttentionMetadata(
+            query_start_loc=part("query_start_loc", shape.num_seqs + 1),
+            seq_lens=part("seq_lens", shape.num_seqs),
+            block_table=self._tables.tensor.index_select(0, part("table_rows", shape.num_seqs)),
+            slot_mapping=part("slot_mapping", shape.num_tokens),
+            positions=part("positions", shape.num_tokens),
+            num_decodes=shape.num_decodes,
+        )
+        input_ids = part("input_ids", shape.num_tokens)
+        last_tokens = self._sampler.last_tokens.index_select(0, (-1 - input_ids).clamp_(min=0))
+        all_sampled = shape == StepShape.decodes(shape.num_tokens)
+        logits = self._model.forward(
+            torch.where(input_ids < 0, last_tokens, input_ids),
+            self._attention,
+            meta,
+            None if all_sampled else part("logits_indices", shape.num_samples),
+        )
+        return self._sampler.sample(
+            logits,
+            part("sample_rows", shape.num_samples),
+            part("sample_row_or_none", shape.num_samples),
+            part("sample_positions", shape.num_samples),
+        )
+
+
+def _padded(values: IntArray, length: int, filler: int) -> IntArray:
+    filling = np.full(length - len(values), filler, values.dtype)
+    padded: IntArray = np.concatenate((values, filling))
+    return padded

@@ -1,0 +1,108 @@
+"""Paged attention by the Triton kernels of `paged_kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from paged_kernels.block_copy import copy_blocks
+from paged_kernels.kv_write import write_kv
+from paged_kernels.paged_attention import paged_attention
+from paged_kernels.paged_decode import DecodePlan, plan_decode
+from paged_kernels.scores import Scores
+from torch import Tensor
+
+from paged_backend.models.layers import HeadNorm
+from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
+from paged_backend.runner.kv_cache import KVCacheSpec
+
+Pairs = list[tuple[int, int]]
+
+
+class TritonAttention(AttentionBackend):
+    """Pool [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of keys and values.
+
+    Zeroed once: kernels may multiply what no token has written yet by a weight of 0.
+    """
+
+    def __init__(
+        self, spec: KVCacheSpec, config: AttentionConfig, num_blocks: int, device: torch.device
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        block = (2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        self._pool = torch.zeros(
+            spec.num_layers, num_blocks, *block, dtype=spec.dtype, device=device
+        )
+        self._meta: AttentionMetadata | None = None
+        self._plans: dict[int | None, DecodePlan] = {}  # of that step, by window
+
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        rotary: Tensor,
+        meta: AttentionMetadata,
+        window: int | None = None,
+        head_norm: HeadNorm | None = None,
+    ) -> Tensor:
+        cache, num_heads = self._pool[layer], self._config.num_heads
+        write_kv(
+            qkv,
+            meta.positions,
+            rotary,
+            cache,
+            meta.slot_mapping,
+            num_heads=num_heads,
+            q_norm=None if head_norm is None else head_norm.query,
+            k_norm=None if head_norm is None else head_norm.key,
+            norm_eps=0.0 if head_norm is None else head_norm.eps,
+        )
+        q = qkv.view(len(qkv), -1, self._spec.head_dim)[:, :num_heads]
+        attended = paged_attention(
+            q,
+            cache,
+            meta.block_table,
+            meta.seq_lens,
+            meta.query_start_loc,
+            Scores(self._config.scale, window=window),
+            num_decodes=meta.num_decodes,
+            plan=self._plan(q, cache, meta, window),
+        )
+        return attended.flatten(1)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for run in _independent_runs(pairs):
+            ids = torch.tensor(run, dtype=torch.int32).T.contiguous()
+            # One row of ids starts at a multiple of 16 bytes only if it is a tensor of its own.
+            source, target = (row.clone().to(self._pool.device) for row in ids)
+            copy_blocks(self._pool, self._pool, source, target)
+
+    def _plan(
+        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
+    ) -> DecodePlan | None:
+        """The cut of the decodes' keys, made by the first layer of a step for all like it."""
+        if not meta.num_decodes:
+            return None
+        if self._meta is not meta:
+            self._meta, self._plans = meta, {}
+        if window not in self._plans:
+            lengths = meta.seq_lens[: meta.num_decodes]
+            self._plans[window] = plan_decode(q[: meta.num_decodes], cache, lengths, window=window)
+        return self._plans[window]
+
+
+def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:
+    """Cut copies, which mean what they do in their order, into runs that may go at once."""
+    run: Pairs = []
+    sources: set[int] = set()
+    targets: set[int] = set()
+    for source, target in pairs:
+        if source in targets or target in sources | targets:
+            yield run
+            run, sources, targets = [], set(), set()
+        run.append((source, target))
+        sources.add(source)
+        targets.add(target)
+    if run:
+        yield run

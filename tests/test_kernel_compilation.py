@@ -1,0 +1,186 @@
+"""Every GPU kernel compiled without a GPU, in the configurations that serving launches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from paged_kernels import aot
+from paged_kernels.catalogue import CASES
+from paged_kernels.device import INTERPRETED, device_of
+
+if INTERPRETED:
+    pytest.skip("kernels are interpreted in this process", allow_module_level=True)
+
+PAIRS = [(case.name, arch) for case in CASES.values() for arch in case.archs]
+# To the compiler these are much like others: COMPILED.md has them, no test waits for them.
+ALIKE = (
+    "fp16",
+    "Gemma-2B fp32",
+    "Llama-3-70B",
+    "Phi-3-mini",
+    "prefix, Qwen2-0.5B",
+    "151936",
+)
+COMPILED = [pair for pair in PAIRS if not any(name in pair[0] for name in ALIKE)]
+
+ATTENTION = ("_split_kernel", "_prefill_kernel")
+TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
+
+BUCKETS = {
+    # A program merges one head of a small batch, all of a large one.
+    ("decode", "_merge_pieces_kernel"): 2,
+    ("shared prefix", "_merge_pieces_kernel"): 2,
+    # Queries under a shared prefix fill tiles of 16, 32, 64 or 128 rows, over keys in tiles of
+    # two sizes.
+    ("shared prefix", "_split_kernel"): 4,
+    ("shared prefix", "_plan_kernel"): 2,
+}
+"""How many binaries a kernel may need for one model, all batches together, where not one."""
+
+Compiled = dict[tuple[str, int], Future[dict[aot.Key, aot.Resources]]]
+
+
+def of_operations(*names: str) -> list[tuple[str, int]]:
+    return [pair for pair in COMPILED if CASES[pair[0]].operation in names]
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> Iterator[Compiled]:
+    """What the selected tests ask for, under way in other processes."""
+    waiting = [item for item in request.session.items if "compiled" in item.fixturenames]
+    asked = [(item.callspec.params["case"], item.callspec.params["arch"]) for item in waiting]
+    with aot.compilers() as pool:
+        yield {pair: pool.submit(aot.measure, *pair) for pair in dict.fromkeys(asked)}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("case", "arch"), COMPILED)
+def test_kernels_fit_the_device(compiled: Compiled, case: str, arch: int):
+    kernels = compiled[case, arch].result().values()
+    assert kernels
+    for found in kernels:
+        assert found.arch == arch
+        assert found.spilled == 0, found
+        assert found.shared <= aot.SHARED_LIMITS[arch], found
+
+
+@pytest.mark.parametrize(("case", "arch"), of_operations("decode", "prefill", "shared prefix"))
+def test_attention_loads_ahead_and_wide(compiled: Compiled, case: str, arch: int):
+    main = [found for found in compiled[case, arch].result().values() if found.kernel in ATTENTION]
+    assert main
+    for found in main:
+        assert found.instructions["cp.async"] > 0, found
+        assert found.instructions["ld.narrow"] == 0, found
+
+
+@pytest.mark.parametrize(("case", "arch"), of_operations("prefill"))
+def test_prefill_uses_the_tensor_cores_to_the_full(compiled: Compiled, case: str, arch: int):
+    for found in compiled[case, arch].result().values():
+        exact = "fp32" in case  # which no tensor core is
+        assert (found.instructions[TENSOR_CORES[arch]] > 0) != exact, found
+
+
+@pytest.mark.parametrize(("case", "arch"), PAIRS)
+def test_no_batch_causes_a_compilation(case: str, arch: int):
+    """Serving compiles nothing after its warm-up, which sees only some batches."""
+    launches = aot.binaries(case, arch).values()
+    assert launches
+    for launch in launches:
+        assert launch.specialized() == [], launch.kernel.__name__
+    counts = Counter(launch.kernel.__name__ for launch in launches)
+    for kernel, count in counts.items():
+        assert count <= BUCKETS.get((CASES[case].operation, kernel), 1), kernel
+
+
+@triton.jit(do_not_specialize=["count"])
+def _scale(x_ptr, y_ptr, count, size, factor, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = offsets < count * size
+    x = tl.load(x_ptr + offsets, mask=here)
+    tl.store(y_ptr + offsets, (x.to(tl.float32) * factor).to(tl.bfloat16), mask=here)
+
+
+@triton.jit
+def _product(a_ptr, b_ptr, c_ptr, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    c = tl.dot(tl.load(a_ptr + offsets), tl.load(b_ptr + offsets))
+    tl.store(c_ptr + offsets, c.to(tl.bfloat16))
+
+
+def scale(rows: int, *, size: int = 64, offset: int = 0) -> torch.Tensor:
+    x = torch.empty(rows * size + offset, dtype=torch.bfloat16, device="meta")[offset:]
+    y = torch.empty_like(x)
+    _scale[lambda of: (triton.cdiv(rows * size, of["BLOCK"]),)](
+        x, y, rows, size, 2.0, BLOCK=1024, num_warps=device_of("x", x).arch // 20
+    )
+    return y
+
+
+def product(num_warps: int) -> None:
+    a, b, c = (torch.empty(128, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    _product[(1,)](a, b, c, 128, num_warps=num_warps, num_stages=2)
+
+
+def only(launches: list[aot.Launch]) -> aot.Launch:
+    (launch,) = launches
+    return launch
+
+
+def test_a_launch_is_noted_with_what_decides_it():
+    launch = only(aot.launches(lambda: scale(100), 80))
+    assert launch.kernel is _scale
+    assert launch.grid == (7,)
+    assert launch.arguments["count"] == 100 and launch.arguments["BLOCK"] == 1024
+    assert launch.options == {"num_warps": 4}
+    assert launch.specialized() == ["size"]
+
+
+def test_what_is_noted_ends_with_the_context():
+    with aot.record(90) as noted:
+        scale(1)
+    with pytest.raises(ValueError, match="must be on an NVIDIA device"):
+        scale(1)
+    assert len(noted) == 1
+
+
+def test_a_key_stands_for_a_binary():
+    calls = [partial(scale, rows) for rows in (1, 2, 16, 33)]
+    calls += [partial(scale, 64, size=size) for size in (1, 2, 16, 33)]  # 1, any, 16 times any
+    calls += [partial(scale, 64, offset=1), partial(product, 4), partial(product, 8)]
+    noted = [only(aot.launches(call, arch)) for call in calls for arch in (80, 90)]
+    # Triton's cache in memory yields the same object where its own key is the same.
+    binaries = [id(launch.compile()) for launch in noted]
+    assert len(set(binaries)) == 2 * 6
+    assert (
+        len({(launch.key, binary) for launch, binary in zip(noted, binaries, strict=True)}) == 2 * 6
+    )
+    assert len({launch.key for launch in noted}) == 2 * 6
+
+
+@pytest.mark.parametrize(("arch", "instruction"), [(80, "mma"), (90, "wgmma"), (100, "tcgen05")])
+def test_resources_are_read_from_what_was_compiled(arch, instruction):
+    fitting = only(aot.launches(lambda: product(4), arch)).resources()
+    assert (fitting.kernel, fitting.arch, fitting.warps, fitting.stages) == ("_product", arch, 4, 2)
+    assert fitting.spilled == 0 and 100 < fitting.registers <= 255
+    assert 65536 <= fitting.shared < 66560
+    used = [name for name in TENSOR_CORES.values() if fitting.instructions[name]]
+    assert used == [instruction]
+
+
+def test_spills_are_seen():
+    # One warp for a product of 128 x 128: 512 accumulators a thread.
+    assert only(aot.launches(lambda: product(1), 90)).resources().spilled > 1000
+
+
+def test_narrow_loads_are_seen():
+    wide = only(aot.launches(lambda: scale(1), 90)).resources()
+    assert wide.instructions["ld.128"] > 0 and wide.instructions["ld.narrow"] == 0
+    narrow = only(aot.launches(lambda: scale(1, offset=1), 90)).resources()
+    assert narrow.instructions["ld.128"] == 0 and narrow.instructions["ld.narrow"] > 0
