@@ -19,7 +19,9 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
+# Kernels first, under Triton's interpreter, which is chosen for a whole process.
 test: install
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
 	$(BIN)/python -m pytest -m "not gpu"
 
 lint: install

@@ -35,9 +35,9 @@ def mixed_work(num_requests: int, seed: int = 0) -> Work:
 class Oracle:
     """transformers' own float32 model of the same checkpoint."""
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, **overrides: object) -> None:
         self.folder = folder
-        self._model = make_checkpoint(family, folder)
+        self._model = make_checkpoint(family, folder, **overrides)
 
     @torch.inference_mode()
     def generate(self, prompt: list[int], max_tokens: int) -> list[int]:

@@ -125,24 +125,25 @@ class DeviceStepRunner:
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that nothing is compiled later."""
         for num_seqs in sorted({1, self._max_num_seqs}):
-            self.submit(self._idle_plan(num_seqs, num_seqs)).result()
-        tokens = min(self._max_num_batched_tokens, self._max_num_seqs + 1)
-        self.submit(self._idle_plan(tokens, min(2, self._max_num_seqs))).result()
+            self._run_idle(num_seqs, num_seqs)
+        self._run_idle(min(self._max_num_batched_tokens, self._max_num_seqs + 1), 1)
         self._attention.copy_blocks([(0, 0)])
 
     def run_largest(self) -> None:
         """Run a step of as many tokens and samples as there can be, on the null block."""
-        self.submit(self._idle_plan(self._max_num_batched_tokens, self._max_num_seqs)).result()
+        self._run_idle(self._max_num_batched_tokens, self._max_num_seqs)
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture steps of decodes as CUDA graphs."""
+        """Capture steps of decodes as CUDA graphs, on buffers that hold nothing but padding."""
+        nothing = InputBatch.build(SchedulerOutput([], [], []), self._block_size)
+        self._send(nothing, [], [], StepShape.decodes(self._max_num_seqs))
         self._graphs = DecodeGraphs(
             self._max_num_seqs, lambda size: self._run(StepShape.decodes(size))
         )
 
-    def _idle_plan(self, num_tokens: int, num_seqs: int) -> SchedulerOutput:
-        """Tokens spread over sequences that write to the null block, which nobody reads."""
+    def _run_idle(self, num_tokens: int, num_seqs: int) -> None:
+        """Run tokens spread over sequences that write to the null block, which nobody reads."""
         params = SamplingParams(temperature=1.0, top_k=8, top_p=0.9)
         lengths = np.diff(np.linspace(0, num_tokens, num_seqs + 1).astype(int)).tolist()
         scheduled = []
@@ -152,7 +153,8 @@ class DeviceStepRunner:
             spec = SampleSpec(seq_id, params, 0, length, length, tokens)
             blocks = [0] * -(-length // self._block_size)
             scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
-        return SchedulerOutput(scheduled, [], [-1 - index for index in range(num_seqs)])
+        self.submit(SchedulerOutput(scheduled, [], [])).result()
+        self._release([item.seq_id for item in scheduled])
 
     def _release(self, seq_ids: list[int]) -> None:
         self._sampled.difference_update(seq_ids)

@@ -132,8 +132,8 @@ class ModelRunner:
 
         Graphs keep their memory apart from that of other steps, but take no more than these.
         """
-        steps = self._make_device_steps(num_blocks=1)
         before = torch.cuda.memory_allocated(self.device)
+        steps = self._make_device_steps(num_blocks=1)
         torch.cuda.reset_peak_memory_stats(self.device)
         steps.run_largest()
         peak = torch.cuda.max_memory_allocated(self.device) - before

@@ -422,6 +422,14 @@ def test_logprobs_where_little_is_possible(device: torch.device) -> None:
     assert found.top[1, :2].tolist() == [-inf, -inf]
 
 
+def test_logprobs_of_one_lane(device: torch.device) -> None:
+    """Where its peak is the only one, the stacks lack what is next."""
+    logits = torch.full((1, 5000), -math.inf)
+    logits[0, [4, 4 + 2048, 4 + 4096]] = torch.tensor([1.0, 3.0, 2.0])
+    found = run_logprobs(logits, [4], [3], 3, device)
+    check_logprobs(found, 0, logits[0], 4, 3)
+
+
 def test_logprobs_are_written_where_they_are_wanted(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

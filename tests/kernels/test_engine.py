@@ -1,0 +1,173 @@
+"""The engine on the Triton kernels: the same tokens as transformers, in float32.
+
+Everything that a device runs runs here, interpreted, but for CUDA's graphs and streams:
+asynchronous scheduling, tokens that never pass through the host, sampling by kernels.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
+
+from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.engine import Engine
+from paged_backend.request import Request
+from paged_backend.runner.device_step import DeviceStepRunner, StepShape
+from paged_backend.runner.input_batch import InputBatch
+from paged_backend.sampling_params import SamplingParams
+
+TINY = {"num_hidden_layers": 2, "intermediate_size": 40}
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory) -> Oracle:
+    return Oracle("smollm", tmp_path_factory.mktemp("smollm"), **TINY)
+
+
+def engine_for(oracle: Oracle, **options: object) -> Engine:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    values = {"kv_cache_memory_bytes": 2**20, "device": device, "max_num_seqs": 4, **options}
+    engine = make_engine(oracle.folder, **values)
+    assert isinstance(engine.runner._steps, DeviceStepRunner)
+    return engine
+
+
+def short(count: int, seed: int = 0) -> Work:
+    return [(prompt[:30], min(limit, 6)) for prompt, limit in mixed_work(count, seed)]
+
+
+def test_warming_up_leaves_nothing_behind(oracle):
+    engine = engine_for(oracle, max_num_seqs=2)
+    engine.runner._steps.warm_up()
+    engine.runner._steps.run_largest()
+    work = short(3)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_mixed_lengths_come_and_go(oracle, async_scheduling):
+    engine = engine_for(oracle, async_scheduling=async_scheduling)
+    work = short(6)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+    assert engine.stats().num_used_blocks == 0
+
+
+def test_prompts_in_chunks(oracle):
+    engine = engine_for(oracle, max_num_batched_tokens=7)
+    work = short(3, seed=1)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+def test_prefix_hits(oracle):
+    engine = engine_for(oracle)
+    first = [(7 * i + 3) % 190 + 3 for i in range(48)]
+    later: Work = [(first[:40] + [5, 6], 3), (first + [9], 3)]
+    run(engine, [(first, 2)])
+    outputs = run(engine, later)
+    oracle.confirm(later, tokens_of(outputs))
+    assert [outputs[str(i)][0].num_cached_tokens for i in range(2)] == [32, 48]
+
+
+def test_preemption(oracle):
+    block_bytes = 2**20 // engine_for(oracle).runner.num_blocks
+    engine = engine_for(oracle, max_model_len=48, kv_cache_memory_bytes=5 * block_bytes)
+    work: Work = [(prompt[:14], 8) for prompt, _ in mixed_work(4, seed=2)]
+    oracle.confirm(work, tokens_of(run(engine, work)))
+    assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])
+def test_windows_and_norms_of_heads(family, tmp_path):
+    oracle = Oracle(family, tmp_path, **TINY)
+    engine = engine_for(oracle)
+    work = [(prompt[:40], 3) for prompt, _ in mixed_work(2, seed=3)]
+    oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+def test_forks_copy_what_they_write(oracle):
+    """Greedy answers to one prompt are the same; each has blocks of its own where they differ."""
+    engine = engine_for(oracle)
+    prompt = [5, 9, 33, 120, 7]
+    params = SamplingParams(temperature=0, max_tokens=5, n=3, ignore_eos=True)
+    engine.add_request(Request("forked", prompt, params))
+    tokens = {0: [], 1: [], 2: []}
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens[output.index] += output.new_token_ids
+        engine.scheduler.check_invariants()
+    assert tokens[0] == tokens[1] == tokens[2] == oracle.generate(prompt, 5)
+
+
+def drawn(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
+    for request in requests:
+        engine.add_request(request)
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens[output.request_id] += output.new_token_ids
+    return tokens
+
+
+def test_seeded_tokens_do_not_depend_on_the_batch(oracle):
+    def request(name: str, seed: int) -> Request:
+        params = SamplingParams(
+            temperature=1.5, top_k=50, top_p=0.95, seed=seed, max_tokens=5, ignore_eos=True
+        )
+        return Request(name, [4, 8, 15, 16, 23, 42], params)
+
+    alone = drawn(engine_for(oracle), [request("a", 7)])["a"]
+    others = [request("b", 1), request("a", 7), request("c", 2**64 - 1)]
+    together = drawn(engine_for(oracle), others)
+    assert together["a"] == alone
+    assert together["b"] != alone
+
+
+def test_penalties_see_tokens_that_the_host_does_not_know_yet(oracle):
+    params = SamplingParams(
+        temperature=0, presence_penalty=2, frequency_penalty=2, max_tokens=6, ignore_eos=True
+    )
+    prompt = [4, 8, 15, 16]
+    answers = [
+        drawn(engine_for(oracle, async_scheduling=later), [Request("a", prompt, params)])["a"]
+        for later in (False, True)
+    ]
+    assert answers[0] == answers[1]
+    context, expected = torch.tensor([prompt]), []
+    for _ in range(6):
+        with torch.inference_mode():
+            logits = oracle._model(context).logits[0, -1].numpy().copy()
+        for token in expected:
+            logits[token] -= 2 + 2 / expected.count(token)  # once for each of its occurrences
+        expected.append(int(logits.argmax()))
+        context = torch.tensor([prompt + expected])
+    assert answers[0] == expected
+
+
+def test_a_padded_step_of_nothing_changes_nothing(oracle):
+    """What graphs are captured on; a batch is padded with the same."""
+    steps = engine_for(oracle, max_num_seqs=3).runner._steps
+    before = steps._attention._pool.clone()
+    nothing = InputBatch.build(SchedulerOutput([], [], []), 16)
+    steps._send(nothing, [], [], StepShape.decodes(3))
+    with torch.inference_mode():
+        steps._run(StepShape.decodes(3))
+    assert torch.equal(steps._attention._pool, before)
+    assert torch.all(steps._sampler._counts == 0)
+
+
+@pytest.mark.parametrize("size", [4, 7])
+def test_padding_a_batch_of_decodes_changes_no_token(oracle, monkeypatch, size):
+    """As a graph of a larger size does."""
+    monkeypatch.setattr(
+        DeviceStepRunner,
+        "_shape",
+        lambda self, items, batch: (
+            StepShape.decodes(size)
+            if batch.num_decodes == len(items) == len(batch.samples)
+            else StepShape(len(batch.input_ids), len(items), len(batch.samples), batch.num_decodes)
+        ),
+    )
+    engine = engine_for(oracle, max_num_seqs=size)
+    work = short(3, seed=5)
+    oracle.confirm(work, tokens_of(run(engine, work)))

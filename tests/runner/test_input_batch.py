@@ -1,0 +1,152 @@
+"""Flat arrays of a plan, and the buffers that hold them on a device, against plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paged_backend.core.scheduler_output import SampleSpec, ScheduledSequence, SchedulerOutput
+from paged_backend.runner.cuda_graphs import capture_sizes
+from paged_backend.runner.device_batch import BlockTables, Rows, Staging
+from paged_backend.runner.input_batch import InputBatch, block_table
+from paged_backend.runner.transfer import Arrival
+from paged_backend.runner.triton_attention import _independent_runs
+from paged_backend.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 8
+
+
+def make_plan(slices: list[tuple[int, int, int]], seed: int = 0) -> SchedulerOutput:
+    """One sequence for each (first position, number of tokens, number of samples)."""
+    rng = np.random.default_rng(seed)
+    scheduled = []
+    for seq_id, (start, count, num_samples) in enumerate(slices):
+        tokens = rng.integers(0, 100, count).tolist()
+        blocks = rng.permutation(1000)[: -(-(start + count) // BLOCK_SIZE)].tolist()
+        spec = SampleSpec(seq_id, SamplingParams(), 0, start + count, 1, tokens)
+        scheduled.append(ScheduledSequence(seq_id, tokens, start, blocks, (spec,) * num_samples))
+    return SchedulerOutput(scheduled, [], [])
+
+
+slices = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 40), st.integers(0, 2)), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(slices)
+def test_flat_arrays_of_a_plan(slices):
+    plan = make_plan(slices)
+    batch = InputBatch.build(plan, BLOCK_SIZE)
+    tokens, positions, slots, starts, lasts = [], [], [], [0], []
+    for item in plan.scheduled:
+        for offset, token in enumerate(item.token_ids):
+            position = item.start + offset
+            tokens.append(token)
+            positions.append(position)
+            block = item.block_ids[position // BLOCK_SIZE]
+            slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
+        starts.append(len(tokens))
+        lasts += [len(tokens) - 1] * len(item.samples)
+    assert batch.input_ids.tolist() == tokens
+    assert batch.positions.tolist() == positions
+    assert batch.slot_mapping.tolist() == slots
+    assert batch.query_start_loc.tolist() == starts
+    assert batch.logits_indices.tolist() == lasts
+    assert batch.seq_lens.tolist() == [start + count for start, count, _ in slices]
+    leading = next((i for i, (_, count, _) in enumerate(slices) if count != 1), len(slices))
+    assert batch.num_decodes == leading
+    dtypes = {"positions": np.int32, "query_start_loc": np.int32, "seq_lens": np.int32}
+    for name in ("input_ids", "slot_mapping", "logits_indices", *dtypes):
+        assert getattr(batch, name).dtype == dtypes.get(name, np.int64), name
+
+
+def test_block_tables_are_padded_with_the_null_block():
+    plan = make_plan([(0, 9, 1), (0, 30, 1)])
+    first, second = (item.block_ids for item in plan.scheduled)
+    assert block_table(plan.scheduled).tolist() == [first + [0, 0], second]
+
+
+def step(block_ids: list[list[int]], copies: list[tuple[int, int]]) -> SchedulerOutput:
+    items = [ScheduledSequence(i, [0], 0, ids, ()) for i, ids in enumerate(block_ids)]
+    return SchedulerOutput(items, copies, [])
+
+
+def test_block_tables_on_a_device_take_only_what_is_new(monkeypatch):
+    tables = BlockTables(4, 5, CPU)
+    sent: list[list[int]] = []
+    monkeypatch.setattr(
+        "paged_backend.runner.device_batch.send",
+        lambda values, device: sent.append(values.tolist()) or torch.from_numpy(values),
+    )
+    tables.update(step([[7, 8], [9]], []), [2, 0])
+    assert tables.tensor.tolist()[0] == [9, 0, 0, 0, 0]
+    assert tables.tensor.tolist()[2] == [7, 8, 0, 0, 0]
+    tables.update(step([[7, 8, 3], [9]], []), [2, 0])
+    assert sent[2:] == [[12], [3]]  # the place in the whole table, the block
+    tables.update(step([[7, 8, 3], [9]], []), [2, 0])
+    assert len(sent) == 4
+    tables.update(step([[7, 8, 6], [9, 4]], [(3, 6)]), [2, 0])  # copy-on-write
+    assert tables.tensor.tolist()[2] == [7, 8, 6, 0, 0]
+    assert tables.tensor.tolist()[0] == [9, 4, 0, 0, 0]
+    tables.forget([2])
+    tables.update(step([[1]], []), [2])
+    assert tables.tensor[2, 0] == 1
+
+
+def test_rows_are_given_back_and_the_last_is_never_given():
+    rows = Rows(2)
+    assert sorted([rows[10], rows[11]]) == [0, 1]
+    assert rows[10] == rows[10]
+    with pytest.raises(IndexError):
+        rows[12]
+    gone = rows[11]
+    assert rows.release([11, 99]) == [gone]
+    assert rows[12] == gone
+    assert rows.padding == 2
+
+
+def test_staged_parts_stay_where_they_are():
+    staging = Staging({"a": (torch.int32, 5), "b": (torch.int64, 3)}, CPU)
+    b = staging.part("b", 2)
+    for turn in range(3):
+        a = np.arange(turn, turn + 4, dtype=np.int32)
+        staging.send({"a": a, "b": np.array([2**40 + turn, -1])})
+        assert staging.part("a", 4).tolist() == a.tolist()
+        assert b.tolist() == [2**40 + turn, -1]
+    assert staging.part("b", 3).data_ptr() == b.data_ptr()
+    assert b.data_ptr() % 16 == 0
+
+
+def test_arrivals_are_copies():
+    values = torch.tensor([3, 4], dtype=torch.int32)
+    arrival = Arrival(values)
+    values.zero_()
+    assert arrival.wait() == [3, 4]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8))
+def test_copies_in_runs_do_what_they_do_one_by_one(pairs):
+    one_by_one = list(range(7))
+    for source, target in pairs:
+        one_by_one[target] = one_by_one[source]
+    at_once = list(range(7))
+    for run in _independent_runs(pairs):
+        before = list(at_once)
+        assert len({target for _, target in run}) == len(run)
+        for source, target in run:
+            at_once[target] = before[source]
+    assert at_once == one_by_one
+
+
+@pytest.mark.parametrize("most", [1, 3, 64, 256, 300, 4096])
+def test_captured_sizes(most):
+    sizes = capture_sizes(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert sizes[-1] == most
