@@ -74,6 +74,14 @@ def test_policy_knows_no_tensors_and_only_serving_knows_triton():
             assert "triton_python_backend_utils" not in names, path
 
 
+def test_kernels_know_tensors_only():
+    for path in modules(ROOT / "kernels"):
+        names = {module.split(".")[0] for module in imports(path)}
+        assert not names & {"paged_backend", "paged_client", "transformers"}, path
+    users = {room(path) for path in modules(PACKAGE) if "paged_kernels" in path.read_text()}
+    assert users <= {"bench", "models", "runner"}
+
+
 def test_the_client_stands_alone():
     for path in modules(ROOT / "client"):
         names = {module.split(".")[0] for module in imports(path)}
@@ -86,7 +94,7 @@ def test_the_client_stands_alone():
         ("paged_client", ["torch", "transformers", "paged_backend"]),
         ("paged_backend.serving.front_end", ["torch", "transformers"]),
         ("paged_backend.cli", ["torch", "transformers"]),
-        ("paged_backend.llm", ["zmq", "msgspec", "tritonclient"]),
+        ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton"]),
     ],
 )
 def test_imports_stay_light(module, absent):

@@ -1,9 +1,10 @@
-"""The engine on an NVIDIA device: the same tokens as transformers, a pool from free memory."""
+"""The engine on an NVIDIA device: tokens, graphs, compilations, and a pool from free memory."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import triton
 from checkpoints import FAMILIES
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 
@@ -13,13 +14,43 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_transformers(family, tmp_path):
+def test_greedy_tokens_equal_transformers(family, enforce_eager, tmp_path):
     oracle = Oracle(family, tmp_path)
-    engine = make_engine(tmp_path, device="cuda", max_num_seqs=32)
+    engine = make_engine(tmp_path, device="cuda", max_num_seqs=32, enforce_eager=enforce_eager)
     work = mixed_work(32)
     oracle.confirm(work, tokens_of(run(engine, work)))
     assert engine.stats().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_chunks_and_preemption(async_scheduling, tmp_path):
+    oracle = Oracle("llama3", tmp_path)
+    block_bytes = 16 * 2**20 // make_engine(tmp_path, device="cuda").runner.num_blocks
+    engine = make_engine(
+        tmp_path,
+        device="cuda",
+        async_scheduling=async_scheduling,
+        max_num_seqs=5,
+        max_num_batched_tokens=16,
+        max_model_len=128,
+        kv_cache_memory_bytes=14 * block_bytes,
+    )
+    work = [(prompt, 24) for prompt, _ in mixed_work(24)]
+    oracle.confirm(work, tokens_of(run(engine, work)))
+    assert engine.stats().num_preemptions > 0
+
+
+def test_nothing_is_compiled_after_warm_up(tmp_path, monkeypatch):
+    Oracle("llama3", tmp_path)
+    engine = make_engine(tmp_path, device="cuda", max_num_seqs=32)
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr)
+    )
+    run(engine, mixed_work(40, seed=1))
+    assert compiled == []
 
 
 def test_the_pool_takes_its_part_of_free_memory(tmp_path):
