@@ -24,6 +24,15 @@ def refuse(name: str, problem: str) -> ConfigError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """How much a step may hold, and whether the next is planned before it is over."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    async_scheduling: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Options of one engine; names are vLLM's where vLLM has the option.
 
@@ -54,9 +63,16 @@ class EngineConfig:
         Rule(int, 2, 2**24, optional=True),
         "tokens of prompt and output; default: the model's",
     )
-    max_num_seqs: int = checked(64, Rule(int, 1, 4096), "sequences that run at once")
-    max_num_batched_tokens: int = checked(
-        512, Rule(int, 1, 2**20), "tokens computed in one step; longer prompts are cut into chunks"
+    max_num_seqs: int | None = checked(
+        None,
+        Rule(int, 1, 4096, optional=True),
+        "sequences that run at once; default: 64 on a CPU, 256 on a GPU",
+    )
+    max_num_batched_tokens: int | None = checked(
+        None,
+        Rule(int, 1, 2**20, optional=True),
+        "tokens computed in one step, longer prompts are cut into chunks; default: 512 on a CPU, "
+        "8192 on a GPU",
     )
     block_size: int = checked(16, Rule(int, 8, 256), "tokens in a KV block, a power of two")
     gpu_memory_utilization: float = checked(
@@ -84,12 +100,23 @@ class EngineConfig:
             raise refuse(
                 "block_size", f"must be a power of two from 8 to 256, got {self.block_size}"
             )
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seqs is not None and tokens is not None and tokens < seqs:
             raise refuse(
                 "max_num_batched_tokens",
-                f"must be at least max_num_seqs ({self.max_num_seqs}), so that each running "
-                f"sequence can decode in each step; got {self.max_num_batched_tokens}",
+                f"must be at least max_num_seqs ({seqs}), so that each running sequence can "
+                f"decode in each step; got {tokens}",
             )
+
+    def step_limits(self, *, on_gpu: bool) -> StepLimits:
+        """The options that bound a step, with the defaults of the device it runs on."""
+        seqs, tokens = (256, 8192) if on_gpu else (64, 512)
+        seqs = self.max_num_seqs or min(seqs, self.max_num_batched_tokens or tokens)
+        return StepLimits(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or max(tokens, seqs),
+            async_scheduling=on_gpu if self.async_scheduling is None else self.async_scheduling,
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:

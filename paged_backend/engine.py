@@ -32,15 +32,16 @@ class Engine:
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         self.runner = ModelRunner(config, folder)
+        steps = self.runner.step_limits
         self.limits = RequestLimits(
             max_model_len=self.runner.max_model_len,
             vocab_size=self.runner.vocab_size,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=steps.max_num_seqs,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=steps.max_num_seqs,
+                max_num_batched_tokens=steps.max_num_batched_tokens,
                 max_model_len=self.runner.max_model_len,
                 enable_chunked_prefill=config.enable_chunked_prefill,
                 eos_token_ids=self.runner.eos_token_ids,
@@ -53,7 +54,7 @@ class Engine:
         )
         self._seeds = random.Random(config.seed)
         self._under_way: deque[PendingOutput] = deque()
-        self._max_under_way = 1 if self.runner.async_scheduling else 0  # when a step returns
+        self._max_under_way = 1 if steps.async_scheduling else 0  # when a step returns
 
     def add_request(self, request: Request) -> None:
         """Queue a request that the front-end has checked.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from oracle import Oracle, make_engine
 
+from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -105,7 +106,7 @@ def test_what_does_not_fit_the_model_is_refused(folder):
         ({"kv_cache_memory_bytes": 1000}, "kv_cache_memory_bytes: 1000 bytes hold 0 blocks"),
         ({"max_model_len": 10**6}, "max_model_len must be at most 512"),
         ({"block_size": 24}, "block_size must be a power of two"),
-        ({"max_num_batched_tokens": 8}, "at least max_num_seqs"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "at least max_num_seqs"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 256}, "max_model_len"),
         ({"block_sise": 16}, "did you mean block_size"),
         ({"dtype": "float8"}, "dtype must be one of"),
@@ -114,3 +115,21 @@ def test_what_does_not_fit_the_model_is_refused(folder):
 def test_options_that_cannot_work(folder, options, message):
     with pytest.raises(ConfigError, match=message):
         make_engine(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "on_gpu", "seqs", "tokens"),
+    [
+        ({}, False, 64, 512),
+        ({}, True, 256, 8192),
+        ({"max_num_seqs": 1000}, False, 1000, 1000),
+        ({"max_num_batched_tokens": 8}, True, 8, 8),
+        ({"max_num_seqs": 3, "max_num_batched_tokens": 7}, True, 3, 7),
+    ],
+)
+def test_limits_of_a_step_follow_the_device_unless_given(options, on_gpu, seqs, tokens):
+    limits = EngineConfig(**options).step_limits(on_gpu=on_gpu)
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (seqs, tokens)
+    assert limits.async_scheduling == on_gpu
+    chosen = EngineConfig(async_scheduling=not on_gpu).step_limits(on_gpu=on_gpu)
+    assert chosen.async_scheduling != on_gpu

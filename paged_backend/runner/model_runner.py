@@ -37,6 +37,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         self.device = resolve_device(config.device)
         self._config = config
+        self.step_limits = config.step_limits(on_gpu=kernels_run_on(self.device))
         self._model = load_model(config, folder, self.device)
         shape = self._model.config
         self._spec = KVCacheSpec(
@@ -51,9 +52,6 @@ class ModelRunner:
         self._check_whole_prompts_fit(config)
         self.eos_token_ids = frozenset(shape.eos_token_ids)
         self.num_blocks = self._num_blocks(config)
-        self.async_scheduling = config.async_scheduling
-        if self.async_scheduling is None:
-            self.async_scheduling = kernels_run_on(self.device)
         self._steps = self._make_steps()
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
@@ -80,13 +78,12 @@ class ModelRunner:
         # Imported here because Triton exists only where there is a GPU or its interpreter.
         from paged_backend.runner.device_step import DeviceStepRunner
 
-        config = self._config
         return DeviceStepRunner(
             self._model,
             self._make_attention(num_blocks),
-            config.block_size,
-            config.max_num_seqs,
-            config.max_num_batched_tokens,
+            self._config.block_size,
+            self.step_limits.max_num_seqs,
+            self.step_limits.max_num_batched_tokens,
         )
 
     def _make_attention(self, num_blocks: int) -> AttentionBackend:
@@ -99,7 +96,7 @@ class ModelRunner:
         )
 
     def _check_whole_prompts_fit(self, config: EngineConfig) -> None:
-        limit = config.max_num_batched_tokens
+        limit = self.step_limits.max_num_batched_tokens
         if not config.enable_chunked_prefill and limit < self.max_model_len:
             raise ConfigError(
                 f"option max_num_batched_tokens must be at least max_model_len "

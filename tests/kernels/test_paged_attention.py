@@ -103,6 +103,14 @@ def test_decodes_in_pieces_and_whole(device):
     check(Batch(many, num_heads=2, num_kv_heads=1, device=device), num_decodes=len(many))
 
 
+def test_tables_that_name_a_block_more_than_once(device):
+    batch = Batch(MIXED[:6], device=device)
+    full = batch.block_table[0, 0]
+    for seq, (_, keys) in enumerate(batch.lengths):
+        batch.block_table[seq, : -(-keys // batch.block_size)] = full
+    check(batch, num_decodes=3)
+
+
 def test_only_prompts(device):
     check(Batch([(1, 1), (20, 20), (3, 90)], device=device))
 
