@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from paged_kernels.block_copy import copy_blocks
+from paged_kernels.dtypes import QUANTISED_DTYPES
 from paged_kernels.kv_write import write_kv
+from paged_kernels.logprobs import LogProbs, logprobs
 from paged_kernels.merge_attention import merge_attention
 from paged_kernels.paged_attention import cascade_decode, paged_attention
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
-from paged_kernels.sampling import LogProbs, SamplingState, logprobs, sample
+from paged_kernels.sampling import SamplingState, sample
 from paged_kernels.scores import Scores
 from paged_kernels.silu_and_mul import silu_and_mul
 
@@ -71,7 +73,7 @@ class _Model:
 
     def scales(self, cached: torch.dtype) -> dict[str, Any]:
         """Those of keys and values, where the cache is quantised."""
-        if cached not in (_FP8, _INT8):
+        if cached not in QUANTISED_DTYPES:
             return {}
         return {name: _empty(self.kv_heads, dtype=_FP32) for name in ("k_scale", "v_scale")}
 

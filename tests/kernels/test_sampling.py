@@ -1,4 +1,4 @@
-"""Sampling and log-probabilities against a sort in float64."""
+"""Sampling against a sort in float64."""
 
 from __future__ import annotations
 
@@ -10,41 +10,25 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from logit_rows import LARGEST, Stacks, logits_of, poisoned_stacks
 from paged_kernels import sampling
+from paged_kernels._selection import find_threshold
 from paged_kernels.errors import ArgumentError
 from paged_kernels.reference import sampling as reference
-from paged_kernels.sampling import LogProbs, SamplingState, logprobs, sample
+from paged_kernels.sampling import SamplingState, sample
 from torch import Tensor
 
 GREEDY = (0.0, 0, 1.0, 0.0)
 PLAIN = (1.0, 0, 1.0, 0.0)
 UNTOUCHED = -77
-LARGEST = torch.finfo(torch.float32).max
 
 # Where a logit is the largest float32, its distance to others overflows to infinity on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 
 @pytest.fixture(autouse=True)
-def stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The stacks of each call. What is read before it is written would win every draw."""
-    made: list[tuple[Tensor, Tensor]] = []
-    guards: list[Tensor] = []
-    original = sampling._stacks
-
-    def poisoned(logits: Tensor) -> tuple[Tensor, Tensor]:
-        rows = logits.shape[0]
-        values, tokens = original(torch.cat([logits, logits[-1:]]))
-        values.fill_(LARGEST)
-        tokens.fill_(-1)
-        made.append((values[:rows], tokens[:rows]))
-        guards.extend((values[rows:], tokens[rows:]))
-        return made[-1]
-
-    monkeypatch.setattr(sampling, "_stacks", poisoned)
-    yield made
-    for guard in guards:
-        assert (guard == (LARGEST if guard.is_floating_point() else -1)).all()
+def stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stacks]:
+    yield from poisoned_stacks(monkeypatch, sampling)
 
 
 def state_of(
@@ -97,23 +81,6 @@ def drawn(logits: Tensor, state: SamplingState, slot: int, positions: list[int])
     return tokens
 
 
-def logits_of(kind: str, vocab: int) -> Tensor:
-    x = torch.randn(vocab)
-    if kind == "peaked":
-        return x * 5
-    if kind == "flat":
-        return x * 0.3
-    if kind == "coarse":  # as from a product in bfloat16: many equal ones
-        return (x * 3).bfloat16().float()
-    if kind == "descending":  # all the likeliest in the same few lanes' reach
-        return (x * 4).sort(descending=True).values
-    if kind == "masked":
-        return torch.where(torch.rand(vocab) < 0.995, -torch.inf, x * 3)
-    assert kind == "strided"  # the likeliest all belong to one lane
-    x[7 :: sampling._LANES.value] += 20
-    return x
-
-
 PARAMS = [
     GREEDY,
     PLAIN,
@@ -156,9 +123,7 @@ def test_stacks_that_overflow(device: torch.device) -> None:
     assert found == [drawn(row, state, slot, [5])[0] for slot, row in enumerate(logits)]
 
 
-def test_stacks_hold_what_reaches_the_bound(
-    stacks: list[tuple[Tensor, Tensor]], device: torch.device
-) -> None:
+def test_stacks_hold_what_reaches_the_bound(stacks: Stacks, device: torch.device) -> None:
     row = torch.randn(1, 9000)
     row[0, [3, 2055, 4100, 8000, 8999]] = torch.tensor([9.0, 8.0, 7.0, 6.0, 6.0])
     run(row, state_of([(1.0, 4, 1.0, 0.0)]), device)
@@ -312,7 +277,7 @@ def _search_kernel(  # type: ignore[no-untyped-def]
 ):
     lowest = tl.load(ends_ptr)
     highest = tl.load(ends_ptr + 1)
-    found = sampling._search(values_ptr, length, lowest, highest, target, 1.0, BY_MASS)
+    found = find_threshold(values_ptr, length, lowest, highest, target, 1.0, BY_MASS)
     tl.store(out_ptr, found)
 
 
@@ -364,91 +329,6 @@ def test_search_by_mass_is_exact(device: torch.device) -> None:
             assert searched(values, target + 1, True, device) == -start - 1
 
 
-def run_logprobs(
-    logits: Tensor,
-    sampled: list[int],
-    wanted: list[int],
-    width: int,
-    device: torch.device,
-    slots: list[int] | None = None,
-) -> LogProbs:
-    rows = len(logits)
-    found = logprobs(
-        logits.to(device),
-        torch.tensor(slots or range(rows), dtype=torch.int32, device=device),
-        torch.tensor(sampled, dtype=torch.int32, device=device),
-        torch.tensor(wanted, dtype=torch.int32, device=device),
-        width,
-    )
-    return LogProbs(*(tensor.cpu() for tensor in found))
-
-
-def check_logprobs(found: LogProbs, row: int, logits: Tensor, token: int, number: int) -> None:
-    sampled, rank, tokens, top = reference.logprobs(logits, token, number)
-    tolerance = {"rel": 1e-5, "abs": 2e-6}
-    assert float(found.sampled[row]) == pytest.approx(sampled, **tolerance)
-    assert int(found.ranks[row]) == rank
-    assert found.top_tokens[row, :number].tolist() == tokens
-    assert found.top[row, :number].tolist() == pytest.approx(top, **tolerance)
-
-
-@pytest.mark.parametrize("kind", ["peaked", "coarse", "descending"])
-def test_logprobs(kind: str, device: torch.device) -> None:
-    logits = torch.stack([logits_of(kind, 5003) for _ in range(4)])
-    logits[3, 100:200] = math.nan
-    sampled = [int(logits[0].argmax()), 17, 5002, 4000]
-    wanted = [0, 1, 5, 20]
-    found = run_logprobs(logits, sampled, wanted, 20, device)
-    for row, (token, number) in enumerate(zip(sampled, wanted, strict=True)):
-        check_logprobs(found, row, logits[row], token, number)
-
-
-def test_logprobs_of_ties_that_overflow_the_stacks(device: torch.device) -> None:
-    logits = torch.stack([torch.zeros(2048 * 8 + 1), logits_of("strided", 2048 * 8 + 1)])
-    found = run_logprobs(logits, [16384, 7], [3, 4], 4, device)
-    check_logprobs(found, 0, logits[0], 16384, 3)
-    check_logprobs(found, 1, logits[1], 7, 4)
-
-
-def test_logprobs_where_little_is_possible(device: torch.device) -> None:
-    inf = math.inf
-    logits = torch.tensor([[-inf, 2.0, -inf, math.nan, 2.0], [-inf] * 5])
-    found = run_logprobs(logits, [0, 0], [4, 2], 4, device)
-    assert found.sampled.tolist() == [-inf, -inf]
-    assert found.ranks.tolist() == [5, 5]
-    assert found.top_tokens[0].tolist() == [1, 4, -1, -1]
-    assert found.top[0].tolist() == pytest.approx([-math.log(2)] * 2 + [-inf] * 2)
-    assert found.top_tokens[1, :2].tolist() == [-1, -1]
-    assert found.top[1, :2].tolist() == [-inf, -inf]
-
-
-def test_logprobs_of_one_lane(device: torch.device) -> None:
-    """Where its peak is the only one, the stacks lack what is next."""
-    logits = torch.full((1, 5000), -math.inf)
-    logits[0, [4, 4 + 2048, 4 + 4096]] = torch.tensor([1.0, 3.0, 2.0])
-    found = run_logprobs(logits, [4], [3], 3, device)
-    check_logprobs(found, 0, logits[0], 4, 3)
-
-
-def test_logprobs_are_written_where_they_are_wanted(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = torch.empty
-
-    def marked(*size: object, **kwargs: object) -> Tensor:
-        return real(*size, **kwargs).fill_(UNTOUCHED)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(torch, "empty", marked)
-    logits = torch.randn(4, 50)
-    found = run_logprobs(logits, [1] * 4, [-1, 2, 9], 3, device, slots=[-1, 0, 2, 1])
-    for tensor in found:
-        assert (tensor[:2] == UNTOUCHED).all()
-    assert found.top_tokens[3, 2] == UNTOUCHED
-    assert found.top[3, 2] == UNTOUCHED
-    check_logprobs(found, 2, logits[2], 1, 3)
-    check_logprobs(found, 3, logits[3], 1, 2)
-
-
 def test_bad_calls_are_refused(device: torch.device) -> None:
     def arguments(**changes: object) -> dict[str, object]:
         ids = torch.zeros(8, dtype=torch.int32, device=device)
@@ -479,21 +359,7 @@ def test_bad_calls_are_refused(device: torch.device) -> None:
             sample(**arguments(**{name: value}))  # type: ignore[arg-type]
         assert refused.value.name == name
 
-    rows = arguments()
-    common = (rows["logits"], rows["slots"], rows["out"], rows["out"])
-    with pytest.raises(ArgumentError, match="^width"):
-        logprobs(*common, 33)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="^wanted"):
-        logprobs(*common[:3], floats, 1)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="^sampled"):
-        logprobs(*common[:2], ints, ints, 1)  # type: ignore[arg-type]
-
 
 def test_no_rows(device: torch.device) -> None:
     state = state_of([PLAIN])
     assert run(torch.empty(0, 10), state, device) == []
-    assert logprobs(
-        torch.empty(0, 10, device=device),
-        *(torch.empty(0, dtype=torch.int32, device=device) for _ in range(3)),
-        4,
-    ).top.shape == (0, 4)

@@ -1,4 +1,4 @@
-"""Sampling and log-probabilities in float64, by sorting."""
+"""Sampling in float64, by sorting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def probabilities(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> Tensor:
     """The distribution that tokens are drawn from: [vocab] float64 for logits [vocab]."""
-    x = _repaired(logits)
+    x = repaired(logits)
     if temperature < 1e-5 or top_k == 1 or x.max() == -torch.inf:
         return torch.nn.functional.one_hot(x.argmax(), len(x)).double()
     weights = ((x - x.max()) / temperature).exp()
@@ -40,6 +40,12 @@ def draw(probabilities: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     return times.argmin(-1)
 
 
+def repaired(logits: Tensor) -> Tensor:
+    """Logits without NaN and plus infinity, in float64."""
+    x = logits.double()
+    return torch.where(x.isnan(), -torch.inf, x.clamp(max=_LARGEST))
+
+
 def philox(key: Tensor, counter: list[Tensor]) -> list[Tensor]:
     """Philox4x32-10 (Salmon et al., 2011, section 3.3) of four words each, held in int64."""
     a, b, c, d = counter
@@ -51,23 +57,8 @@ def philox(key: Tensor, counter: list[Tensor]) -> list[Tensor]:
     return [a, b, c, d]
 
 
-def logprobs(logits: Tensor, token: int, number: int) -> tuple[float, int, list[int], list[float]]:
-    """Of a token in a row [vocab]: its own, its rank, then the likeliest tokens and theirs."""
-    x = _repaired(logits)
-    found = x.log_softmax(0)
-    order = found.sort(descending=True, stable=True)
-    rank = int((x >= x[token]).sum())
-    top = order.indices[:number].tolist(), order.values[:number].tolist()
-    return float(found[token]), rank, *top
-
-
 def _product(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
     """The high and low word of a product, which does not fit int64 as a whole."""
     below = (word & 0xFFFF) * factor
     above = (word >> 16) * factor + (below >> 16)
     return above >> 16, (above & 0xFFFF) << 16 | below & 0xFFFF
-
-
-def _repaired(logits: Tensor) -> Tensor:
-    x = logits.double()
-    return torch.where(x.isnan(), -torch.inf, x.clamp(max=_LARGEST))
