@@ -27,7 +27,8 @@ def oracle(tmp_path_factory) -> Oracle:
 
 def engine_for(oracle: Oracle, **options: object) -> Engine:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    values = {"kv_cache_memory_bytes": 2**20, "device": device, "max_num_seqs": 4, **options}
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+    values = {"kv_cache_memory_bytes": 2**20, "device": device, **sizes, **options}
     engine = make_engine(oracle.folder, **values)
     assert isinstance(engine.runner._steps, DeviceStepRunner)
     return engine

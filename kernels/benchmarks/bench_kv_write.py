@@ -1,0 +1,52 @@
+"""Rotation of queries and keys and the write to the cache, with Llama-3-8B's heads."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from attention import BLOCK_SIZE, DTYPE, LLAMA_8B
+from measure import Bench, Call, Work, main
+from paged_kernels.kv_write import write_kv
+
+QUANTISED = torch.float8_e4m3fn
+
+
+def write(bench: Bench, tokens: int, cache_dtype: torch.dtype) -> Call:
+    """Tokens of many sequences: their slots are scattered over a cache with room to spare."""
+    heads, device = LLAMA_8B, bench.device
+    num_blocks = 2 * -(-tokens // BLOCK_SIZE)
+    cache = bench.random(num_blocks, 2, heads.keys, BLOCK_SIZE, heads.dim).to(cache_dtype)
+    scale = None if cache_dtype == DTYPE else torch.ones(heads.keys, device=device)
+    return partial(
+        write_kv,
+        bench.random(tokens, (heads.queries + 2 * heads.keys) * heads.dim),
+        torch.arange(tokens, dtype=torch.int32, device=device),
+        torch.randn(tokens, heads.dim, device=device).clamp(-1, 1),
+        cache,
+        torch.randperm(num_blocks * BLOCK_SIZE, device=device)[:tokens],
+        num_heads=heads.queries,
+        k_scale=scale,
+        v_scale=scale,
+    )
+
+
+def moved(tokens: int, cache_dtype: torch.dtype) -> Work:
+    """Queries and what they become, keys and values and what they become, an angle's sines."""
+    queries = 2 * LLAMA_8B.queries * DTYPE.itemsize
+    cached = 2 * LLAMA_8B.keys * (DTYPE.itemsize + cache_dtype.itemsize)
+    angles = torch.float32.itemsize
+    numbers = torch.int32.itemsize + torch.int64.itemsize  # position, slot
+    return Work(bytes=tokens * ((queries + cached + angles) * LLAMA_8B.dim + numbers))
+
+
+def run(bench: Bench) -> None:
+    bench.warm_up(*(write(bench, 1, dtype) for dtype in (DTYPE, QUANTISED)))
+    for dtype in (DTYPE, QUANTISED):
+        for tokens in bench.sizes(1, 64, 256, 8192):
+            make = partial(write, bench, tokens, dtype)
+            bench.time("write_kv", f"{tokens} tokens", moved(tokens, dtype), make, dtype=dtype)
+
+
+if __name__ == "__main__":
+    main(run)

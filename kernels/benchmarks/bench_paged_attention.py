@@ -1,0 +1,65 @@
+"""The entry point on mixed batches, and decoding of sequences that share their beginning."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from attention import BLOCK_SIZE, KIB, Batch, Operation
+from measure import Bench, main
+from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.paged_decode import paged_decode, plan_decode
+
+DECODES = 64
+MIXED = {  # keys of each decode, queries and keys of a chunk
+    "64x1k + 512": (KIB, 512, 512),
+    "64x4k + 2k": (4 * KIB, 2 * KIB, 2 * KIB),
+    "64x4k + 2k after 2k": (4 * KIB, 2 * KIB, 4 * KIB),
+}
+WARM_UP = KIB, KIB, KIB
+SHARED = {  # sequences, keys that they share, keys of their own
+    "64x(8k + 512)": (64, 8 * KIB, 512),
+    "256x(2k + 512)": (256, 2 * KIB, 512),
+}
+
+
+def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple[Batch, Operation]:
+    """Decodes and one chunk of a prompt."""
+    batch = Batch(bench, [keys] * DECODES + [chunk_keys], [1] * DECODES + [chunk_queries])
+    decodes = batch.queries.count(1)
+    layer = batch.layer()
+    plan = plan_decode(layer.q[:decodes], layer.kv_cache, batch.seq_lens[:decodes])
+    step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.scores
+    return batch, lambda layer: paged_attention(
+        layer.q, layer.kv_cache, *step, num_decodes=decodes, plan=plan
+    )
+
+
+def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[Batch, Operation]:
+    """Sequences whose shared keys are read once. It makes its plans anew in each layer."""
+    batch = Batch(bench, [shared + own] * seqs, shared_keys=shared)
+    step = batch.block_table, batch.seq_lens, batch.scores
+    return batch, lambda layer: cascade_decode(
+        layer.q, layer.kv_cache, *step, num_shared_blocks=batch.shared_blocks
+    )
+
+
+def plain(batch: Batch) -> Operation:
+    """The same without sharing."""
+    step = batch.block_table, batch.seq_lens, batch.scores
+    return lambda layer: paged_decode(layer.q, layer.kv_cache, *step)
+
+
+def run(bench: Bench) -> None:
+    for batch, operation in (mixed(bench, *WARM_UP), cascade(bench, DECODES, BLOCK_SIZE, KIB)):
+        bench.warm_up(partial(operation, batch.layer()))
+    for shape, sizes in MIXED.items():
+        batch, operation = mixed(bench, *sizes)
+        bench.time("paged_attention", shape, batch.work, batch.calls(operation))
+    for shape, sizes in SHARED.items():
+        batch, operation = cascade(bench, *sizes)
+        bench.time("cascade_decode", shape, batch.work, batch.calls(operation))
+        bench.time("paged_decode, same batch", shape, batch.work, batch.calls(plain(batch)))
+
+
+if __name__ == "__main__":
+    main(run)

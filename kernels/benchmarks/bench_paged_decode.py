@@ -1,0 +1,137 @@
+"""Decode attention of Llama-3-8B's heads: splitting and merging, under a plan made beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import paged_kernels.paged_decode as kernel
+import torch
+from attention import DTYPE, KIB, Batch, Layer, Operation, search, time_peers
+from measure import Bench, Row, Target, Work, main
+from paged_kernels.device import device_of
+from paged_kernels.paged_decode import paged_decode, plan_decode
+from paged_kernels.tuning import decode_config
+
+
+def log_normal(count: int) -> list[int]:
+    """Lengths as those of chats: half of them below 700 keys, a few of many thousands."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.exp(torch.randn(count, generator=generator)) * 700
+    return [int(length) for length in lengths.clamp(16, 16 * KIB)]
+
+
+def evened(lengths: Sequence[int]) -> list[int]:
+    """As many keys, spread evenly."""
+    each, rest = divmod(sum(lengths), len(lengths))
+    return [each + (seq < rest) for seq in range(len(lengths))]
+
+
+UNIFORM = {
+    "1x1k": [KIB],
+    "1x8k": [8 * KIB],
+    "1x32k": [32 * KIB],
+    "8x1k": [KIB] * 8,
+    "8x8k": [8 * KIB] * 8,
+    "32x1k": [KIB] * 32,
+    "32x8k": [8 * KIB] * 32,
+    "64x1k": [KIB] * 64,
+    "128x4k": [4 * KIB] * 128,
+    "256x1k": [KIB] * 256,
+}
+TARGETS = {
+    "1x1k": Target("microseconds", 11.0, aim=7.0),
+    "1x32k": Target("ratio", 0.65, aim=0.80),
+}
+STREAMING = Target("ratio", 0.85, aim=0.95)  # wherever so many bytes are read:
+STREAMING_BYTES = 256 << 20
+RAGGED_LENGTHS = {
+    "255x1k+1x32k": [KIB] * 255 + [32 * KIB],
+    "256 log-normal": log_normal(256),
+}
+RAGGED = Target("ratio", 1 / 1.1, aim=1.0)
+PEERS = ("1x32k", "64x1k", "32x8k")
+QUANTISED = torch.float8_e4m3fn
+CHOICES = {
+    "tile": (32, 64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4, 5),
+    "max_registers": (128, 168, 200, 255),
+    "programs_per_sm": (1, 2, 3, 4, 6, 8),
+}
+
+
+def decode(batch: Batch, layer: Layer) -> Operation:
+    """The split and the merge of any layer, under a plan made for one like it."""
+    plan = plan_decode(layer.q, layer.kv_cache, batch.seq_lens)
+    step = batch.block_table, batch.seq_lens, batch.scores
+    return lambda layer: paged_decode(layer.q, layer.kv_cache, *step, plan=plan)
+
+
+def time_decode(shape: str, batch: Batch, target: Target | None = None) -> Row:
+    """A layer of a step."""
+    make = batch.calls(decode(batch, batch.layer()))
+    return batch.bench.time(
+        "paged_decode", shape, batch.work, make, dtype=batch.cache_dtype, target=target
+    )
+
+
+def time_ragged(bench: Bench, shape: str, lengths: Sequence[int]) -> None:
+    """Against as many keys in sequences of one length."""
+    even = time_decode(f"{shape}, evened", Batch(bench, evened(lengths)))
+    ragged = time_decode(shape, Batch(bench, lengths))
+    compared = replace(
+        ragged,
+        name="paged_decode, ragged",
+        ceiling="even lengths",
+        ceiling_microseconds=even.microseconds,
+    )
+    bench.report(compared, RAGGED)
+
+
+def time_plan(shape: str, batch: Batch) -> None:
+    """The cut of a step, once for all its layers."""
+    work = Work(bytes=batch.seq_lens.nbytes)
+    layer = batch.layer()
+    plan = partial(plan_decode, layer.q, layer.kv_cache, batch.seq_lens)
+    batch.bench.time("plan_decode", shape, work, lambda: plan, dtype=torch.int32)
+
+
+def time_launches(shape: str, batch: Batch) -> None:
+    """What a layer of a step that is not captured takes: for information."""
+    make = batch.calls(decode(batch, batch.layer()))
+    batch.bench.time("paged_decode, not captured", shape, batch.work, make, captured=False)
+
+
+def run(bench: Bench) -> None:
+    for dtype in (DTYPE, QUANTISED):
+        for count in (1, 64):  # few rows and many are merged by two versions of the kernel
+            batch = Batch(bench, [KIB] * count, cache_dtype=dtype)
+            layer = batch.layer()
+            bench.warm_up(partial(decode(batch, layer), layer))
+    for shape, lengths in UNIFORM.items():
+        batch = Batch(bench, lengths)
+        streams = batch.work.bytes >= STREAMING_BYTES
+        time_decode(shape, batch, STREAMING if streams else TARGETS.get(shape))
+    for shape, lengths in RAGGED_LENGTHS.items():
+        time_ragged(bench, shape, lengths)
+    for shape in ("32x8k", "256x1k"):
+        time_decode(shape, Batch(bench, UNIFORM[shape], cache_dtype=QUANTISED))
+    for shape in ("1x1k", "64x1k", "256x1k"):
+        time_plan(shape, Batch(bench, UNIFORM[shape]))
+    time_launches("1x1k", Batch(bench, UNIFORM["1x1k"]))
+    for shape in PEERS:
+        time_peers(shape, Batch(bench, UNIFORM[shape]))
+
+
+def sweep(bench: Bench) -> None:
+    for shape in ("1x1k", "1x32k", "8x1k", "64x1k", "32x8k"):
+        batch = Batch(bench, UNIFORM[shape])
+        q = batch.layer().q
+        start = decode_config(device_of("q", q).arch, q.shape[2], q.element_size(), 16, False)
+        search(shape, batch, (kernel, "decode_config"), start, CHOICES, decode)
+
+
+if __name__ == "__main__":
+    main(run, sweep)

@@ -1,0 +1,65 @@
+"""Prefill attention of Llama-3-8B's heads: whole prompts, and chunks after a long context."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import paged_kernels.paged_prefill as kernel
+from attention import KIB, Batch, Layer, Operation, search, time_peers
+from measure import Bench, Target, main
+from paged_kernels.device import device_of
+from paged_kernels.paged_prefill import paged_prefill
+from paged_kernels.tuning import prefill_config
+
+LENGTHS = {  # queries and keys of each sequence
+    "1x2k": ([2 * KIB], [2 * KIB]),
+    "1x4k": ([4 * KIB], [4 * KIB]),
+    "1x8k": ([8 * KIB], [8 * KIB]),
+    "1x32k": ([32 * KIB], [32 * KIB]),
+    "8x1k": ([KIB] * 8, [KIB] * 8),
+    "2k after 30k": ([2 * KIB], [32 * KIB]),
+    "512 after 7680": ([512], [8 * KIB]),
+}
+TARGETS = {"1x8k": Target("tflops", 400.0, aim=590.0)}
+PEERS = ("1x8k", "8x1k")
+CHOICES = {
+    "rows": (64, 128, 256),
+    "tile": (32, 64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4),
+}
+
+
+def prefill(batch: Batch, _layer: Layer) -> Operation:
+    """The attention of any layer."""
+    step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.scores
+    return lambda layer: paged_prefill(layer.q, layer.kv_cache, *step)
+
+
+def prompts(bench: Bench, shape: str) -> Batch:
+    queries, keys = LENGTHS[shape]
+    return Batch(bench, keys, queries)
+
+
+def run(bench: Bench) -> None:
+    batch = Batch(bench, [KIB], [KIB])
+    layer = batch.layer()
+    bench.warm_up(partial(prefill(batch, layer), layer))
+    for shape in LENGTHS:
+        batch = prompts(bench, shape)
+        make = batch.calls(prefill(batch, layer))
+        bench.time("paged_prefill", shape, batch.work, make, target=TARGETS.get(shape))
+    for shape in PEERS:
+        time_peers(shape, prompts(bench, shape))
+
+
+def sweep(bench: Bench) -> None:
+    for shape in ("1x2k", "1x8k", "2k after 30k"):
+        batch = prompts(bench, shape)
+        q = batch.layer().q
+        start = prefill_config(device_of("q", q).arch, q.shape[2], q.element_size())
+        search(shape, batch, (kernel, "prefill_config"), start, CHOICES, prefill)
+
+
+if __name__ == "__main__":
+    main(run, sweep)

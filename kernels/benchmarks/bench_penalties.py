@@ -1,0 +1,60 @@
+"""Penalties on logits over Llama-3's vocabulary, and the counts of tokens they depend on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from measure import Bench, Call, Work, main
+from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
+from torch import Tensor
+
+VOCAB = 128256
+SEEN = 1000  # tokens that a sequence has, at most
+STOPS = 4
+_FLOAT, _INT = torch.float32.itemsize, torch.int32.itemsize
+
+
+def counts(bench: Bench, rows: int) -> Tensor:
+    """Of sequences of `SEEN` tokens."""
+    table = torch.zeros(rows, _vocab(bench), dtype=torch.int32, device=bench.device)
+    tokens = torch.randint(_vocab(bench), (rows, SEEN), device=bench.device)
+    return table.scatter_(1, tokens, 2)
+
+
+def penalise(bench: Bench, rows: int, strength: float) -> Call:
+    """With no `strength` the penalties have nothing to do, as those of most sequences."""
+    slots = torch.arange(rows, dtype=torch.int32, device=bench.device)
+    strengths = torch.full((rows,), strength, device=bench.device)
+    stops = torch.arange(rows * STOPS, dtype=torch.int32, device=bench.device).view(rows, STOPS)
+    penalties = Penalties(1 + strengths, strengths, strengths, torch.zeros_like(slots), stops)
+    logits = bench.random(rows, _vocab(bench), dtype=torch.float32)
+    return partial(apply_penalties, logits, slots, slots, counts(bench, rows), penalties)
+
+
+def count(bench: Bench, rows: int) -> Call:
+    slots = torch.arange(rows, dtype=torch.int32, device=bench.device)
+    return partial(count_tokens, counts(bench, rows), slots, slots)
+
+
+def run(bench: Bench) -> None:
+    bench.warm_up(penalise(bench, 1, 0.1), count(bench, 1))
+    for rows in bench.sizes(1, 64, 256):
+        shape = f"{rows} rows"
+        none = Work(bytes=rows * (4 * _INT + 3 * _FLOAT))  # what its slot asks for
+        full = Work(bytes=rows * (_vocab(bench) * _INT + 2 * SEEN * _FLOAT))
+        counted = Work(bytes=rows * 4 * _INT)  # slot, token, and a count to and fro
+        for name, work, make in (
+            ("apply_penalties, none", none, partial(penalise, bench, rows, 0.0)),
+            ("apply_penalties", full, partial(penalise, bench, rows, 0.1)),
+            ("count_tokens", counted, partial(count, bench, rows)),
+        ):
+            bench.time(name, shape, work, make, dtype=torch.float32)
+
+
+def _vocab(bench: Bench) -> int:
+    return 1000 if bench.quick else VOCAB
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,50 @@
+"""Tokens from logits over Llama-3's vocabulary."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from measure import Bench, Call, Work, main
+from paged_kernels.sampling import SamplingState, sample
+
+VOCAB = 128256
+FILTERS = {  # temperature, top_k, top_p, min_p
+    "greedy": (0.0, 0, 1.0, 0.0),
+    "plain": (1.0, 0, 1.0, 0.0),
+    "top-k 50, top-p 0.9": (0.8, 50, 0.9, 0.0),
+    "top-p 0.95": (0.7, 0, 0.95, 0.0),
+    "min-p 0.05": (1.0, 0, 1.0, 0.05),
+}
+
+
+def draw(bench: Bench, rows: int, filters: str) -> Call:
+    temperature, top_k, top_p, min_p = FILTERS[filters]
+    slots = torch.arange(rows, dtype=torch.int32, device=bench.device)
+    columns = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
+    state = SamplingState(
+        **{
+            name: torch.full((rows,), value, device=bench.device) for name, value in columns.items()
+        },
+        top_k=torch.full((rows,), top_k, dtype=torch.int32, device=bench.device),
+        seed=torch.arange(rows, device=bench.device),
+    )
+    logits = 3 * bench.random(rows, _vocab(bench), dtype=torch.float32)  # with some likely tokens
+    return partial(sample, logits, slots, slots, state, torch.empty_like(slots))
+
+
+def run(bench: Bench) -> None:
+    bench.warm_up(draw(bench, 1, "greedy"))
+    for rows in bench.sizes(1, 64, 256):
+        work = Work(bytes=rows * _vocab(bench) * torch.float32.itemsize)
+        for filters in FILTERS:
+            make = partial(draw, bench, rows, filters)
+            bench.time(f"sample {filters}", f"{rows} rows", work, make, dtype=torch.float32)
+
+
+def _vocab(bench: Bench) -> int:
+    return 1000 if bench.quick else VOCAB
+
+
+if __name__ == "__main__":
+    main(run)

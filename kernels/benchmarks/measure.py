@@ -1,0 +1,380 @@
+"""How kernels are timed, what their times are compared with, and how figures are kept.
+
+On a GPU the launches are captured in a CUDA graph, so that Python's share is left out, and the
+graph is replayed between two events. Each call of a replay has memory of its own and the cache is
+emptied before each replay: nothing is timed that an earlier call has brought into the cache. Under
+Triton's interpreter each call is made once: that proves the benchmarks themselves, no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+import triton
+from paged_kernels.device import INTERPRETED
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Call = Callable[[], object]
+Config = TypeVar("Config", bound="DataclassInstance")
+
+RUNS = 51  # timed replays, of which the median counts
+_WARM_UPS = 5  # replays before them
+_REPLAY_MICROSECONDS = 500  # of work in a replay, so that its own start does not count
+_FEWEST_CALLS, _MOST_CALLS = 4, 64  # in a replay
+_CACHE_BYTES = 512 << 20  # read to empty the cache: many times the largest one
+_COPY_BYTES = 2 << 30
+_MATMUL_SIZE = 8192
+
+
+class Clock(Protocol):
+    """Takes the time of calls."""
+
+    def microseconds(self, calls: Sequence[Call], *, captured: bool = True) -> float:
+        """Median time of one of the calls; of all that its launch takes if not `captured`."""
+        ...
+
+
+class GraphClock:
+    """Replays the calls' launches on the current CUDA device."""
+
+    def __init__(self) -> None:
+        self._cache = torch.zeros(_CACHE_BYTES // 4, device="cuda")
+
+    def microseconds(self, calls: Sequence[Call], *, captured: bool = True) -> float:
+        replay = _capture(calls) if captured else lambda: _make(calls)
+        for _ in range(_WARM_UPS):
+            replay()
+        spans = []
+        for _ in range(RUNS):
+            start, end = _event(), _event()
+            self._cache.amax()  # reads only: what it wrote would be written back in the timed span
+            start.record()
+            replay()
+            end.record()
+            spans.append((start, end))
+        torch.cuda.synchronize()
+        milliseconds = statistics.median(start.elapsed_time(end) for start, end in spans)
+        return 1000 * float(milliseconds) / len(calls)
+
+
+class SingleClock:
+    """Makes each call once, where kernels are interpreted."""
+
+    def microseconds(self, calls: Sequence[Call], *, captured: bool = True) -> float:
+        start = time.perf_counter()
+        _make(calls)
+        return 1e6 * (time.perf_counter() - start) / len(calls)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _make(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _capture(calls: Sequence[Call]) -> Call:
+    _make(calls)  # compiles and initialises what cannot be while capturing
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _make(calls)
+    return graph.replay
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call cannot do without, of whatever limits it: a part may be limited by either."""
+
+    bytes: int = 0  # to and from memory
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound on one of a row's figures, and the better one that is aimed at."""
+
+    figure: str  # "ratio", "tflops" or "microseconds"
+    bound: float
+    aim: float
+
+    def __str__(self) -> str:
+        sign = "<=" if self.figure == "microseconds" else ">="
+        return f"{self.figure} {sign} {self.bound:.3g}, aim {self.aim:.3g}"
+
+    def met(self, row: Row) -> bool:
+        """Whether the row keeps within the bound."""
+        if self.figure == "microseconds":
+            return row.microseconds <= self.bound
+        return bool(getattr(row, self.figure) >= self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measured case."""
+
+    name: str
+    shape: str
+    dtype: str
+    microseconds: float  # of one call
+    bytes: int
+    flops: int
+    ceiling: str  # what the time is compared with
+    ceiling_microseconds: float  # that it would take
+    target: str | None = None
+    met: bool | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Of the ceiling's speed."""
+        return self.ceiling_microseconds / self.microseconds
+
+    @property
+    def tflops(self) -> float:
+        return self.flops / self.microseconds / 1e6
+
+    def line(self) -> str:
+        """The row for a reader."""
+        work = []
+        if self.bytes:
+            speed = self.bytes / self.microseconds / 1e6
+            work.append(f"{self.bytes / 1e6:.4g} MB at {speed:.3f} TB/s")
+        if self.flops:
+            work.append(f"{self.flops / 1e9:.4g} GFLOP at {self.tflops:.4g} TFLOP/s")
+        line = (
+            f"{self.name:<28} {self.shape:<24} {self.dtype:<9} {self.microseconds:10.2f} us  "
+            f"{' + '.join(work)}, {self.ratio:.3f} of {self.ceiling}"
+        )
+        return line if self.target is None else f"{line}  {_verdict(self.met)}: {self.target}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The row for a file, without the kinds of work it does not do."""
+        fields = asdict(self) | {"ratio": self.ratio}
+        for kind in ("bytes", "flops"):
+            if not fields[kind]:
+                del fields[kind]
+        return fields
+
+
+class Bench:
+    """One run: a clock, the ceilings measured by it, and the rows so far."""
+
+    def __init__(self, *, quick: bool) -> None:
+        self.quick = quick  # tiny shapes, to see that everything runs
+        self.device = torch.device("cpu" if INTERPRETED else "cuda")
+        self.clock: Clock = SingleClock() if INTERPRETED else GraphClock()
+        self.rows: list[Row] = []
+        self.compiled: list[str] = []  # kernels, since the warm-up
+        triton.knobs.runtime.jit_post_compile_hook = self._note_compilation
+        self._bytes_per_us, self._flops_per_us = 1.0, 1.0
+        self._bytes_per_us = self._copy_speed()
+        self._flops_per_us = self._matmul_speed()
+
+    def warm_up(self, *calls: Call) -> None:
+        """Compile all that the cases need. Whatever is compiled after it counts as a fault."""
+        _make(calls)
+        self.compiled.clear()
+
+    def sizes(self, *sizes: int) -> tuple[int, ...]:
+        """All of these, or in a quick run some tiny ones."""
+        return (1, 3) if self.quick else sizes
+
+    def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Normally distributed numbers."""
+        return torch.randn(shape, dtype=dtype, device=self.device)
+
+    def time(
+        self,
+        name: str,
+        shape: str,
+        work: Work,
+        make: Callable[[], Call],
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        ceiling: tuple[str, float] | None = None,
+        target: Target | None = None,
+        captured: bool = True,
+    ) -> Row:
+        """Measure and report a case.
+
+        Args:
+            name: what is measured.
+            shape: the case.
+            work: of one call.
+            make: yields a call on memory that no other call touches.
+            dtype: for the reader.
+            ceiling: a name, and the microseconds that a call should take; by default what the
+                copy and the matrix product of this run would take for the work.
+            target: what the figures should be.
+            captured: whether Python's share of a launch is left out.
+        """
+        limit = ceiling or self.ceiling(work)
+        calls = [make() for _ in range(self.num_calls(limit[1]))]
+        microseconds = self.clock.microseconds(calls, captured=captured)
+        kind = str(dtype).removeprefix("torch.")
+        row = Row(name, shape, kind, microseconds, work.bytes, work.flops, *limit)
+        return self.report(row, target)
+
+    def report(self, row: Row, target: Target | None = None) -> Row:
+        """Keep a row and print it."""
+        if target is not None:
+            row = replace(row, target=str(target), met=target.met(row))
+        self.rows.append(row)
+        print(row.line(), flush=True)
+        return row
+
+    def peer(self, name: str, call: Callable[[], object]) -> None:
+        """Measure something that may not work on this machine."""
+        try:
+            call()
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            print(f"{name:<28} did not run: {type(error).__name__}: {reason}", flush=True)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """All rows, and the number of compilations after the warm-up."""
+        count = len(self.compiled)
+        compilations = {
+            "name": "compilations after warm-up",
+            "count": count,
+            "target": "0",
+            "met": not count,
+        }
+        return [*(row.as_json() for row in self.rows), compilations]
+
+    def num_calls(self, microseconds: float) -> int:
+        """Calls of a replay, if each should take so long."""
+        if self.quick:
+            return 1
+        return min(max(round(_REPLAY_MICROSECONDS / microseconds), _FEWEST_CALLS), _MOST_CALLS)
+
+    def ceiling(self, work: Work) -> tuple[str, float]:
+        """What limits the work, and the microseconds that it would then take."""
+        names = [name for name, part in (("copy", work.bytes), ("matmul", work.flops)) if part]
+        allowed = work.bytes / self._bytes_per_us + work.flops / self._flops_per_us
+        return "+".join(names), allowed
+
+    def _copy_speed(self) -> float:
+        size = _COPY_BYTES >> 16 if self.quick else _COPY_BYTES
+        source, target = torch.empty(2, size, dtype=torch.uint8, device=self.device).random_()
+        copy = self.clock.microseconds([lambda: target.copy_(source)])
+        work = Work(bytes=2 * size)
+        self.report(_ceiling_row("copy", f"{size} B", "uint8", copy, work))
+        return work.bytes / copy
+
+    def _matmul_speed(self) -> float:
+        size = _MATMUL_SIZE >> 7 if self.quick else _MATMUL_SIZE
+        a, b = self.random(size, size), self.random(size, size)
+        out = torch.empty_like(a)
+        product = self.clock.microseconds([lambda: torch.mm(a, b, out=out)])
+        work = Work(flops=2 * size**3)
+        self.report(_ceiling_row("matmul", f"{size}^3", "bfloat16", product, work))
+        return work.flops / product
+
+    def _note_compilation(self, *, fn: Any, **_: Any) -> None:
+        if fn.module.startswith("paged_kernels"):  # not those of torch's own compiler
+            self.compiled.append(fn.name)
+
+
+def _ceiling_row(name: str, shape: str, dtype: str, microseconds: float, work: Work) -> Row:
+    return Row(name, shape, dtype, microseconds, work.bytes, work.flops, "itself", microseconds)
+
+
+def _verdict(met: bool | None) -> str:
+    return "PASS" if met else "MISS"
+
+
+def descend(
+    config: Config, choices: Mapping[str, Sequence[int]], cost: Callable[[Config], float]
+) -> tuple[Config, float]:
+    """The best configuration found by changing one field at a time until no change helps.
+
+    Args:
+        config: a dataclass, where the search begins.
+        choices: values to try, by field.
+        cost: of a configuration; infinite where it cannot run.
+    """
+    known: dict[Config, float] = {config: cost(config)}
+    best: Config | None = None
+    while best != config:
+        best = config
+        for field, values in choices.items():
+            candidates = [config, *(replace(config, **{field: value}) for value in values)]
+            for candidate in candidates:
+                if candidate not in known:
+                    known[candidate] = cost(candidate)
+            config = min(candidates, key=known.__getitem__)
+    return config, known[config]
+
+
+def environment() -> dict[str, str]:
+    """Where and of what the figures are; `GIT_COMMIT` names the code where git cannot."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": os.environ.get("GIT_COMMIT") or _output("git", "describe", "--always", "--dirty"),
+        "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(),
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cuda": str(torch.version.cuda),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+
+
+def _output(*command: str) -> str:
+    try:
+        run = subprocess.run(
+            command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.partition("\n")[0].strip()
+
+
+def save(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows and environment as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2) + "\n")
+
+
+def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = None) -> None:
+    """The command line of a benchmark, `run`, and of the search for configurations, `sweep`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that all runs")
+    if sweep is not None:
+        parser.add_argument(
+            "--sweep", action="store_true", help="search for the best launch configurations instead"
+        )
+    arguments = parser.parse_args()
+    print(*environment().values(), sep="  ", flush=True)
+    bench = Bench(quick=arguments.quick)
+    try:
+        if sweep is not None and arguments.sweep:
+            sweep(bench)
+            return
+        run(bench)
+        count, names = len(bench.compiled), " ".join(sorted(set(bench.compiled)))
+        print(f"compilations after warm-up: {count} {names} {_verdict(not count)}: 0", flush=True)
+    finally:
+        if arguments.json is not None:
+            name = Path(sys.argv[0]).stem
+            save(arguments.json, [{"bench": name, **row} for row in bench.as_json()])
