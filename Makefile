@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
 
-.PHONY: install demo serve test lint gpu clean
+.PHONY: install demo serve test lint gpu gpu-test gpu-kernels gpu-engine gpu-small clean
 
 install: $(VENV)/.installed
 
@@ -29,14 +29,24 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Runs on the GPU machine's own python3 and installs nothing there.
-gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(PYTHONPATH)
-gpu: RESULTS ?= loadtest/results
-gpu:
-	python3 -m pytest -c /dev/null --rootdir=. -p no:cacheprovider tests/gpu
-	mkdir -p $(RESULTS)
-	python3 -m paged_backend.cli bench offline loadtest/models/llama-30m --load-format dummy \
-		--device cuda --dtype float32 --concurrency 16 --json $(RESULTS)/offline-llama-30m-gpu.json
+# Runs on the GPU machine's own python3 and installs nothing there; each part takes minutes.
+gpu: gpu-test gpu-kernels gpu-engine gpu-small
+
+gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(PYTHONPATH)
+gpu-%: RESULTS ?= loadtest/results
+gpu-%: BENCH = python3 -m paged_backend.cli bench decode --load-format dummy --device cuda
+
+gpu-test:
+	python3 -m pytest -c /dev/null --rootdir=. -p no:cacheprovider tests/kernels tests/gpu
+
+gpu-kernels:
+	python3 kernels/benchmarks/run_all.py --json $(RESULTS)/kernels-gpu.json
+
+gpu-engine:
+	$(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --json $(RESULTS)/decode-llama-3-8b.json
+
+gpu-small:
+	$(BENCH) loadtest/models/smollm2-135m --context 1024,8000 --json $(RESULTS)/decode-smollm2-135m.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
