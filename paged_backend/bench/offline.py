@@ -8,14 +8,11 @@ Only tokens that were asked for count.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from paged_backend.bench.environment import environment
 from paged_backend.bench.trace import TraceRequest, make_trace, read_trace
 from paged_backend.bench.transformers_peer import TransformersPeer
 from paged_backend.config import EngineConfig
@@ -156,7 +154,7 @@ class OfflineBench:
             peer_output_tokens_per_s=rate,
             ttft_ms_without_cache=without * 1e3,
             ttft_ms_with_cached_prefix=cached * 1e3,
-            environment=_environment(self._engine.runner.device),
+            environment=environment(self._engine.runner.device),
         )
 
     def _check(self, requests: list[TraceRequest]) -> None:
@@ -268,23 +266,3 @@ def _rest(before: float | None, after: float | None, total: float) -> float | No
 
 def _params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-
-
-def _environment(device: torch.device) -> dict[str, str]:
-    """What a figure depends on besides the code."""
-    names = ("torch", "transformers", "numpy")
-    return {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
-        "cores": str(os.cpu_count()),
-        "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        **{name: version(name) for name in names},
-    }
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

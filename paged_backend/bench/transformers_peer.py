@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -20,12 +21,7 @@ class TransformersPeer:
 
     def __init__(self, folder: Path, config: EngineConfig, device: torch.device) -> None:
         dtype = resolve_dtype(config.dtype, load_model_config(folder).dtype, device)
-        if config.load_format == "dummy":
-            hf_config = AutoConfig.from_pretrained(folder)
-            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)  # type: ignore[no-untyped-call]
-        else:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-        self._model = model.to(device).eval()
+        self._model = load_peer(folder, config.load_format, dtype, device)
         self._model.generation_config.eos_token_id = None  # every token asked for is generated
         self._model.generation_config.pad_token_id = 0
         self._device = device
@@ -57,3 +53,14 @@ class TransformersPeer:
             do_sample=False,
             max_new_tokens=max(request.max_tokens for request in batch),
         )
+
+
+def load_peer(folder: Path, load_format: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """The checkpoint, or random weights of its shape (`load_format`), as transformers runs it."""
+    if load_format == "dummy":
+        hf_config = AutoConfig.from_pretrained(folder)
+        with device:  # billions of random numbers take minutes on the host
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)  # type: ignore[no-untyped-call]
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+    return model.to(device).eval()

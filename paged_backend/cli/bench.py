@@ -1,4 +1,4 @@
-"""``paged-backend bench``: measure the engine against a peer on the same work."""
+"""``paged-backend bench``: measure the engine, against a peer on the same work and the device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the command's flags."""
     parser = subparsers.add_parser("bench", help="measure", description=__doc__)
     kinds = parser.add_subparsers(required=True, metavar="KIND")
+    _add_offline(kinds)
+    _add_decode(kinds)
+
+
+def _add_offline(kinds: Subparsers) -> None:
     offline = kinds.add_parser(
         "offline",
         help="the engine in this process, beside static-batch transformers.generate",
@@ -35,6 +40,34 @@ def add_parser(subparsers: Subparsers) -> None:
     offline.set_defaults(run=run_offline)
 
 
+def _add_decode(kinds: Subparsers) -> None:
+    decode = kinds.add_parser(
+        "decode",
+        help="steady decoding, beside the roofline and transformers' continuous batching",
+        description="Time steps in which a whole batch decodes, beside the time that the device's "
+        "memory takes to read the weights and the KV cache; then the gain of a cached prefix, "
+        "compilations after the warm-up, and how long the device is idle.",
+    )
+    add_engine_options(decode)
+    group = decode.add_argument_group("workload")
+    group.add_argument(
+        "--batch-sizes",
+        type=_counts,
+        default=[1, 8, 32, 64, 128, 256],
+        help="sequences that decode at once (default: 1,8,32,64,128,256)",
+    )
+    group.add_argument(
+        "--context",
+        type=_counts,
+        default=[1024, 8192],
+        help="tokens of each prompt (default: 1024,8192)",
+    )
+    group.add_argument("--steps", type=_count, default=64, help="timed steps (default: 64)")
+    group.add_argument("--json", type=Path, help="write the figures there, too")
+    group.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    decode.set_defaults(run=run_decode)
+
+
 def run_offline(args: argparse.Namespace) -> int:
     """Measure and print."""
     from paged_backend.bench.offline import OfflineBench
@@ -50,3 +83,32 @@ def run_offline(args: argparse.Namespace) -> int:
     if args.json is not None:
         report.save(args.json)
     return 0
+
+
+def run_decode(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from paged_backend.bench.decode import run_decode_bench
+
+    report = run_decode_bench(
+        engine_options(args),
+        contexts=args.context,
+        batch_sizes=args.batch_sizes,
+        num_steps=args.steps,
+        peer=not args.no_peer,
+    )
+    report.print()
+    if args.json is not None:
+        report.save(args.json)
+    return 0
+
+
+def _counts(text: str) -> list[int]:
+    """Whole numbers from 1 on, with commas between them."""
+    return [_count(part) for part in text.split(",")]
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be from 1, got {value}")
+    return value

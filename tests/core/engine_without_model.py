@@ -105,6 +105,8 @@ class EngineWithoutModel:
         return self.scheduler.has_unfinished or bool(self.results)
 
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        for seq_id in plan.released:  # a device forgets what gave up its blocks
+            self.last_token.pop(seq_id, None)
         for source, target in plan.block_copies:
             self.content[target] = list(self.content[source])
         for item in plan.scheduled:
@@ -118,10 +120,12 @@ class EngineWithoutModel:
             end = item.start + len(item.token_ids)
             seen = [t for block in item.block_ids for t in self.content[block]][:end]
             for spec in item.samples:
+                assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
                 pairs = zip(seen, spec.context, strict=True)
                 assert all(t in (PENDING, s) for s, t in pairs), "the block table holds others"
                 sampled.append(next_token(seen, spec.seed))
                 self.last_token[spec.seq_id] = sampled[-1]
+        assert len(self.last_token) <= self.scheduler.config.max_num_seqs
         return ModelRunnerOutput(sampled)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_without_model import EngineWithoutModel, make_request
 
+from paged_backend.core.sequence import PENDING
+
 
 def scheduled(plan):
     return {item.seq_id: (item.start, len(item.token_ids)) for item in plan.scheduled}
@@ -152,3 +154,42 @@ def test_a_request_id_in_use_is_refused():
     engine.add(make_request("a", [1]))
     with pytest.raises(ValueError, match="already in use"):
         engine.add(make_request("a", [1]))
+
+
+def test_a_block_that_decoding_fills_is_found_as_soon_as_its_tokens_are_known():
+    """Whether or not the next step was planned before they were."""
+    for async_scheduling in (False, True):
+        engine = EngineWithoutModel(max_num_seqs=1, async_scheduling=async_scheduling)
+        engine.add(make_request("a", [1, 2, 3], max_tokens=9, ignore_eos=True))
+        while len(engine.tokens.get(("a", 0), [])) < 6:
+            engine.step()
+        known = [1, 2, 3, *engine.tokens["a", 0]]
+        later = make_request("b", [*known, 7])
+        engine.add(later)
+        waiting = next(iter(engine.scheduler._waiting.values()))
+        assert len(engine.scheduler.kv.find_prefix(waiting)) == len(known) // 4
+
+
+def test_the_next_step_is_planned_before_the_last_is_known_but_none_beyond_the_limit():
+    engine = EngineWithoutModel(async_scheduling=True)
+    engine.add(make_request("a", [1, 2], max_tokens=3, ignore_eos=True))
+    outputs = [engine.step() for _ in range(4)]
+    assert [len(out) for out in outputs] == [0, 1, 1, 1]
+    assert [item.token_ids for plan in engine.plans for item in plan.scheduled] == [
+        [1, 2],
+        [PENDING],
+        [PENDING],
+    ]
+    assert not engine.has_unfinished
+
+
+def test_what_gave_up_its_blocks_is_told_once():
+    engine = EngineWithoutModel(num_blocks=7, max_model_len=24, enable_prefix_caching=False)
+    for name in "abc":
+        engine.add(make_request(name, [ord(name) % 50, 2, 3, 4, 5], max_tokens=9, ignore_eos=True))
+    engine.run()
+    engine.add(make_request("d", [1], max_tokens=1))
+    engine.run()
+    released = [seq_id for plan in engine.plans for seq_id in plan.released]
+    assert engine.scheduler.stats().num_preemptions > 0
+    assert len(released) == 3 + engine.scheduler.stats().num_preemptions

@@ -124,6 +124,39 @@ def test_seeded_tokens_do_not_depend_on_the_batch(oracle):
     assert together["b"] != alone
 
 
+def settings(name: str, seed: int, **options: object) -> Request:
+    params = SamplingParams(
+        temperature=2.0, top_k=40, seed=seed, max_tokens=10, ignore_eos=True, **options
+    )
+    return Request(name, [seed, 8, 15, 16, 23, 42, 4, 8, 15, 16, 23, 42], params)
+
+
+def test_a_preempted_sequence_keeps_its_settings(oracle):
+    """It comes back in another row of the device's buffers."""
+    requests = [settings("a", 3), settings("b", 4), settings("c", 5, presence_penalty=2.0)]
+    block_bytes = 2**20 // engine_for(oracle).runner.num_blocks
+    engine = engine_for(oracle, max_model_len=48, kv_cache_memory_bytes=5 * block_bytes)
+    crowded = drawn(engine, requests)
+    assert engine.stats().num_preemptions > 0
+    assert crowded == {r.request_id: drawn(engine_for(oracle), [r])[r.request_id] for r in requests}
+
+
+def test_forks_go_their_own_ways(oracle):
+    """They share a block, or not, by its size alone; the tokens are the same."""
+    answers = []
+    for block_size in (8, 16):
+        engine = engine_for(oracle, block_size=block_size)
+        params = SamplingParams(temperature=2.0, seed=1, max_tokens=6, n=3, ignore_eos=True)
+        engine.add_request(Request("forked", [5, 9, 33, 120, 7, 6, 5, 4], params))
+        tokens = {0: [], 1: [], 2: []}
+        while engine.has_unfinished:
+            for output in engine.step():
+                tokens[output.index] += output.new_token_ids
+        answers.append(tokens)
+    assert answers[0] == answers[1]
+    assert len({tuple(tokens) for tokens in answers[0].values()}) == 3
+
+
 def test_penalties_see_tokens_that_the_host_does_not_know_yet(oracle):
     params = SamplingParams(
         temperature=0, presence_penalty=2, frequency_penalty=2, max_tokens=6, ignore_eos=True

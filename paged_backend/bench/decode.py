@@ -1,0 +1,543 @@
+"""Steady decoding by the engine in this process, beside what the device's memory allows.
+
+A step of decodes has to read each weight once and the keys and values of each sequence: those
+bytes over the bandwidth of a copy, measured in the same run, are the roofline.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+from tqdm import tqdm
+
+from paged_backend.bench.continuous_peer import PeerCase, PeerResult, run_peer
+from paged_backend.bench.environment import copy_bandwidth, environment
+from paged_backend.config import EngineConfig
+from paged_backend.engine import Engine
+from paged_backend.models.hub import resolve_model
+from paged_backend.models.llama import LlamaModel
+from paged_backend.models.loader import resolve_dtype
+from paged_backend.models.model_config import ModelConfig, load_model_config
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+
+WARM_UP_STEPS = 8
+TRACED_STEPS = 20
+PREFIX_TOKENS = 2048
+SUFFIX_TOKENS = 32
+PREFIX_REPEATS = 5
+REFERENCE_BATCH = (
+    32  # of the batches at the shortest context, the nearest is traced, and the peer's
+)
+PEER_MAX_SECONDS = 120.0  # half of it for imports and the model
+
+ROOFLINE_TARGET = 0.75
+ROOFLINE_AIM = 0.9
+ROOFLINE_TARGET_CONTEXT = 1024  # the target holds up to here
+IDLE_TARGET = 0.03
+PREFIX_TARGET = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFigures:
+    """Steps in which every sequence of a batch decoded a token."""
+
+    tokens_per_s: float
+    step_ms: float  # median
+    kv_tokens: int  # of all sequences together, halfway through
+    roofline_ms: float
+    of_roofline: float  # the roofline's time over the mean step's
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One batch: its figures, or why there are none."""
+
+    context: int  # tokens of each prompt
+    batch_size: int
+    figures: DecodeFigures | None = None
+    problem: str | None = None
+
+    def line(self) -> str:
+        """The row of a table under `HEADER`."""
+        case = f"{self.context:7} {self.batch_size:6}"
+        if self.figures is None:
+            return f"{case}  {self.problem}"
+        f = self.figures
+        verdict = ""
+        if self.has_target:
+            verdict = f"  >= {ROOFLINE_TARGET:.0%}: {_verdict(f.of_roofline >= ROOFLINE_TARGET)}"
+            verdict += f", {ROOFLINE_AIM:.0%}: {_verdict(f.of_roofline >= ROOFLINE_AIM)}"
+        return (
+            f"{case} {f.tokens_per_s:11.1f} {f.step_ms:9.3f} {f.roofline_ms:12.3f} "
+            f"{f.of_roofline:11.1%}{verdict}"
+        )
+
+    @property
+    def has_target(self) -> bool:
+        """Whether a share of the roofline is demanded at this context."""
+        return self.context <= ROOFLINE_TARGET_CONTEXT
+
+
+HEADER = "context  batch    tokens/s   step ms  roofline ms of roofline"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixFigures:
+    """Time to the first token of a prompt, with its beginning in the cache and without."""
+
+    prefix_tokens: int
+    suffix_tokens: int
+    ttft_ms_without: float
+    ttft_ms_cached: float
+
+    @property
+    def speedup(self) -> float:
+        """Times faster with the cache."""
+        return self.ttft_ms_without / self.ttft_ms_cached
+
+
+@dataclass(frozen=True, slots=True)
+class IdleShare:
+    """Parts of a trace's span in which the device ran nothing; tracing itself lengthens them."""
+
+    batch_size: int
+    context: int
+    between_launches: float  # what the host is late for
+    within_graphs: float  # from kernel to kernel of one CUDA graph
+
+    @property
+    def total(self) -> float:
+        """All gaps."""
+        return self.between_launches + self.within_graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure that was promised."""
+
+    name: str
+    value: float | None  # None: not measured here
+    limit: float
+    at_least: bool = False  # else below the limit, or nothing where that is 0
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the promise holds."""
+        if self.value is None:
+            return None
+        if self.at_least:
+            return self.value >= self.limit
+        return self.value < self.limit or self.value == 0
+
+    def line(self) -> str:
+        """Name, value and verdict."""
+        value = "not measured" if self.value is None else f"{self.value:.4g}"
+        wanted = f"{'>=' if self.at_least else '<' if self.limit else '='} {self.limit:g}"
+        verdict = "" if self.met is None else f": {_verdict(self.met)}"
+        return f"{self.name}: {value} ({wanted}{verdict})"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReport:
+    """Everything of one run and the circumstances that it holds for."""
+
+    model: str
+    options: dict[str, Any]
+    copy_bytes_per_s: float
+    weight_bytes_per_step: int
+    kv_bytes_per_token: int
+    timed_steps: int
+    rows: list[DecodeRow]
+    prefix: PrefixFigures | None
+    compiled_after_warm_up: list[str] | None  # kernels; None where none are compiled
+    idle: IdleShare | None
+    peer: PeerResult | None
+    environment: dict[str, str]
+
+    def targets(self) -> list[Target]:
+        """What was promised, beside what was measured."""
+        shares = [
+            Target(
+                f"share of the roofline at {row.batch_size} x {row.context}",
+                row.figures.of_roofline,
+                ROOFLINE_TARGET,
+                at_least=True,
+            )
+            for row in self.rows
+            if row.figures is not None and row.has_target
+        ]
+        return shares + self._other_targets()
+
+    def _other_targets(self) -> list[Target]:
+        late, idle, prefix = self.compiled_after_warm_up, self.idle, self.prefix
+        speedup = None if prefix is None else prefix.speedup
+        between = None if idle is None else idle.between_launches
+        total = None if idle is None else idle.total
+        return [
+            Target("first token sooner by a cached prefix", speedup, PREFIX_TARGET, at_least=True),
+            Target("kernels compiled after the warm-up", None if late is None else len(late), 0),
+            Target("device idle between launches", between, IDLE_TARGET),
+            Target("device idle, all gaps", total, IDLE_TARGET),
+        ]
+
+    def print(self) -> None:
+        """Write what a run has not printed yet."""
+        if self.prefix is not None:
+            print(
+                f"first token with {self.prefix.prefix_tokens} of "
+                f"{self.prefix.prefix_tokens + self.prefix.suffix_tokens} tokens cached: "
+                f"{self.prefix.ttft_ms_cached:.2f} ms, {self.prefix.ttft_ms_without:.2f} ms without"
+            )
+        if self.idle is not None:
+            print(f"traced {TRACED_STEPS} steps at {self.idle.batch_size} x {self.idle.context}")
+        for target in self._other_targets():
+            print(target.line())
+        if self.compiled_after_warm_up:
+            print("compiled late:", *self.compiled_after_warm_up)
+        if self.peer is not None:
+            print(self._peer_line(self.peer))
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON."""
+        targets = [asdict(target) | {"met": target.met} for target in self.targets()]
+        path.write_text(json.dumps(asdict(self) | {"targets": targets}, indent=2) + "\n")
+
+    def _peer_line(self, peer: PeerResult) -> str:
+        name = f"transformers' continuous batching, {peer.batch_size} x {peer.context}: "
+        if peer.tokens_per_s is None:
+            return f"{name}no figure: {peer.problem}"
+        rate = next(
+            row.figures.tokens_per_s
+            for row in self.rows
+            if (row.context, row.batch_size) == (peer.context, peer.batch_size) and row.figures
+        )
+        return (
+            f"{name}{peer.tokens_per_s:.1f} tokens/s ({peer.attention}); the engine is "
+            f"{rate / peer.tokens_per_s:.2f} times as fast"
+        )
+
+
+class Roofline:
+    """The least time of a step of decodes on memory of a given speed."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, bytes_per_s: float) -> None:
+        # On the meta device the weights have sizes, but no memory.
+        slots = LlamaModel(config, 2, dtype, torch.device("meta")).weight_slots()
+        if not config.tied_embeddings:
+            del slots["model.embed_tokens.weight"]  # a few rows of it are looked up
+        self.weight_bytes = sum(slot.nbytes for slot in slots.values())
+        layer_bytes = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+        self.kv_bytes_per_token = layer_bytes * config.num_layers
+        self.bytes_per_s = bytes_per_s
+        self._layer_bytes = layer_bytes
+        self._windows = config.windows
+
+    def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
+        """For sequences of `kv_tokens` tokens together; a layer reads no more than its window."""
+        length = kv_tokens / batch_size
+        read = sum(min(length, window or length) for window in self._windows)
+        return (self.weight_bytes + batch_size * read * self._layer_bytes) / self.bytes_per_s
+
+
+class DecodeBench:
+    """One engine and the measurements made on it."""
+
+    def __init__(self, config: EngineConfig, folder: Path, num_steps: int) -> None:
+        self._config = config
+        self._engine = Engine(config, folder)
+        self._limits = self._engine.runner.step_limits
+        self.options = asdict(config) | asdict(self._limits)
+        self._num_steps = num_steps
+        self._rng = np.random.default_rng(config.seed)
+        self._num_requests = 0
+        self.device: torch.device = self._engine.runner.device
+        model = load_model_config(folder)
+        self.dtype = resolve_dtype(config.dtype, model.dtype, self.device)
+        self.roofline = Roofline(model, self.dtype, copy_bandwidth(self.device))
+
+    def rows(self, contexts: Iterable[int], batch_sizes: Sequence[int]) -> Iterator[DecodeRow]:
+        """Measure each batch at each context, on prompts that share nothing."""
+        for context, batch_size in itertools.product(contexts, batch_sizes):
+            problem = self._misfit(context, batch_size)
+            if problem is not None:
+                yield DecodeRow(context, batch_size, problem=f"does not fit: {problem}")
+                continue
+            with self._decoding(context, batch_size):
+                yield self._time_steps(context, batch_size)
+
+    def time_prefix(self) -> PrefixFigures | None:
+        """Medians over prompts of which each is asked for twice, with different ends."""
+        block_size = self._config.block_size
+        room = self._engine.limits.max_model_len - SUFFIX_TOKENS - 1
+        length = min(PREFIX_TOKENS, room) // block_size * block_size
+        if not self._config.enable_prefix_caching or length <= 0:
+            return None
+        without: list[float] = []
+        cached: list[float] = []
+        for _ in range(PREFIX_REPEATS):
+            prefix = self._tokens(1, length)[0]
+            for times in (without, cached):
+                times.append(self._time_first_token(prefix + self._tokens(1, SUFFIX_TOKENS)[0]))
+        medians = statistics.median(without) * 1e3, statistics.median(cached) * 1e3
+        return PrefixFigures(length, SUFFIX_TOKENS, *medians)
+
+    def trace_idle(self, context: int, batch_size: int) -> IdleShare | None:
+        """Trace steps of a batch that fits; None without a GPU."""
+        if self.device.type != "cuda":
+            return None
+        with self._decoding(context, batch_size):
+            try:
+                gaps = device_gaps(self._trace_steps())
+            except (RuntimeError, AssertionError, ValueError) as error:
+                print(f"no trace: {error}")  # not every machine lets its device be traced
+                return None
+        return None if gaps is None else IdleShare(batch_size, context, *gaps)
+
+    def _trace_steps(self) -> list[dict[str, Any]]:
+        """Events of the device's Chrome trace of `TRACED_STEPS` steps."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            with profile(
+                activities=[ProfilerActivity.CUDA],
+                schedule=schedule(wait=0, warmup=WARM_UP_STEPS, active=TRACED_STEPS, repeat=1),
+                on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+            ) as profiler:
+                for _ in range(WARM_UP_STEPS + TRACED_STEPS):
+                    self._engine.step()
+                    profiler.step()
+            events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+        return events
+
+    def _misfit(self, context: int, batch_size: int) -> str | None:
+        """Why the batch cannot decode all at once, if it cannot."""
+        longest = context + self._growth(context, batch_size)
+        if batch_size > self._limits.max_num_seqs:
+            return f"max_num_seqs is {self._limits.max_num_seqs}"
+        max_model_len = self._engine.limits.max_model_len
+        if longest >= max_model_len:
+            return (
+                f"grows to {longest} tokens, max_model_len is {self._engine.runner.max_model_len}"
+            )
+        num_blocks = self._engine.stats().num_blocks
+        needed = batch_size * -(-longest // self._config.block_size) + num_blocks // 100
+        if needed > num_blocks:  # the scheduler keeps a hundredth back
+            return f"needs {needed} KV blocks, there are {num_blocks}"
+        return None
+
+    def _growth(self, context: int, batch_size: int) -> int:
+        """Tokens that the first sequence may add to its prompt, also while others begin."""
+        per_step = max(1, self._limits.max_num_batched_tokens - batch_size)
+        num_steps = max(self._num_steps, WARM_UP_STEPS + TRACED_STEPS)
+        return -(-batch_size * context // per_step) + WARM_UP_STEPS + num_steps + 4
+
+    @contextmanager
+    def _decoding(self, context: int, batch_size: int) -> Iterator[None]:
+        """Prompts of `context` tokens that are all computed, and have decoded some steps."""
+        engine = self._engine
+        names = [self._submit(tokens) for tokens in self._tokens(batch_size, context)]
+        begun: set[str] = set()
+        try:
+            label = f"{batch_size} x {context}"
+            with tqdm(total=batch_size, desc=label, leave=False, disable=None) as bar:
+                while len(begun) < batch_size:
+                    begun.update(output.request_id for output in engine.step())
+                    bar.update(len(begun) - bar.n)
+            for _ in range(WARM_UP_STEPS):
+                engine.step()
+            yield
+        finally:
+            for name in names:
+                engine.abort_request(name)
+            self._drain()
+
+    def _time_steps(self, context: int, batch_size: int) -> DecodeRow:
+        """Time the steps of a batch that is decoding."""
+        engine = self._engine
+        slots_before = engine.stats().num_used_slots
+        times, fewest = [time.perf_counter()], batch_size
+        for _ in range(self._num_steps):
+            fewest = min(fewest, len(engine.step()))
+            times.append(time.perf_counter())
+        if fewest < batch_size:
+            return DecodeRow(context, batch_size, problem=f"a step decoded only {fewest}")
+        kv_tokens = (slots_before + engine.stats().num_used_slots) // 2
+        mean = (times[-1] - times[0]) / self._num_steps
+        least = self.roofline.step_seconds(batch_size, kv_tokens)
+        step_seconds = statistics.median(b - a for a, b in itertools.pairwise(times))
+        return DecodeRow(
+            context,
+            batch_size,
+            DecodeFigures(
+                tokens_per_s=batch_size / mean,
+                step_ms=step_seconds * 1e3,
+                kv_tokens=kv_tokens,
+                roofline_ms=least * 1e3,
+                of_roofline=least / mean,
+            ),
+        )
+
+    def _time_first_token(self, tokens: list[int]) -> float:
+        started = time.perf_counter()
+        name = self._submit(tokens)
+        while not self._engine.step():
+            pass
+        seconds = time.perf_counter() - started
+        self._engine.abort_request(name)
+        self._drain()
+        return seconds
+
+    def _submit(self, tokens: list[int]) -> str:
+        self._num_requests += 1
+        params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+        self._engine.add_request(Request(str(self._num_requests), tokens, params))
+        return str(self._num_requests)
+
+    def _drain(self) -> None:
+        while self._engine.has_unfinished:
+            self._engine.step()
+
+    def _tokens(self, rows: int, columns: int) -> list[list[int]]:
+        vocab_size = self._engine.limits.vocab_size
+        tokens: list[list[int]] = self._rng.integers(vocab_size, size=(rows, columns)).tolist()
+        return tokens
+
+
+def run_decode_bench(
+    options: Mapping[str, Any],
+    *,
+    contexts: Sequence[int],
+    batch_sizes: Sequence[int],
+    num_steps: int,
+    peer: bool,
+) -> DecodeReport:
+    """Measure, and print the rows as they come.
+
+    Raises:
+        ConfigError: the options or the checkpoint cannot be used.
+    """
+    config = EngineConfig.from_mapping(options)
+    folder = resolve_model(config.model).resolve()
+    bench = DecodeBench(config, folder, num_steps)
+    roofline, device, dtype = bench.roofline, bench.device, bench.dtype
+    options_used = bench.options
+    print(f"bench decode: {folder.name}, copies move {roofline.bytes_per_s / 1e12:.3f} TB/s")
+    print(HEADER, flush=True)
+    rows: list[DecodeRow] = []
+    with compilations(device) as compiled:
+        for row in bench.rows(contexts, batch_sizes):
+            print(row.line(), flush=True)
+            rows.append(row)
+        prefix = bench.time_prefix()
+        reference = _reference(rows)
+        idle = bench.trace_idle(reference.context, reference.batch_size) if reference else None
+    del bench
+    _free_memory(device)
+    result = None
+    if peer and reference is not None:
+        case = PeerCase(
+            folder=str(folder),
+            load_format=config.load_format,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            context=reference.context,
+            batch_size=reference.batch_size,
+            seed=config.seed,
+        )
+        result = run_peer(case, PEER_MAX_SECONDS)
+    return DecodeReport(
+        model=folder.name,
+        options=options_used,
+        copy_bytes_per_s=roofline.bytes_per_s,
+        weight_bytes_per_step=roofline.weight_bytes,
+        kv_bytes_per_token=roofline.kv_bytes_per_token,
+        timed_steps=num_steps,
+        rows=rows,
+        prefix=prefix,
+        compiled_after_warm_up=compiled,
+        idle=idle,
+        peer=result,
+        environment=environment(device),
+    )
+
+
+@contextmanager
+def compilations(device: torch.device) -> Iterator[list[str] | None]:
+    """Names of the Triton kernels compiled meanwhile; None on a CPU, which compiles none."""
+    if device.type != "cuda":
+        yield None
+        return
+    from triton import knobs
+
+    names: list[str] = []
+
+    def note(**compiled: Any) -> None:
+        names.append(compiled["fn"].name)
+
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = note
+    try:
+        yield names
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+
+
+def device_gaps(events: Iterable[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Parts of a Chrome trace's span with nothing on the device: between launches, within one.
+
+    All kernels of a CUDA graph's replay belong to one launch. None if the trace has no device work.
+    """
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    work = sorted(
+        (event["ts"], event["ts"] + event["dur"], event["args"].get("correlation", 0))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") in kinds
+    )
+    if not work:
+        return None
+    between = within = 0.0
+    first, busy_until, last_launch = work[0]
+    for start, end, launch in work[1:]:
+        gap = max(0.0, start - busy_until)
+        if launch == last_launch:
+            within += gap
+        else:
+            between += gap
+        if end > busy_until:
+            busy_until, last_launch = end, launch
+    span = busy_until - first
+    return between / span, within / span
+
+
+def _reference(rows: Iterable[DecodeRow]) -> DecodeRow | None:
+    """Of the rows measured at the shortest context, the one nearest to `REFERENCE_BATCH`."""
+    measured = [row for row in rows if row.figures is not None]
+    return min(
+        measured,
+        key=lambda row: (row.context, abs(row.batch_size - REFERENCE_BATCH)),
+        default=None,
+    )
+
+
+def _free_memory(device: torch.device) -> None:
+    """Hand the memory of what was deleted back to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "missed"

@@ -1,0 +1,94 @@
+"""Sampling on the device beside sampling on the host, from the same requests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.runner.device_sampler import DeviceSampler
+from paged_backend.runner.sampler import Sampler
+from paged_backend.sampling_params import SamplingParams
+
+VOCAB = 61
+EOS = frozenset({2, 60})
+
+SETTINGS = {
+    "greedy": {},
+    "repetition": {"repetition_penalty": 1.8},
+    "rewarded repetition": {"repetition_penalty": 0.6},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": -1.0},
+    "all penalties": {
+        "repetition_penalty": 1.3,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.7,
+    },
+    "min_tokens": {"min_tokens": 3, "stop_token_ids": [7, 9, 100_000]},
+    "top_k of one": {"temperature": 1.0, "top_k": 1},
+}
+
+
+class Sequences:
+    """Sequences that grow by what is sampled from random logits, in rows in no order."""
+
+    def __init__(self, settings: list[dict], device: torch.device) -> None:
+        self.device = device
+        self.rows = torch.randperm(len(settings) + 2)[: len(settings)].tolist()
+        self.tokens = [torch.randint(VOCAB, (4 + i,)).tolist() for i in range(len(settings))]
+        self.prompts = [len(tokens) for tokens in self.tokens]
+        self.params = [
+            SamplingParams.from_mapping({"temperature": 0.0, "max_tokens": None, **values})
+            for values in settings
+        ]
+
+    def specs(self) -> list[SampleSpec]:
+        return [
+            SampleSpec(i, params, 2**64 - 1 - i, len(tokens), prompt, tokens)
+            for i, (params, tokens, prompt) in enumerate(
+                zip(self.params, self.tokens, self.prompts, strict=True)
+            )
+        ]
+
+    def step(self, sampler: DeviceSampler, padding: int) -> None:
+        """Sample once with each; the host's sampler knows all tokens."""
+        count = len(self.rows)
+        logits = torch.randn(count + padding, VOCAB) * 3
+        logits[:, [2, 7, 9, 60]] += 4  # stops are likely
+        wanted = Sampler(EOS).sample(logits[:count].clone(), self.specs())
+        padding_row = len(sampler.last_tokens) - 1
+        rows = self.rows + [padding_row] * padding
+        got = sampler.sample(
+            logits.to(self.device),
+            torch.tensor(rows, device=self.device),
+            torch.tensor(self.rows + [-1] * padding, dtype=torch.int32, device=self.device),
+            torch.tensor(
+                [len(tokens) for tokens in self.tokens] + [0] * padding,
+                dtype=torch.int32,
+                device=self.device,
+            ),
+        )
+        assert got.tolist()[:count] == wanted
+        assert sampler.last_tokens[self.rows].tolist() == wanted
+        for tokens, token in zip(self.tokens, wanted, strict=True):
+            tokens.append(token)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_tokens_are_those_of_the_host(device, padding):
+    sampler = DeviceSampler(len(SETTINGS) + 3, VOCAB, EOS, device)
+    for _ in range(2):  # the second time other sequences take the rows
+        sequences = Sequences(list(SETTINGS.values()), device)
+        sampler.admit(sequences.rows, sequences.specs())
+        for _ in range(5):
+            sequences.step(sampler, padding)
+
+
+def test_a_sequence_may_come_back_with_output(device):
+    sampler = DeviceSampler(4, VOCAB, EOS, device)
+    sequences = Sequences([{"frequency_penalty": 1.0}, {"presence_penalty": 2.0}], device)
+    for tokens in sequences.tokens:
+        tokens += [5, 5, 9]
+    sampler.admit(sequences.rows, sequences.specs())
+    for _ in range(4):
+        sequences.step(sampler, padding=0)

@@ -1,0 +1,167 @@
+"""The decode benchmark: rows, targets, the peer's process, and what is read from traces."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+
+from paged_backend.bench.continuous_peer import PeerCase, run_peer, steady_rate
+from paged_backend.bench.decode import Roofline, Target, compilations, device_gaps
+from paged_backend.cli import main
+from paged_backend.models.model_config import load_model_config
+
+MODELS = Path(__file__).parent.parent / "loadtest/models"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make_checkpoint("llama3", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def case(folder):
+    return PeerCase(str(folder), "auto", "cpu", "float32", context=32, batch_size=2, seed=0)
+
+
+def test_bench_decode_measures_what_fits(capsys, folder, tmp_path):
+    path = tmp_path / "report.json"
+    argv = ["bench", "decode", str(folder), "--batch-sizes", "1,3,9", "--context", "32,480"]
+    argv += ["--steps", "4", "--json", str(path), "--no-peer", "--max-num-seqs", "8"]
+    assert main([*argv, "--max-model-len", "512"]) == 0
+    report = json.loads(path.read_text())
+    rows = {(row["context"], row["batch_size"]): row for row in report["rows"]}
+    for batch_size in (1, 3):
+        figures = rows[32, batch_size]["figures"]
+        assert figures["tokens_per_s"] > 0 and figures["step_ms"] > 0
+        # Prompts, steps of the warm-up, and half of the timed ones: no request shares a prefix.
+        assert 40 * batch_size <= figures["kv_tokens"] <= 50 * batch_size
+        least = figures["roofline_ms"] / 1e3
+        assert figures["of_roofline"] == pytest.approx(least * figures["tokens_per_s"] / batch_size)
+    assert rows[32, 9]["problem"] == "does not fit: max_num_seqs is 8"
+    assert "max_model_len is 512" in rows[480, 1]["problem"]
+    assert report["prefix"]["prefix_tokens"] == 464
+    assert report["prefix"]["ttft_ms_cached"] < report["prefix"]["ttft_ms_without"]
+    assert report["peer"] is report["idle"] is report["compiled_after_warm_up"] is None
+    assert report["options"]["max_num_batched_tokens"] == 512
+    assert {"commit", "date", "device", "torch"} <= report["environment"].keys()
+    shares = [target for target in report["targets"] if target["name"].startswith("share")]
+    assert [target["met"] for target in shares] == [
+        rows[32, batch_size]["figures"]["of_roofline"] >= 0.75 for batch_size in (1, 3)
+    ]
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_batch_that_the_pool_cannot_hold_does_not_fit(capsys, folder):
+    argv = ["bench", "decode", str(folder), "--batch-sizes", "8", "--context", "200", "--no-peer"]
+    shape = load_model_config(folder)
+    token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
+    argv += ["--kv-cache-memory-bytes", str(1000 * token), "--max-model-len", "512"]
+    assert main(argv) == 0
+    assert "KV blocks, there are 61" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("counts", ["0", "1,,2", "many"])
+def test_counts_are_whole_numbers_from_one(counts, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "decode", "demo", "--batch-sizes", counts])
+    assert "--batch-sizes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "met", "shown"),
+    [
+        (Target("a", 9.0, 8.0, at_least=True), True, "a: 9 (>= 8: met)"),
+        (Target("a", 7.9, 8.0, at_least=True), False, "a: 7.9 (>= 8: missed)"),
+        (Target("a", 0.03, 0.03), False, "a: 0.03 (< 0.03: missed)"),
+        (Target("a", 0.0, 0.03), True, "a: 0 (< 0.03: met)"),
+        (Target("a", 0, 0), True, "a: 0 (= 0: met)"),
+        (Target("a", 1, 0), False, "a: 1 (= 0: missed)"),
+        (Target("a", None, 0), None, "a: not measured (= 0)"),
+    ],
+)
+def test_targets(target, met, shown):
+    assert target.met is met
+    assert target.line() == shown
+
+
+def test_the_roofline_of_the_model_to_measure():
+    roofline = Roofline(load_model_config(MODELS / "llama-3-8b"), torch.bfloat16, 4.3e12)
+    assert roofline.weight_bytes == 2 * (8_030_261_248 - 128_256 * 4096)
+    assert roofline.kv_bytes_per_token == 131_072
+    assert 64 / roofline.step_seconds(64, 64 * 1024) == pytest.approx(11_661, abs=1)
+
+
+def test_a_tied_embedding_is_read_and_a_window_bounds_the_cache(tmp_path):
+    make_checkpoint("mistral", tmp_path)
+    config = load_model_config(tmp_path)
+    (window,) = set(config.windows)
+    roofline = Roofline(config, torch.float32, 1e9)
+    assert roofline.step_seconds(2, 20 * window) == roofline.step_seconds(2, 2 * window)
+    assert roofline.step_seconds(2, 2 * window) > roofline.step_seconds(2, window)
+    smol = load_model_config(MODELS / "smollm2-135m")
+    weights = Roofline(smol, torch.float32, 1e9).weight_bytes
+    assert weights == 4 * 134_515_008
+
+
+def device_event(start, end, launch, kind="kernel"):
+    return {
+        "ph": "X",
+        "cat": kind,
+        "ts": start,
+        "dur": end - start,
+        "args": {"correlation": launch},
+    }
+
+
+def test_gaps_are_told_apart_by_launch():
+    events = [
+        {"ph": "M", "name": "process_name", "args": {}},
+        {"ph": "X", "cat": "cuda_runtime", "ts": 0, "dur": 500, "args": {"correlation": 7}},
+        device_event(160, 200, 3),
+        device_event(100, 110, 1, "gpu_memcpy"),
+        device_event(120, 140, 2),  # 10 after another launch
+        device_event(144, 150, 2),  # 4 within the launch
+        device_event(145, 148, 9),  # on another stream, within the one before
+    ]
+    between, within = device_gaps(events)
+    assert between == pytest.approx((10 + 10) / 100)
+    assert within == pytest.approx(4 / 100)
+    assert device_gaps(events[:2]) is None
+
+
+def test_compilations_are_noted_until_the_end():
+    knobs = pytest.importorskip("triton.knobs")
+    from triton.runtime.jit import JitFunctionInfo
+
+    with compilations(torch.device("cuda")) as names:
+        knobs.runtime.jit_post_compile_hook(repr="", fn=JitFunctionInfo("m", "norm", None))
+    assert names == ["norm"]
+    assert knobs.runtime.jit_post_compile_hook is None
+    with compilations(torch.device("cpu")) as names:
+        assert names is None
+
+
+def test_the_peer_counts_only_while_all_requests_decode():
+    assert steady_rate([[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]]) == pytest.approx(2.0)
+    with pytest.raises(RuntimeError, match="before the last began"):
+        steady_rate([[0.0, 1.0], [2.0, 3.0]])
+
+
+def test_the_peer_runs_in_a_process_of_its_own(case):
+    result = run_peer(case, max_seconds=120)
+    assert result.problem is None
+    assert result.tokens_per_s > 0
+    assert (result.context, result.batch_size) == (32, 2)
+
+
+def test_a_peer_that_fails_or_hangs_is_reported(case, monkeypatch):
+    assert run_peer(case, max_seconds=0.01).problem == "took more than 0.01 s"
+    monkeypatch.setattr(sys, "executable", "false")
+    assert run_peer(case, max_seconds=60).problem == "exit status 1"
