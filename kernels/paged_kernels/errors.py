@@ -44,31 +44,45 @@ def check_tensor(
     Raises:
         ArgumentError: something differs.
     """
+    # Some twenty of these stand before the launches of a layer: what is right must be cheap.
     if not isinstance(tensor, Tensor):
         raise ArgumentError(name, f"must be a tensor, got {type(tensor).__name__}")
-    allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
-    if tensor.dtype not in allowed:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+    if tensor.dtype is not dtypes and tensor.dtype not in _several(dtypes):
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in _several(dtypes))
         raise ArgumentError(name, f"must be {wanted}, got {str(tensor.dtype)[6:]}")
-    fits = tensor.dim() == len(shape) and all(
-        wanted is None or wanted == size for wanted, size in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
+    if not _fits(tensor.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ArgumentError(name, f"must have shape [{wanted}], got {list(tensor.shape)}")
-    check(tensor.device == like.device, name, f"must be on {like.device}, got {tensor.device}")
-    if contiguous:
-        check(tensor.is_contiguous(), name, f"must be contiguous, got strides {tensor.stride()}")
-    else:
+    if tensor.device != like.device:
+        raise ArgumentError(name, f"must be on {like.device}, got {tensor.device}")
+    if contiguous and not tensor.is_contiguous():
+        raise ArgumentError(name, f"must be contiguous, got strides {tensor.stride()}")
+    if not contiguous:
         _check_rows(name, tensor)
-    check(
-        tensor.data_ptr() % ALIGNMENT == 0, name, f"must start at a multiple of {ALIGNMENT} bytes"
-    )
+    if tensor.data_ptr() % ALIGNMENT:
+        raise ArgumentError(name, f"must start at a multiple of {ALIGNMENT} bytes")
+
+
+def _several(dtypes: torch.dtype | Sequence[torch.dtype]) -> Sequence[torch.dtype]:
+    return (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
+
+
+def _fits(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:
+    if len(sizes) != len(shape):
+        return False
+    for size, wanted in zip(sizes, shape, strict=True):
+        if size != wanted and wanted is not None:
+            return False
+    return True
 
 
 def _check_rows(name: str, tensor: Tensor) -> None:
-    dense = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
-    check(dense, name, f"must be dense along its last dimension, got strides {tensor.stride()}")
-    for stride in tensor.stride()[:-1]:
-        aligned = stride * tensor.element_size() % ALIGNMENT == 0
-        check(aligned, name, f"must have strides of whole {ALIGNMENT} bytes, got {tensor.stride()}")
+    *strides, last = tensor.stride()
+    if last != 1 and tensor.shape[-1] != 1:
+        problem = f"must be dense along its last dimension, got strides {tensor.stride()}"
+        raise ArgumentError(name, problem)
+    size = tensor.element_size()
+    for stride in strides:
+        if stride * size % ALIGNMENT:
+            problem = f"must have strides of whole {ALIGNMENT} bytes, got {tensor.stride()}"
+            raise ArgumentError(name, problem)

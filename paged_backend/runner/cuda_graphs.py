@@ -1,16 +1,42 @@
-"""Steps of decodes captured as CUDA graphs: a launch for a step instead of one for each kernel."""
+"""Steps captured as CUDA graphs: one launch for a step instead of one for each kernel."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+Replay = Callable[[], Tensor]
+"""Launches a captured step; returns its tokens, always in the same memory."""
 
-def capture_sizes(max_num_seqs: int) -> list[int]:
+CHUNKS = (16, 32, 64, 128, 256)  # tokens; from there on computing outweighs launching
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How much of each buffer a step uses."""
+
+    num_tokens: int
+    num_seqs: int
+    num_samples: int
+    num_decodes: int
+
+    @classmethod
+    def decodes(cls, count: int) -> StepShape:
+        """A step of sequences with one token and one sample each."""
+        return cls(count, count, count, count)
+
+    @classmethod
+    def chunk(cls, num_tokens: int) -> StepShape:
+        """A step of one sequence, with so many tokens of its prompt, the last one among them."""
+        return cls(num_tokens, 1, 1, 0)
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
     """Numbers of sequences to capture: 1, 2, 4, 8, then multiples of 16 that grow apart, the most.
 
     A batch is padded to the next one, so the gaps bound what padding costs.
@@ -19,34 +45,56 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
     return sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs})
 
 
-class DecodeGraphs:
-    """Graphs over one memory pool, captured largest first, so that the others fit into its memory.
+def captured_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[StepShape]:
+    """Batches of decodes and, for what a cached prefix leaves of a prompt, short chunks."""
+    chunks = [size for size in CHUNKS if size <= max_num_batched_tokens]
+    decodes = map(StepShape.decodes, decode_sizes(max_num_seqs))
+    return [*decodes, *map(StepShape.chunk, chunks)]
+
+
+class StepGraphs:
+    """The captured shapes of steps; others are padded to one of them where one fits.
 
     Args:
-        max_num_seqs: the largest batch.
-        run: launches a step of so many decodes on buffers that stay where they are, and returns
-            the tensor with its tokens. Whatever it launches has been compiled already.
+        shapes: what to capture.
+        capture: captures a step of a shape.
     """
 
-    def __init__(self, max_num_seqs: int, run: Callable[[int], Tensor]) -> None:
-        self._sizes = capture_sizes(max_num_seqs)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        pool = torch.cuda.graph_pool_handle()
-        largest_first = self._sizes[::-1]
-        for size in tqdm(largest_first, desc="CUDA graphs", leave=False, disable=None):
-            run(size)  # what libraries set up at their first call of a shape is not capturable
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                tokens = run(size)
-            self._graphs[size] = (graph, tokens)
+    def __init__(self, shapes: Iterable[StepShape], capture: Callable[[StepShape], Replay]) -> None:
+        # Largest first, so that the others fit into its memory.
+        ordered = sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
+        bar = tqdm(ordered, desc="CUDA graphs", leave=False, disable=None)
+        self._replays = {shape: capture(shape) for shape in bar}
 
-    def padded(self, num_seqs: int) -> int:
-        """The smallest captured batch that so many sequences fit into."""
-        return self._sizes[bisect_left(self._sizes, num_seqs)]
+    def fit(self, shape: StepShape) -> StepShape | None:
+        """The smallest captured shape that a step of this shape can be padded to."""
+        if shape == StepShape.decodes(shape.num_seqs):
+            fitting = [s for s in self._replays if s.num_decodes >= shape.num_decodes]
+        elif shape == StepShape.chunk(shape.num_tokens):
+            fitting = [s for s in self._replays if s == StepShape.chunk(s.num_tokens)]
+            fitting = [s for s in fitting if s.num_tokens >= shape.num_tokens]
+        else:
+            return None
+        return min(fitting, key=lambda s: s.num_tokens, default=None)
 
-    def replay(self, size: int) -> Tensor:
-        """Launch a step of a captured size; its tokens [size]."""
-        graph, tokens = self._graphs[size]
+    def replay(self, shape: StepShape) -> Tensor:
+        """Launch a step of a captured shape."""
+        return self._replays[shape]()
+
+
+def capture_graph(run: Replay, pool: Any) -> Replay:
+    """Capture what `run` launches, on buffers that stay where they are, in a pool of memory.
+
+    Whatever it launches has been compiled already.
+    """
+    run()  # what libraries set up at their first call of a shape is not capturable
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        tokens = run()
+
+    def replay() -> Tensor:
         graph.replay()
         return tokens
+
+    return replay

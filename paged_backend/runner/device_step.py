@@ -1,8 +1,8 @@
 """Steps on a device, launched without waiting for it.
 
 The host sends what changed, launches the step and goes on. Tokens that the step before has sampled
-never pass through the host: they are looked up on the device. Batches of decodes are replayed as
-CUDA graphs, padded to the next size that was captured.
+never pass through the host: they are looked up on the device. Batches of decodes and short chunks
+of one prompt are replayed as CUDA graphs, padded to the next size that was captured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from paged_backend.core.scheduler_output import (
 from paged_backend.core.sequence import PENDING
 from paged_backend.models.llama import LlamaModel
 from paged_backend.runner.attention import AttentionBackend, AttentionMetadata
-from paged_backend.runner.cuda_graphs import DecodeGraphs
+from paged_backend.runner.cuda_graphs import (
+    Replay,
+    StepGraphs,
+    StepShape,
+    capture_graph,
+    captured_shapes,
+)
 from paged_backend.runner.device_batch import BlockTables, Rows, Staging
 from paged_backend.runner.device_sampler import DeviceSampler
 from paged_backend.runner.input_batch import InputBatch
@@ -32,21 +38,6 @@ from paged_backend.runner.transfer import Arrival
 from paged_backend.sampling_params import SamplingParams
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """How much of each buffer a step uses."""
-
-    num_tokens: int
-    num_seqs: int
-    num_samples: int
-    num_decodes: int
-
-    @classmethod
-    def decodes(cls, count: int) -> StepShape:
-        """A step of sequences with one token and one sample each."""
-        return cls(count, count, count, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,7 @@ class DeviceStepRunner:
             },
             model.device,
         )
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     @torch.inference_mode()
     def submit(self, plan: SchedulerOutput) -> UnderWay:
@@ -114,13 +105,7 @@ class DeviceStepRunner:
         self._admit(sample_rows, batch.samples)
         if plan.block_copies:
             self._attention.copy_blocks(plan.block_copies)
-        shape = self._shape(plan.scheduled, batch)
-        self._send(batch, rows, sample_rows, shape)
-        if self._graphs is not None and shape == StepShape.decodes(shape.num_seqs):
-            tokens = self._graphs.replay(shape.num_seqs)
-        else:
-            tokens = self._run(shape)
-        return UnderWay(Arrival(tokens), len(batch.samples))
+        return UnderWay(Arrival(self._launch(batch, rows, sample_rows)), len(batch.samples))
 
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that nothing is compiled later."""
@@ -135,12 +120,16 @@ class DeviceStepRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture steps of decodes as CUDA graphs, on buffers that hold nothing but padding."""
+        """Capture CUDA graphs, on buffers that hold nothing but padding."""
+        shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
+        pool = torch.cuda.graph_pool_handle()
         nothing = InputBatch.build(SchedulerOutput([], [], []), self._block_size)
-        self._send(nothing, [], [], StepShape.decodes(self._max_num_seqs))
-        self._graphs = DecodeGraphs(
-            self._max_num_seqs, lambda size: self._run(StepShape.decodes(size))
-        )
+
+        def capture(shape: StepShape) -> Replay:
+            self._send(nothing, [], [], shape)
+            return capture_graph(lambda: self._run(shape), pool)
+
+        self._graphs = StepGraphs(shapes, capture)
 
     def _run_idle(self, num_tokens: int, num_seqs: int) -> None:
         """Run tokens spread over sequences that write to the null block, which nobody reads."""
@@ -165,12 +154,14 @@ class DeviceStepRunner:
         self._sampler.admit([rows[i] for i in new], [samples[i] for i in new])
         self._sampled.update(samples[i].seq_id for i in new)
 
-    def _shape(self, items: list[ScheduledSequence], batch: InputBatch) -> StepShape:
-        num_seqs = len(items)
-        only_decodes = batch.num_decodes == num_seqs == len(batch.samples)
-        if only_decodes and self._graphs is not None:
-            return StepShape.decodes(self._graphs.padded(num_seqs))
-        return StepShape(len(batch.input_ids), num_seqs, len(batch.samples), batch.num_decodes)
+    def _launch(self, batch: InputBatch, rows: list[int], sample_rows: list[int]) -> Tensor:
+        """Send a step's inputs and launch it; its tokens, those of padding last."""
+        shape = StepShape(len(batch.input_ids), len(rows), len(sample_rows), batch.num_decodes)
+        captured = None if self._graphs is None else self._graphs.fit(shape)
+        self._send(batch, rows, sample_rows, captured or shape)
+        if self._graphs is not None and captured is not None:
+            return self._graphs.replay(captured)
+        return self._run(shape)
 
     def _send(
         self, batch: InputBatch, rows: list[int], sample_rows: list[int], shape: StepShape
@@ -190,7 +181,7 @@ class DeviceStepRunner:
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
                 "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
                 "table_rows": _padded(table_rows, shape.num_seqs, self._rows.padding),
-                "logits_indices": batch.logits_indices,
+                "logits_indices": _padded(batch.logits_indices, shape.num_samples, 0),
                 "sample_rows": _padded(sampled, shape.num_samples, self._rows.padding),
                 "sample_row_or_none": _padded(sampled.astype(np.int32), shape.num_samples, -1),
                 "sample_positions": _padded(positions, shape.num_samples, 0),

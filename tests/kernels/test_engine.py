@@ -13,7 +13,8 @@ from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.engine import Engine
 from paged_backend.request import Request
-from paged_backend.runner.device_step import DeviceStepRunner, StepShape
+from paged_backend.runner.cuda_graphs import StepGraphs, StepShape
+from paged_backend.runner.device_step import DeviceStepRunner
 from paged_backend.runner.input_batch import InputBatch
 from paged_backend.sampling_params import SamplingParams
 
@@ -190,18 +191,20 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
     assert torch.all(steps._sampler._counts == 0)
 
 
-@pytest.mark.parametrize("size", [4, 7])
-def test_padding_a_batch_of_decodes_changes_no_token(oracle, monkeypatch, size):
-    """As a graph of a larger size does."""
-    monkeypatch.setattr(
-        DeviceStepRunner,
-        "_shape",
-        lambda self, items, batch: (
-            StepShape.decodes(size)
-            if batch.num_decodes == len(items) == len(batch.samples)
-            else StepShape(len(batch.input_ids), len(items), len(batch.samples), batch.num_decodes)
-        ),
-    )
-    engine = engine_for(oracle, max_num_seqs=size)
-    work = short(3, seed=5)
-    oracle.confirm(work, tokens_of(run(engine, work)))
+def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
+    """As graphs do, with the launches of each shape made anew instead of replayed."""
+    engine = engine_for(oracle, max_num_seqs=5)
+    steps, replayed = engine.runner._steps, []
+
+    def capture(shape: StepShape):
+        def replay() -> torch.Tensor:
+            replayed.append(shape)
+            return steps._run(shape)
+
+        return replay
+
+    shapes = [StepShape.decodes(3), StepShape.decodes(5), StepShape.chunk(16), StepShape.chunk(32)]
+    steps._graphs = StepGraphs(shapes, capture)
+    for work in (short(1, seed=6), short(4, seed=5)):
+        oracle.confirm(work, tokens_of(run(engine, work)))
+    assert set(replayed) >= {StepShape.decodes(3), StepShape.decodes(5), StepShape.chunk(32)}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_backend.core.scheduler_output import SampleSpec, ScheduledSequence, SchedulerOutput
-from paged_backend.runner.cuda_graphs import capture_sizes
+from paged_backend.runner.cuda_graphs import StepGraphs, StepShape, captured_shapes, decode_sizes
 from paged_backend.runner.device_batch import BlockTables, Rows, Staging
 from paged_backend.runner.input_batch import InputBatch, block_table
 from paged_backend.runner.transfer import Arrival
@@ -146,7 +146,25 @@ def test_copies_in_runs_do_what_they_do_one_by_one(pairs):
 
 @pytest.mark.parametrize("most", [1, 3, 64, 256, 300, 4096])
 def test_captured_sizes(most):
-    sizes = capture_sizes(most)
+    sizes = decode_sizes(most)
     assert sizes == sorted(set(sizes))
     assert sizes[0] == 1
     assert sizes[-1] == most
+
+
+def test_a_step_is_padded_to_the_next_captured_shape_of_its_kind():
+    captured: list[StepShape] = []
+    graphs = StepGraphs(
+        captured_shapes(max_num_seqs=6, max_num_batched_tokens=40),
+        lambda shape: captured.append(shape) or (lambda: torch.tensor(shape.num_tokens)),
+    )
+    assert [shape.num_tokens for shape in captured] == [32, 16, 6, 4, 2, 1]  # largest first
+    assert graphs.fit(StepShape.decodes(3)) == StepShape.decodes(4)
+    assert graphs.fit(StepShape.decodes(6)) == StepShape.decodes(6)
+    assert graphs.fit(StepShape.chunk(3)) == StepShape.chunk(16)
+    assert graphs.fit(StepShape.chunk(17)) == StepShape.chunk(32)
+    assert graphs.fit(StepShape.chunk(33)) is None
+    assert graphs.fit(StepShape(3, 2, 2, 1)) is None  # a decode beside a chunk
+    assert graphs.fit(StepShape(8, 1, 0, 0)) is None  # the beginning of a prompt
+    assert graphs.fit(StepShape(8, 1, 3, 0)) is None  # a prompt with several answers
+    assert graphs.replay(StepShape.chunk(32)) == 32
