@@ -244,7 +244,8 @@ def test_text_and_token_prompts_get_the_same_answer(client: Client) -> None:
     assert (from_text.num_input_tokens, from_text.num_output_tokens) == (3, 24)
     assert from_text.finish_reason == "length"
     assert len(from_text.itl_s) == 23
-    assert 0 < from_text.ttft_s < from_text.latency_s
+    # Equal where the stream fell behind and all its tokens came in one response.
+    assert 0 < from_text.ttft_s <= from_text.latency_s
 
 
 @pytest.mark.server
