@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.kv_write import write_kv
@@ -15,6 +16,7 @@ from torch import Tensor
 from paged_backend.models.layers import HeadNorm
 from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
 from paged_backend.runner.kv_cache import KVCacheSpec
+from paged_backend.runner.transfer import send
 
 Pairs = list[tuple[int, int]]
 
@@ -73,10 +75,10 @@ class TritonAttention(AttentionBackend):
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for run in _independent_runs(pairs):
-            ids = torch.tensor(run, dtype=torch.int32).T.contiguous()
-            # One row of ids starts at a multiple of 16 bytes only if it is a tensor of its own.
-            source, target = (row.clone().to(self._pool.device) for row in ids)
-            copy_blocks(self._pool, self._pool, source, target)
+            sources, targets = (
+                send(np.array(ids, np.int32), self._pool.device) for ids in zip(*run, strict=True)
+            )
+            copy_blocks(self._pool, self._pool, sources, targets)
 
     def _plan(
         self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
