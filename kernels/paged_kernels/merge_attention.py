@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels._softmax import LOWEST
-from paged_kernels.device import device_of
 from paged_kernels.errors import check_tensor
 from paged_kernels.paged_decode import check_out, check_q
 
@@ -36,8 +35,7 @@ def merge_attention(
     Raises:
         ArgumentError: naming the argument.
     """
-    check_q(first)
-    device_of("first", first)
+    check_q(first, "first")
     rows = tuple(first.shape[:2])
     check_tensor("first", first, tuple(first.shape), first.dtype, like=first)
     check_tensor("second", second, tuple(first.shape), first.dtype, like=first)

@@ -529,16 +529,16 @@ def check_out(q: Tensor, out: Tensor | None, lse: Tensor | None) -> Tensor:
     return out
 
 
-def check_q(q: Tensor) -> None:
-    """Check queries [tokens, num_heads, head_dim].
+def check_q(q: Tensor, name: str = "q") -> None:
+    """Check queries, or what is shaped like them: [tokens, num_heads, head_dim].
 
     Raises:
         ArgumentError: naming the argument.
     """
-    check_tensor("q", q, (None, None, None), MODEL_DTYPES, like=q, contiguous=False)
-    device_of("q", q)
+    check_tensor(name, q, (None, None, None), MODEL_DTYPES, like=q, contiguous=False)
+    device_of(name, q)
     dim = q.shape[2]
-    check(16 <= dim <= 256 and dim % 8 == 0, "q", f"must have heads of 16 to 256, got {dim}")
+    check(16 <= dim <= 256 and dim % 8 == 0, name, f"must have heads of 16 to 256, got {dim}")
 
 
 def _check_queries(q: Tensor, seq_lens: Tensor) -> int:

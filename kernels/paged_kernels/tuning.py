@@ -1,8 +1,9 @@
 """Launch configurations, chosen offline; nothing is tuned or compiled while serving.
 
-A table's key is the kind of architecture and what decides the registers and shared memory that a
-program takes. What has no entry takes the default, which compiles everywhere without spills.
-`python -m paged_kernels.aot` shows what the compiler makes of each entry.
+Each function is a table, by architecture and by what decides the registers and shared memory of a
+program: the first line that fits applies, the last is the default. `python -m paged_kernels.aot`
+shows what the compiler makes of each, `kernels/benchmarks/bench_paged_decode.py --sweep` (and
+`bench_paged_prefill.py`) what a device makes of their neighbours.
 """
 
 from __future__ import annotations
