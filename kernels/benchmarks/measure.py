@@ -83,7 +83,7 @@ class SingleClock:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
 
 
 def _make(calls: Sequence[Call]) -> None:

@@ -77,7 +77,7 @@ def measure(case: PeerCase) -> PeerResult:
     prompts = np.random.default_rng(case.seed).integers(
         vocab_size, size=(case.batch_size, case.context)
     )
-    settings = GenerationConfig(  # type: ignore[no-untyped-call]
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]  # untyped in its library
         max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     limits = ContinuousBatchingConfig()

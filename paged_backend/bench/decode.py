@@ -39,9 +39,8 @@ TRACED_STEPS = 20
 PREFIX_TOKENS = 2048
 SUFFIX_TOKENS = 32
 PREFIX_REPEATS = 5
-REFERENCE_BATCH = (
-    32  # of the batches at the shortest context, the nearest is traced, and the peer's
-)
+# Of the batches at the shortest context, the one nearest to it is traced, and is the peer's.
+REFERENCE_BATCH = 32
 PEER_MAX_SECONDS = 120.0  # half of it for imports and the model
 
 ROOFLINE_TARGET = 0.75

@@ -61,8 +61,8 @@ def _copy_seconds(target: torch.Tensor, source: torch.Tensor) -> float:
         started = time.perf_counter()
         target.copy_(source)
         return time.perf_counter() - started
-    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
     begin.record()
     target.copy_(source)
     end.record()

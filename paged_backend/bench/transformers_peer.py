@@ -60,7 +60,7 @@ def load_peer(folder: Path, load_format: str, dtype: torch.dtype, device: torch.
     if load_format == "dummy":
         hf_config = AutoConfig.from_pretrained(folder)
         with device:  # billions of random numbers take minutes on the host
-            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)  # type: ignore[no-untyped-call]  # untyped in its library
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
     return model.to(device).eval()

@@ -19,7 +19,7 @@ def send(values: NDArray[Any], device: torch.device) -> Tensor:
 
 def record_event() -> torch.cuda.Event:
     """An event after all that has been launched so far."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in its library
     event.record()
     return event
 
