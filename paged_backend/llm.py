@@ -11,9 +11,16 @@ from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import InvalidRequest
 from paged_backend.models.hub import resolve_model
-from paged_backend.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from paged_backend.outputs import (
+    CompletionOutput,
+    FinishReason,
+    RequestOutput,
+    SequenceOutput,
+    TokenLogprobs,
+)
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
+from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.text_stream import TextStream
 from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.validation import shorten
@@ -72,6 +79,7 @@ class LLM:
     def _answer(self, prompt: Prompt, params: SamplingParams) -> OfflineAnswer:
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        params = resolve_bad_words(self.tokenizer, params)
         self._num_requests += 1
         request = Request(str(self._num_requests), ids, params)
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
@@ -100,6 +108,9 @@ class OfflineAnswer:
         self._streams = streams
         self._texts = ["" for _ in streams]
         self._token_ids: list[list[int]] = [[] for _ in streams]
+        asked = request.params.logprobs is not None
+        self._logprobs: list[list[TokenLogprobs] | None] = [[] if asked else None for _ in streams]
+        self._prompt_logprobs: list[TokenLogprobs] | None = None
         self._num_cached_tokens = 0
 
     def append(self, output: SequenceOutput) -> bool:
@@ -108,18 +119,24 @@ class OfflineAnswer:
         self._texts[output.index] += delta.text
         self._token_ids[output.index] += delta.token_ids
         self.reasons[output.index] = delta.finish_reason
+        logprobs = self._logprobs[output.index]
+        if logprobs is not None and output.logprobs is not None:
+            logprobs += output.logprobs[: len(delta.token_ids)]
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
         self._num_cached_tokens = output.num_cached_tokens
         return delta.finish_reason is not None and output.finish_reason is None
 
     def output(self) -> RequestOutput:
         """The finished answers."""
-        parts = zip(self._texts, self._token_ids, self.reasons, strict=True)
+        parts = zip(self._texts, self._token_ids, self.reasons, self._logprobs, strict=True)
         return RequestOutput(
             self.request.request_id,
             self._prompt,
             self.request.prompt_token_ids,
             [CompletionOutput(index, *part) for index, part in enumerate(parts)],
             self._num_cached_tokens,
+            self._prompt_logprobs,
         )
 
 

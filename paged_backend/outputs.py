@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -12,6 +13,15 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens or max_model_len
     ABORT = "abort"  # cancelled by its caller
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of the probabilities at one position, before any adjustment."""
+
+    logprob: float  # of the token that stands there
+    rank: int  # how many tokens are at least as likely, itself included
+    top_token_ids: list[int]  # the likeliest first
+    top_logprobs: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,9 @@ class SequenceOutput:
     new_token_ids: list[int]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0  # prompt tokens that were served from the prefix cache
+    logprobs: list[TokenLogprobs] | None = None  # one for each new token, if asked for
+    # With the first token, if asked for: one for each token of the prompt after its first.
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +84,4 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int
+    prompt_logprobs: list[TokenLogprobs] | None = None

@@ -19,6 +19,7 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams
     cache_salt: str = ""
+    priority: int = 0  # lower is served first
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,9 @@ class RequestLimits:
                 "max_tokens",
                 f"must be at most max_model_len ({self.max_model_len}), got {params.max_tokens}",
             )
-        for token in params.stop_token_ids:
+        for name, token in params.named_token_ids():
             if token >= self.vocab_size:
-                raise InvalidRequest(
-                    "stop_token_ids", f"must be below {self.vocab_size}, got {token}"
-                )
+                raise InvalidRequest(name, f"must be below {self.vocab_size}, got {token}")
 
     def _check_prompt(self, prompt_token_ids: list[int]) -> None:
         length = len(prompt_token_ids)

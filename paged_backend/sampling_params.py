@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
@@ -13,7 +14,21 @@ MAX_N = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 64  # characters, or tokens
+MAX_ALLOWED_TOKEN_IDS = 2**18
 INT32_MAX = 2**31 - 1
+
+_TOKEN_ID = Rule(int, 0, INT32_MAX)
+_BIAS = Rule(float, -100, 100)
+# Known to vLLM's clients; the names are refused as what they are, not as misspelt.
+_NOT_SUPPORTED = (
+    *("structured_outputs", "guided_decoding", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "response_format", "tools", "tool_choice", "lora_name"),
+    *("use_beam_search", "beam_width", "length_penalty", "best_of", "logits_processors"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +65,22 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = checked(False, Rule(bool), "keep the stop in the text")
     skip_special_tokens: bool = checked(True, Rule(bool), "leave special tokens out of the text")
+    logprobs: int | None = checked(
+        None,
+        Rule(int, 0, MAX_LOGPROBS, optional=True),
+        "log-probabilities of each token and of so many of the likeliest, before any adjustment",
+    )
+    prompt_logprobs: int | None = checked(
+        None, Rule(int, 0, MAX_LOGPROBS, optional=True), "the same for the prompt's tokens"
+    )
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, added to its logit
+    allowed_token_ids: tuple[int, ...] = ()  # nothing else is sampled; empty: anything
+    bad_words: tuple[str, ...] = ()  # never completed; tokenised by whoever has a tokenizer
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        for name, read in _LISTS.items():
+            object.__setattr__(self, name, read(name, getattr(self, name)))
         check_fields(self, InvalidRequest)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -68,6 +95,9 @@ class SamplingParams:
         Raises:
             InvalidRequest: a name is unknown or a value is not allowed.
         """
+        for name in values:
+            if name in _NOT_SUPPORTED:
+                raise InvalidRequest(name, "is not supported yet")
         return from_mapping(cls, values, InvalidRequest)
 
     @property
@@ -84,34 +114,93 @@ class SamplingParams:
             or self.frequency_penalty != 0
         )
 
+    @property
+    def adjusts_tokens(self) -> bool:
+        """Whether single tokens are favoured or forbidden."""
+        return bool(self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids)
 
-def _stop_strings(value: object) -> tuple[str, ...]:
+    def named_token_ids(self) -> Iterator[tuple[str, int]]:
+        """Every token id that a field names, with the field."""
+        yield from (("stop_token_ids", token) for token in self.stop_token_ids)
+        yield from (("logit_bias", token) for token, _ in self.logit_bias)
+        yield from (("allowed_token_ids", token) for token in self.allowed_token_ids)
+        for word in self.bad_words_token_ids:
+            yield from (("bad_words_token_ids", token) for token in word)
+
+
+def _strings(name: str, value: object, *, max_number: int, max_length: int) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
     if items is None:
         return ()
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
-        raise InvalidRequest("stop", f"must be a string or a list of strings, got {shorten(value)}")
-    if len(items) > MAX_STOP_STRINGS:
-        raise InvalidRequest("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(items)}")
+        raise InvalidRequest(name, f"must be a string or a list of strings, got {shorten(value)}")
+    if len(items) > max_number:
+        raise InvalidRequest(name, f"at most {max_number} strings, got {len(items)}")
     for item in items:
-        if not 1 <= len(item) <= MAX_STOP_LENGTH:
+        if not 1 <= len(item) <= max_length:
             raise InvalidRequest(
-                "stop", f"each string has 1 to {MAX_STOP_LENGTH} characters, got {len(item)}"
+                name, f"each string has 1 to {max_length} characters, got {len(item)}"
             )
     return tuple(items)
 
 
-def _stop_token_ids(value: object) -> tuple[int, ...]:
+def _token_ids(name: str, value: object, *, max_number: int) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)):
-        raise InvalidRequest("stop_token_ids", f"must be a list of integers, got {shorten(value)}")
-    if len(value) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS}, got {len(value)}")
-    rule = Rule(int, 0, INT32_MAX)
+        raise InvalidRequest(name, f"must be a list of integers, got {shorten(value)}")
+    if len(value) > max_number:
+        raise InvalidRequest(name, f"at most {max_number}, got {len(value)}")
     for item in value:
-        if not rule.accepts(item):
-            raise InvalidRequest(
-                "stop_token_ids", f"each must be {rule.describe()}, got {shorten(item)}"
-            )
+        _check(name, _TOKEN_ID, item)
     return tuple(value)
+
+
+def _bad_words(name: str, value: object) -> tuple[tuple[int, ...], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise InvalidRequest(name, f"must be a list of lists of integers, got {shorten(value)}")
+    if len(value) > 2 * MAX_BAD_WORDS:  # a word has two spellings, with a space before it or not
+        raise InvalidRequest(name, f"at most {2 * MAX_BAD_WORDS}, got {len(value)}")
+    words = tuple(_token_ids(name, word, max_number=MAX_BAD_WORD_LENGTH) for word in value)
+    if not all(words):
+        raise InvalidRequest(name, "each list has at least one token id")
+    return words
+
+
+def _logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """Pairs from a JSON object, whose keys are strings, or from pairs."""
+    if value is None:
+        return ()
+    if isinstance(value, Mapping):
+        value = [(_integer(token), bias) for token, bias in value.items()]
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in value
+    ):
+        raise InvalidRequest(name, f"must be an object of token ids, got {shorten(value)}")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(name, f"at most {MAX_LOGIT_BIAS} entries, got {len(value)}")
+    for token, bias in value:
+        _check(name, _TOKEN_ID, token)
+        _check(name, _BIAS, bias)
+    return tuple((token, float(bias)) for token, bias in dict(value).items())
+
+
+def _integer(text: object) -> object:
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 12 else text
+
+
+def _check(name: str, rule: Rule, item: object) -> None:
+    if not rule.accepts(item):
+        raise InvalidRequest(name, f"each must be {rule.describe()}, got {shorten(item)}")
+
+
+_LISTS: dict[str, Callable[[str, object], object]] = {
+    "stop": partial(_strings, max_number=MAX_STOP_STRINGS, max_length=MAX_STOP_LENGTH),
+    "stop_token_ids": partial(_token_ids, max_number=MAX_STOP_TOKEN_IDS),
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": partial(_token_ids, max_number=MAX_ALLOWED_TOKEN_IDS),
+    "bad_words": partial(_strings, max_number=MAX_BAD_WORDS, max_length=MAX_BAD_WORD_LENGTH),
+    "bad_words_token_ids": _bad_words,
+}

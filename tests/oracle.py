@@ -66,6 +66,31 @@ class Oracle:
             assert EOS not in answer[:-1]
             assert answer[-1] == EOS or len(answer) == max_tokens
 
+    @torch.inference_mode()
+    def confirm_logprobs(self, prompt: list[int], outputs: list[SequenceOutput]) -> None:
+        """Check the log-probabilities of an answer, and of its prompt if it has them.
+
+        They are those of this model's own logits over the vocabulary.
+        """
+        answer = [token for output in outputs for token in output.new_token_ids]
+        tokens = prompt + answer
+        logprobs = self._model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        found = [entry for output in outputs for entry in output.logprobs or ()]
+        assert len(found) == len(answer)
+        start = len(prompt)
+        if outputs[0].prompt_logprobs is not None:
+            assert len(outputs[0].prompt_logprobs) == len(prompt) - 1
+            found = outputs[0].prompt_logprobs + found
+            start = 1
+        assert all(output.prompt_logprobs is None for output in outputs[1:])
+        for token, row, entry in zip(tokens[start:], logprobs[start - 1 :], found, strict=False):
+            assert abs(entry.logprob - row[token].item()) < 1e-4
+            assert entry.rank == int((row >= row[token]).sum())
+            count = len(entry.top_token_ids)
+            top = row.topk(count)
+            assert entry.top_token_ids == top.indices.tolist()
+            assert torch.allclose(torch.tensor(entry.top_logprobs), top.values, atol=1e-4)
+
 
 def make_engine(folder: Path, **options: object) -> Engine:
     """An engine in float32 over a small pool."""

@@ -7,19 +7,22 @@ recompute is PagedAttention's (Kwon et al., SOSP 2023, section 4.5).
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paged_backend.core.kv_cache_manager import BlockCopies, KVCacheManager
 from paged_backend.core.scheduler_output import (
     ModelRunnerOutput,
+    PromptLogprobsSpec,
     SampleSpec,
     ScheduledSequence,
     SchedulerOutput,
 )
 from paged_backend.core.sequence import Sequence, SequenceStatus
-from paged_backend.outputs import EngineStats, FinishReason, SequenceOutput
+from paged_backend.core.waiting_queue import WaitingQueue
+from paged_backend.outputs import EngineStats, FinishReason, SequenceOutput, TokenLogprobs
 from paged_backend.request import Request
 
 
@@ -45,13 +48,12 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self.config = config
         self.kv = kv
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()  # seq_id -> sequence
-        self._running: OrderedDict[int, Sequence] = OrderedDict()  # in the order of admission
+        self._waiting = WaitingQueue()
+        self._running: dict[int, Sequence] = {}  # seq_id -> sequence, in the order of admission
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
         # Answers 2..n of a request wait beside the first one until its prompt is computed.
         self._unforked: dict[int, list[Sequence]] = {}  # seq_id of the first -> the others
-        # For each plan without a result yet, the sequence of each of its samples.
-        self._under_way: deque[list[Sequence]] = deque()
+        self._under_way: deque[_UnderWay] = deque()  # plans without a result yet
         self._released: list[int] = []  # seq_ids, since the last plan
         self._next_seq_id = 0
         self._counts: Counter[str] = Counter()
@@ -77,7 +79,7 @@ class Scheduler:
         self._by_request[request.request_id] = [first, *others]
         if others:
             self._unforked[first.seq_id] = others
-        self._waiting[first.seq_id] = first
+        self._waiting.add(first)
 
     def abort_request(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers, and free the blocks; unknown ids are ignored.
@@ -122,8 +124,16 @@ class Scheduler:
 
     def update_from_output(self, result: ModelRunnerOutput) -> list[SequenceOutput]:
         """Take the tokens of the earliest plan under way, finish, and say what is new."""
-        pairs = zip(self._under_way.popleft(), result.token_ids, strict=True)
-        return [self._take(seq, token) for seq, token in pairs if not seq.is_finished]
+        under_way = self._under_way.popleft()
+        for (seq, start), logprobs in zip(under_way.prompts, result.prompt_logprobs, strict=True):
+            if seq.prompt_logprobs is not None:
+                seq.prompt_logprobs[start:] = logprobs
+        pairs = zip(under_way.sampled, result.token_ids, strict=True)
+        return [
+            self._take(seq, token, result.logprobs.get(place))
+            for place, (seq, token) in enumerate(pairs)
+            if not seq.is_finished
+        ]
 
     def _schedule_running(self, step: _Step) -> bool:
         """Plan what runs already; returns whether a sequence had to give up its blocks."""
@@ -154,9 +164,9 @@ class Scheduler:
         num_seats = self.config.max_num_seqs - len(self._running)
         num_seats -= sum(len(self._unforked.get(seq_id, ())) for seq_id in self._running)
         while self._waiting and step.budget > 0:
-            seq = next(iter(self._waiting.values()))
+            seq = self._waiting.first()
             num_seats -= 1 + len(self._unforked.get(seq.seq_id, ()))
-            hits = self.kv.find_prefix(seq)
+            hits = [] if seq.wants_prompt_logprobs else self.kv.find_prefix(seq)
             num_tokens = self._first_slice(seq, hits, step.budget)
             if num_seats < 0 or num_tokens == 0 or not self._has_room(seq, hits, reserved):
                 break
@@ -186,7 +196,7 @@ class Scheduler:
         return needed <= self.kv.pool.num_free
 
     def _admit(self, seq: Sequence, hits: list[int]) -> None:
-        del self._waiting[seq.seq_id]
+        self._waiting.discard(seq)
         self.kv.take_prefix(seq, hits)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
@@ -203,28 +213,31 @@ class Scheduler:
             self.kv.register_full_blocks(seq, start, end)
 
     def _preempt_last(self, step: _Step) -> None:
-        """Send the last-come sequence back to the head of the queue, to be recomputed."""
-        _, seq = self._running.popitem(last=True)
+        """Send the sequence that comes last back to the queue, to be recomputed."""
+        seq = max(self._running.values(), key=lambda seq: seq.admission_order)
+        del self._running[seq.seq_id]
         step.remove(seq)
         self._release(seq)
         seq.status = SequenceStatus.WAITING
-        self._waiting[seq.seq_id] = seq
-        self._waiting.move_to_end(seq.seq_id, last=False)
+        self._waiting.add(seq)
         self._counts["preemptions"] += 1
 
     # --- after a plan ---------------------------------------------------------------------
 
-    def _book(self, step: _Step) -> list[Sequence]:
-        """Advance what the step computes; returns the sequence of each sample."""
+    def _book(self, step: _Step) -> _UnderWay:
+        """Advance what the step computes."""
         sampled: list[Sequence] = []
+        prompts: list[tuple[Sequence, int]] = []
         for seq, num_tokens in step.slices():
+            if seq.wants_prompt_logprobs:
+                prompts.append((seq, seq.num_computed_tokens))
             seq.num_computed_tokens += num_tokens
             if seq.num_uncomputed_tokens == 0:
                 branches = [seq, *self._fork(seq)]
                 for branch in branches:
                     branch.expect_token()
                 sampled += branches
-        return sampled
+        return _UnderWay(sampled, prompts)
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
         """Start the other answers of a request whose prompt is computed by now."""
@@ -238,7 +251,7 @@ class Scheduler:
 
     # --- after a step ---------------------------------------------------------------------
 
-    def _take(self, seq: Sequence, token_id: int) -> SequenceOutput:
+    def _take(self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
         seq.take_token(token_id)
         self._counts["generation_tokens"] += 1
         reason = self._finish_reason(seq, token_id)
@@ -247,8 +260,15 @@ class Scheduler:
         elif seq.num_computed_tokens >= seq.num_known_tokens:
             # The next step, under way already, writes this token and may have filled a block.
             self.kv.register_full_blocks(seq, seq.num_known_tokens - 1, seq.num_known_tokens)
+        prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
         return SequenceOutput(
-            seq.request.request_id, seq.index, [token_id], reason, seq.num_cached_tokens or 0
+            seq.request.request_id,
+            seq.index,
+            [token_id],
+            reason,
+            seq.num_cached_tokens or 0,
+            None if logprobs is None else [logprobs],
+            prompt_logprobs,
         )
 
     def _finish_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
@@ -275,7 +295,7 @@ class Scheduler:
         return seq.num_pending > 0 and self._is_full(seq, seq.num_tokens)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        self._waiting.pop(seq.seq_id, None)
+        self._waiting.discard(seq)
         self._running.pop(seq.seq_id, None)
         self._unforked.pop(seq.seq_id, None)
         self._release(seq)
@@ -322,12 +342,19 @@ class Scheduler:
         Raises:
             RuntimeError: a block leaked or belongs to the wrong sequence, or an answer is stranded.
         """
-        for seq in self._waiting.values():
+        for seq in self._waiting:
             if seq.block_ids:
                 raise RuntimeError(f"waiting sequence {seq.seq_id} owns blocks")
-        if not self._unforked.keys() <= self._waiting.keys() | self._running.keys():
+        if not all(id_ in self._waiting or id_ in self._running for id_ in self._unforked):
             raise RuntimeError("answers wait for a sequence that has ended")
         self.kv.check_invariants(self._running.values())
+
+
+class _UnderWay(NamedTuple):
+    """What to do with a plan's result."""
+
+    sampled: list[Sequence]  # of each sample
+    prompts: list[tuple[Sequence, int]]  # those that want log-probabilities, from which token on
 
 
 class _Step:
@@ -365,8 +392,18 @@ def _scheduled(seq: Sequence, num_tokens: int, others: Iterable[Sequence]) -> Sc
     end = start + num_tokens
     samples = tuple(_sample_spec(s) for s in (seq, *others)) if end == seq.num_tokens else ()
     return ScheduledSequence(
-        seq.seq_id, seq.token_ids[start:end], start, list(seq.block_ids), samples
+        seq.seq_id,
+        seq.token_ids[start:end],
+        start,
+        list(seq.block_ids),
+        samples,
+        _prompt_logprobs_spec(seq, start, end) if seq.wants_prompt_logprobs else None,
     )
+
+
+def _prompt_logprobs_spec(seq: Sequence, start: int, end: int) -> PromptLogprobsSpec:
+    num_top = seq.request.params.prompt_logprobs or 0
+    return PromptLogprobsSpec(num_top, seq.token_ids[start + 1 : end + 1])
 
 
 def _sample_spec(seq: Sequence) -> SampleSpec:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paged_backend.outputs import TokenLogprobs
 from paged_backend.sampling_params import SamplingParams
 
 
@@ -29,6 +30,13 @@ class SampleSpec(NamedTuple):
         return self.token_ids[: self.position]
 
 
+class PromptLogprobsSpec(NamedTuple):
+    """Log-probabilities wanted of the prompt's tokens that follow a slice's first ones."""
+
+    num_top: int
+    token_ids: list[int]  # the token after the slice's first, after its second, and so on
+
+
 class ScheduledSequence(NamedTuple):
     """A slice of one sequence's tokens that the step computes."""
 
@@ -37,6 +45,7 @@ class ScheduledSequence(NamedTuple):
     start: int  # position of the slice's first token
     block_ids: list[int]  # covers every position up to the slice's end
     samples: tuple[SampleSpec, ...]  # from the slice's last token; empty for part of a prompt
+    prompt_logprobs: PromptLogprobsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,9 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """Sampled tokens, in the order of the plan's ``samples``."""
+    """What a step found out, in the order of its plan."""
 
-    token_ids: list[int]
+    token_ids: list[int]  # one for each of the plan's samples
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in token_ids
+    # For each slice that has a PromptLogprobsSpec.
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)

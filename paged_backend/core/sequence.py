@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from paged_backend.core.seeds import derive_seed
+from paged_backend.outputs import TokenLogprobs
 from paged_backend.request import Request
 
 PENDING = -1
@@ -28,7 +29,8 @@ class Sequence:
 
     __slots__ = (
         "block_hashes", "block_ids", "index", "num_cached_tokens", "num_computed_tokens",
-        "num_pending", "num_prompt_tokens", "request", "seed", "seq_id", "status", "token_ids",
+        "num_pending", "num_prompt_tokens", "prompt_logprobs", "request", "seed", "seq_id",
+        "status", "token_ids",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, seed: int) -> None:
@@ -42,6 +44,9 @@ class Sequence:
         self.num_computed_tokens = 0  # those of steps under way included
         self.num_pending = 0  # last tokens that are not known yet
         self.num_cached_tokens: int | None = None  # set when first admitted
+        # Of the prompt's tokens after its first, as far as computed; None once they are told.
+        wanted = index == 0 and request.params.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # of full blocks, as far as needed yet
 
@@ -74,6 +79,16 @@ class Sequence:
         """Fill in the earliest pending token."""
         self.token_ids[-self.num_pending] = token_id
         self.num_pending -= 1
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether each token of the prompt has to be computed, cached or not."""
+        return self.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
+    def admission_order(self) -> tuple[int, int]:
+        """The lower, the earlier admitted and the later preempted: by priority, then arrival."""
+        return self.request.priority, self.seq_id
 
     @property
     def is_finished(self) -> bool:

@@ -134,7 +134,7 @@ class LlamaModel:
         meta: Meta,
         logits_indices: Tensor | None,
     ) -> Tensor:
-        """Logits [num_rows, vocab_size] float32 of the rows that are to be sampled.
+        """Last hidden states [num_rows, hidden_size] of the rows whose logits are wanted.
 
         `input_ids` [num_tokens] are the step's tokens as `meta` lays them out, `logits_indices`
         int64 rows of them, or None for all; `attention` writes this step's keys and values to its
@@ -149,12 +149,17 @@ class LlamaModel:
             attended = attention.attend(
                 index, layer.qkv(normed), self._rotary, meta, layer.window, layer.head_norm
             )
-            if index == last and logits_indices is not None:  # only the sampled rows matter
+            if index == last and logits_indices is not None:  # only these rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
             normed = functions.add_norm(hidden, layer.output, attended, layer.mlp_norm, eps)
             activated = functions.silu_and_mul(layer.gate_up(normed))
             normed = functions.add_norm(hidden, layer.down, activated, next_norm, eps)
-        return self._lm_head(normed).float()
+        return normed
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [num_rows, vocab_size] in the model's dtype of what `forward` gave."""
+        return self._lm_head(hidden)
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         """The tokens' embeddings [num_tokens, hidden_size]."""

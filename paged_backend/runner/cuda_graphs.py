@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 Replay = Callable[[], Tensor]
-"""Launches a captured step; returns its tokens, always in the same memory."""
+"""Launches a captured step; what it returns lies always in the same memory."""
 
 CHUNKS = (16, 32, 64, 128, 256)  # tokens; from there on computing outweighs launching
 
@@ -24,6 +24,7 @@ class StepShape:
     num_seqs: int
     num_samples: int
     num_decodes: int
+    num_prompt_rows: int = 0  # whose logits are wanted for log-probabilities
 
     @classmethod
     def decodes(cls, count: int) -> StepShape:
@@ -91,10 +92,10 @@ def capture_graph(run: Replay, pool: Any) -> Replay:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        tokens = run()
+        result = run()
 
     def replay() -> Tensor:
         graph.replay()
-        return tokens
+        return result
 
     return replay

@@ -15,6 +15,8 @@ from paged_kernels.sampling import SamplingState, sample
 from torch import Tensor
 
 from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.sequence import PENDING
+from paged_backend.runner.token_edits import edit_logits
 from paged_backend.runner.transfer import send
 from paged_backend.sampling_params import MAX_STOP_TOKEN_IDS
 
@@ -82,19 +84,34 @@ class DeviceSampler:
                 self._counts[row] = send(self._count(spec), self._device)
 
     def sample(
-        self, logits: Tensor, rows: Tensor, row_or_none: Tensor, positions: Tensor
+        self,
+        logits: Tensor,
+        samples: Sequence[SampleSpec],
+        rows: Tensor,
+        row_or_none: Tensor,
+        positions: Tensor,
     ) -> Tensor:
         """One token for each row of `logits` [n, vocab] float32, which is overwritten: [n] int32.
 
-        `rows` [n] int64 are those of the sequences, the last one for padding; `row_or_none` [n]
-        int32 is -1 for padding, which gets any token; `positions` [n] int32 are the tokens'.
+        `samples` belong to the first rows, the others are padding. `rows` [n] int64 are those of
+        the sequences, the last one for padding; `row_or_none` [n] int32 is -1 for padding, which
+        gets any token; `positions` [n] int32 are the tokens'.
         """
+        if any(spec.params.adjusts_tokens for spec in samples):
+            edit_logits(logits, samples, self._tokens_before(samples, rows))
         tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         apply_penalties(logits, row_or_none, positions, self._counts, self._penalties)
         sample(logits, row_or_none, positions, self._state, tokens)
         count_tokens(self._counts, row_or_none, tokens)
         self.last_tokens.index_copy_(0, rows, tokens)
         return tokens
+
+    def _tokens_before(self, samples: Sequence[SampleSpec], rows: Tensor) -> Tensor:
+        """The last token of each sequence, [n]; the device alone may know it."""
+        known = [spec.token_ids[spec.position - 1] for spec in samples]
+        known += [PENDING] * (len(rows) - len(known))
+        on_device = send(np.array(known, np.int32), self._device)
+        return torch.where(on_device == PENDING, self.last_tokens.index_select(0, rows), on_device)
 
     def _stop_ids(self, spec: SampleSpec) -> list[int]:
         ids = [*self._eos_token_ids, *spec.params.stop_token_ids]

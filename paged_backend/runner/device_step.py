@@ -1,12 +1,14 @@
 """Steps on a device, launched without waiting for it.
 
 The host sends what changed, launches the step and goes on. Tokens that the step before has sampled
-never pass through the host: they are looked up on the device. Batches of decodes and short chunks
-of one prompt are replayed as CUDA graphs, padded to the next size that was captured.
+never pass through the host: they are looked up on the device. The model is replayed as a CUDA graph
+for batches of decodes and short chunks of one prompt, padded to the next size that was captured;
+sampling, which depends on what its requests ask for, is launched after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from paged_backend.core.scheduler_output import (
     ModelRunnerOutput,
+    PromptLogprobsSpec,
     SampleSpec,
     ScheduledSequence,
     SchedulerOutput,
@@ -34,7 +37,13 @@ from paged_backend.runner.cuda_graphs import (
 from paged_backend.runner.device_batch import BlockTables, Rows, Staging
 from paged_backend.runner.device_sampler import DeviceSampler
 from paged_backend.runner.input_batch import InputBatch
-from paged_backend.runner.transfer import Arrival
+from paged_backend.runner.logprobs import (
+    DeviceLogprobs,
+    cut_prompts,
+    join_prompts,
+    places_with_logprobs,
+)
+from paged_backend.runner.transfer import Arrival, send
 from paged_backend.sampling_params import SamplingParams
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
@@ -42,14 +51,23 @@ IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A step's tokens on their way to the host; padding follows the real ones."""
+    """What a step finds out on its way to the host; padding follows the real tokens."""
 
-    arrival: Arrival
-    num_samples: int
+    tokens: Arrival
+    batch: InputBatch
+    logprobs: DeviceLogprobs | None
+    prompt_logprobs: list[DeviceLogprobs]
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the device."""
-        return ModelRunnerOutput(self.arrival.wait()[: self.num_samples])
+        samples = self.batch.samples
+        logprobs = [] if self.logprobs is None else self.logprobs.wait()
+        of_prompts = [row for part in self.prompt_logprobs for row in part.wait()]
+        return ModelRunnerOutput(
+            self.tokens.wait()[: len(samples)],
+            dict(zip(places_with_logprobs(samples), logprobs, strict=True)),
+            join_prompts(self.batch.prompts, of_prompts),
+        )
 
 
 class DeviceStepRunner:
@@ -85,12 +103,15 @@ class DeviceStepRunner:
                 "query_start_loc": (torch.int32, seqs + 1),
                 "seq_lens": (torch.int32, seqs),
                 "table_rows": (torch.int64, seqs),
-                "logits_indices": (torch.int64, seqs),
+                "logits_indices": (torch.int64, seqs + tokens),
                 "sample_rows": (torch.int64, seqs),
                 "sample_row_or_none": (torch.int32, seqs),
                 "sample_positions": (torch.int32, seqs),
             },
             model.device,
+        )
+        self._logits = torch.empty(
+            max_num_seqs, model.config.vocab_size, dtype=torch.float32, device=model.device
         )
         self._graphs: StepGraphs | None = None
 
@@ -105,7 +126,10 @@ class DeviceStepRunner:
         self._admit(sample_rows, batch.samples)
         if plan.block_copies:
             self._attention.copy_blocks(plan.block_copies)
-        return UnderWay(Arrival(self._launch(batch, rows, sample_rows)), len(batch.samples))
+        shape, before_prompts = self._launch(batch, rows, sample_rows)
+        tokens, logprobs = self._sample(batch.samples, shape)
+        prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
+        return UnderWay(Arrival(tokens), batch, logprobs, prompts)
 
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that nothing is compiled later."""
@@ -154,14 +178,22 @@ class DeviceStepRunner:
         self._sampler.admit([rows[i] for i in new], [samples[i] for i in new])
         self._sampled.update(samples[i].seq_id for i in new)
 
-    def _launch(self, batch: InputBatch, rows: list[int], sample_rows: list[int]) -> Tensor:
-        """Send a step's inputs and launch it; its tokens, those of padding last."""
-        shape = StepShape(len(batch.input_ids), len(rows), len(sample_rows), batch.num_decodes)
+    def _launch(
+        self, batch: InputBatch, rows: list[int], sample_rows: list[int]
+    ) -> tuple[StepShape, Tensor]:
+        """Send a step's inputs and launch the model; the shape it got and what `_run` returns."""
+        shape = StepShape(
+            len(batch.input_ids),
+            len(rows),
+            len(sample_rows),
+            batch.num_decodes,
+            len(batch.prompt_indices),
+        )
         captured = None if self._graphs is None else self._graphs.fit(shape)
         self._send(batch, rows, sample_rows, captured or shape)
         if self._graphs is not None and captured is not None:
-            return self._graphs.replay(captured)
-        return self._run(shape)
+            return captured, self._graphs.replay(captured)
+        return shape, self._run(shape)
 
     def _send(
         self, batch: InputBatch, rows: list[int], sample_rows: list[int], shape: StepShape
@@ -181,7 +213,9 @@ class DeviceStepRunner:
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
                 "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
                 "table_rows": _padded(table_rows, shape.num_seqs, self._rows.padding),
-                "logits_indices": _padded(batch.logits_indices, shape.num_samples, 0),
+                "logits_indices": _padded(
+                    batch.needed_indices, shape.num_samples + shape.num_prompt_rows, 0
+                ),
                 "sample_rows": _padded(sampled, shape.num_samples, self._rows.padding),
                 "sample_row_or_none": _padded(sampled.astype(np.int32), shape.num_samples, -1),
                 "sample_positions": _padded(positions, shape.num_samples, 0),
@@ -189,7 +223,10 @@ class DeviceStepRunner:
         )
 
     def _run(self, shape: StepShape) -> Tensor:
-        """Launch a step on what lies in the buffers; tokens [num_samples] int32."""
+        """Launch the model on what lies in the buffers; logits of the samples go to theirs.
+
+        Returns the last hidden states [num_prompt_rows, hidden_size] of the other rows.
+        """
         part = self._staging.part
         meta = AttentionMetadata(
             query_start_loc=part("query_start_loc", shape.num_seqs + 1),
@@ -202,18 +239,47 @@ class DeviceStepRunner:
         input_ids = part("input_ids", shape.num_tokens)
         last_tokens = self._sampler.last_tokens.index_select(0, (-1 - input_ids).clamp_(min=0))
         all_sampled = shape == StepShape.decodes(shape.num_tokens)
-        logits = self._model.forward(
+        num_rows = shape.num_samples + shape.num_prompt_rows
+        hidden = self._model.forward(
             torch.where(input_ids < 0, last_tokens, input_ids),
             self._attention,
             meta,
-            None if all_sampled else part("logits_indices", shape.num_samples),
+            None if all_sampled else part("logits_indices", num_rows),
         )
-        return self._sampler.sample(
-            logits,
-            part("sample_rows", shape.num_samples),
-            part("sample_row_or_none", shape.num_samples),
-            part("sample_positions", shape.num_samples),
+        num_samples = shape.num_samples
+        self._logits[:num_samples].copy_(self._model.compute_logits(hidden[:num_samples]))
+        return hidden[num_samples:]
+
+    def _sample(
+        self, samples: list[SampleSpec], shape: StepShape
+    ) -> tuple[Tensor, DeviceLogprobs | None]:
+        """Tokens [num_samples] int32 from the logits that `_run` has left."""
+        logits = self._logits[: shape.num_samples]
+        rows = (
+            self._staging.part("sample_rows", shape.num_samples),
+            self._staging.part("sample_row_or_none", shape.num_samples),
+            self._staging.part("sample_positions", shape.num_samples),
         )
+        places = places_with_logprobs(samples)
+        if not places:
+            return self._sampler.sample(logits, samples, *rows), None
+        index = send(np.array(places, np.int64), self._model.device)
+        untouched = logits.index_select(0, index)
+        tokens = self._sampler.sample(logits, samples, *rows)
+        num_top = [samples[place].params.logprobs or 0 for place in places]
+        return tokens, DeviceLogprobs(untouched, tokens.index_select(0, index), num_top)
+
+    def _prompt_logprobs(
+        self, hidden: Tensor, specs: list[PromptLogprobsSpec]
+    ) -> Iterator[DeviceLogprobs]:
+        done = 0
+        for token_ids, num_top in cut_prompts(specs):
+            part = hidden[done : done + len(token_ids)]
+            done += len(token_ids)
+            logits = self._model.compute_logits(part).float()
+            yield DeviceLogprobs(
+                logits, send(np.array(token_ids, np.int32), self._model.device), num_top
+            )
 
 
 def _padded(values: IntArray, length: int, filler: int) -> IntArray:

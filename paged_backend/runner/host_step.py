@@ -6,11 +6,24 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import (
+    ModelRunnerOutput,
+    PromptLogprobsSpec,
+    SampleSpec,
+    SchedulerOutput,
+)
 from paged_backend.models.llama import LlamaModel
+from paged_backend.outputs import TokenLogprobs
 from paged_backend.runner.attention import AttentionBackend, AttentionMetadata
 from paged_backend.runner.input_batch import InputBatch, block_table
+from paged_backend.runner.logprobs import (
+    HostLogprobs,
+    cut_prompts,
+    join_prompts,
+    places_with_logprobs,
+)
 from paged_backend.runner.sampler import Sampler
 from paged_backend.runner.torch_threads import one_torch_thread
 
@@ -40,9 +53,9 @@ class HostStepRunner:
     def submit(self, plan: SchedulerOutput) -> Done:
         """Make the plan's copies, compute its tokens and sample."""
         with one_torch_thread(self._model.device):
-            return Done(ModelRunnerOutput(self._run(plan)))
+            return Done(self._run(plan))
 
-    def _run(self, plan: SchedulerOutput) -> list[int]:
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         batch = InputBatch.build(plan, self._block_size)
         if plan.block_copies:
             self._attention.copy_blocks(plan.block_copies)
@@ -55,11 +68,39 @@ class HostStepRunner:
             num_decodes=batch.num_decodes,
         )
         started = time.perf_counter()
-        logits = self._model.forward(
+        hidden = self._model.forward(
             torch.from_numpy(batch.input_ids),
             self._attention,
             meta,
-            torch.from_numpy(batch.logits_indices),
+            torch.from_numpy(batch.needed_indices),
         )
+        num_samples = len(batch.samples)
+        logits = self._model.compute_logits(hidden[:num_samples]).float()
         self.model_seconds += time.perf_counter() - started
-        return self._sampler.sample(logits, batch.samples)
+        token_ids, logprobs = self._sample(logits, batch.samples)
+        return ModelRunnerOutput(
+            token_ids, logprobs, self._prompt_logprobs(hidden[num_samples:], batch.prompts)
+        )
+
+    def _sample(
+        self, logits: Tensor, samples: list[SampleSpec]
+    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        places = places_with_logprobs(samples)
+        if not places:
+            return self._sampler.sample(logits, samples), {}
+        untouched = logits[places]
+        token_ids = self._sampler.sample(logits, samples)
+        chosen = [token_ids[place] for place in places]
+        num_top = [samples[place].params.logprobs or 0 for place in places]
+        rows = HostLogprobs(untouched, chosen, num_top).wait()
+        return token_ids, dict(zip(places, rows, strict=True))
+
+    def _prompt_logprobs(
+        self, hidden: Tensor, specs: list[PromptLogprobsSpec]
+    ) -> list[list[TokenLogprobs]]:
+        rows: list[TokenLogprobs] = []
+        for token_ids, num_top in cut_prompts(specs):
+            part = hidden[len(rows) : len(rows) + len(token_ids)]
+            logits = self._model.compute_logits(part).float()
+            rows += HostLogprobs(logits, token_ids, num_top).wait()
+        return join_prompts(specs, rows)

@@ -8,7 +8,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_backend.core.scheduler_output import SampleSpec, ScheduledSequence, SchedulerOutput
+from paged_backend.core.scheduler_output import (
+    PromptLogprobsSpec,
+    SampleSpec,
+    ScheduledSequence,
+    SchedulerOutput,
+)
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -26,6 +31,8 @@ class InputBatch:
     logits_indices: Longs  # [num_samples] rows whose next token is sampled
     num_decodes: int  # so many sequences, the first ones, have one token each
     samples: list[SampleSpec]  # one for each entry of logits_indices
+    prompt_indices: Longs  # rows before the prompts' tokens whose log-probabilities are wanted
+    prompts: list[PromptLogprobsSpec]  # that have these rows, one after the other
 
     @classmethod
     def build(cls, plan: SchedulerOutput, block_size: int) -> InputBatch:
@@ -51,7 +58,16 @@ class InputBatch:
             logits_indices=np.repeat(query_start_loc[1:].astype(np.int64) - 1, num_samples),
             num_decodes=int(longer[0]) if len(longer) else len(items),
             samples=[sample for item in items for sample in item.samples],
+            prompt_indices=_prompt_indices(items, query_start_loc),
+            prompts=[item.prompt_logprobs for item in items if item.prompt_logprobs is not None],
         )
+
+    @property
+    def needed_indices(self) -> Longs:
+        """Rows whose logits are computed: those to be sampled come first."""
+        if not self.prompts:
+            return self.logits_indices
+        return np.concatenate((self.logits_indices, self.prompt_indices))
 
 
 def block_table(items: list[ScheduledSequence]) -> Ints:
@@ -62,6 +78,15 @@ def block_table(items: list[ScheduledSequence]) -> Ints:
     ids = chain.from_iterable(item.block_ids for item in items)
     padded[filled] = np.fromiter(ids, np.int32, int(widths.sum()))
     return padded
+
+
+def _prompt_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Longs:
+    parts = [
+        start + np.arange(len(item.prompt_logprobs.token_ids))
+        for item, start in zip(items, query_start_loc.tolist(), strict=False)
+        if item.prompt_logprobs is not None
+    ]
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
 def _slots(

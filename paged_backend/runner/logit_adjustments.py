@@ -1,4 +1,4 @@
-"""Changes to logits that depend on the tokens a sequence already has."""
+"""Changes to logits before a token is drawn, on the host."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.runner.token_edits import edit_logits
 
 
 def adjust_logits(
     logits: Tensor, samples: Sequence[SampleSpec], eos_token_ids: Iterable[int]
 ) -> None:
-    """Apply penalties and ``min_tokens`` in place to ``logits`` [R, vocab], row by sample.
+    """Apply what a request asks of single tokens, penalties and ``min_tokens``, in this order.
 
-    Rows that ask for neither are not touched.
+    In place to ``logits`` [R, vocab], row by sample; rows that ask for none are not touched.
     """
+    edit_logits(logits, samples)
     penalised = [(row, spec) for row, spec in enumerate(samples) if spec.params.penalised]
     if penalised:
         _penalise_repetition(logits, penalised)

@@ -13,7 +13,7 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler, SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.sequence import PENDING
-from paged_backend.outputs import SequenceOutput
+from paged_backend.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -29,12 +29,15 @@ def next_token(context: list[int], index_seed: int) -> int:
     return value % VOCAB
 
 
-def make_request(name, prompt, *, n=1, max_tokens=8, ignore_eos=False, salt="", seed=1, **params):
+def make_request(
+    name, prompt, *, n=1, max_tokens=8, ignore_eos=False, salt="", seed=1, priority=0, **params
+):
     return Request(
         name,
         list(prompt),
         SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, seed=seed, **params),
         salt,
+        priority,
     )
 
 
@@ -70,6 +73,7 @@ class EngineWithoutModel:
         self.content = [[None] * block_size for _ in range(num_blocks)]
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
+        self.prompt_logprobs: dict[str, list[float]] = {}
         self.plans: list[SchedulerOutput] = []
 
     def add(self, request: Request) -> None:
@@ -89,6 +93,10 @@ class EngineWithoutModel:
             key = (out.request_id, out.index)
             assert key not in self.reasons, "a finished sequence spoke again"
             self.tokens.setdefault(key, []).extend(out.new_token_ids)
+            if out.prompt_logprobs is not None:
+                assert out.request_id not in self.prompt_logprobs, "told twice"
+                told = [entry.logprob for entry in out.prompt_logprobs]
+                self.prompt_logprobs[out.request_id] = told
             if out.finish_reason is not None:
                 self.reasons[key] = out.finish_reason
         return outputs
@@ -126,7 +134,13 @@ class EngineWithoutModel:
                 sampled.append(next_token(seen, spec.seed))
                 self.last_token[spec.seq_id] = sampled[-1]
         assert len(self.last_token) <= self.scheduler.config.max_num_seqs
-        return ModelRunnerOutput(sampled)
+        # In place of a log-probability stands the token that it is of.
+        prompt_logprobs = [
+            [TokenLogprobs(token, 1, [], []) for token in item.prompt_logprobs.token_ids]
+            for item in plan.scheduled
+            if item.prompt_logprobs is not None
+        ]
+        return ModelRunnerOutput(sampled, {}, prompt_logprobs)
 
 
 def expected_tokens(request: Request, seed: int, max_model_len: int) -> list[int]:

@@ -166,7 +166,7 @@ def test_a_block_that_decoding_fills_is_found_as_soon_as_its_tokens_are_known():
         known = [1, 2, 3, *engine.tokens["a", 0]]
         later = make_request("b", [*known, 7])
         engine.add(later)
-        waiting = next(iter(engine.scheduler._waiting.values()))
+        waiting = engine.scheduler._waiting.first()
         assert len(engine.scheduler.kv.find_prefix(waiting)) == len(known) // 4
 
 
@@ -181,6 +181,29 @@ def test_the_next_step_is_planned_before_the_last_is_known_but_none_beyond_the_l
         [PENDING],
     ]
     assert not engine.has_unfinished
+
+
+def test_lower_priorities_come_first_and_equal_ones_in_turn():
+    engine = EngineWithoutModel(max_num_seqs=1)
+    for name, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -1)):
+        engine.add(make_request(name, [1, 2], max_tokens=2, priority=priority, ignore_eos=True))
+    engine.run()
+    firsts = [name for name, _ in engine.tokens]
+    assert firsts == ["d", "a", "c", "b"]
+
+
+def test_the_least_urgent_gives_up_its_blocks():
+    """The one that came last, unless another has a higher number."""
+    for priority, preempted in ((0, "c"), (5, "b")):
+        engine = EngineWithoutModel(num_blocks=7, max_model_len=24, enable_prefix_caching=False)
+        for name in "abc":
+            fields = {"max_tokens": 9, "ignore_eos": True}
+            fields["priority"] = priority if name == "b" else 0
+            engine.add(make_request(name, [1, 2, 3, 4, 5], **fields))
+        engine.run()
+        released = [seq_id for plan in engine.plans for seq_id in plan.released]
+        assert "abc"[released[0]] == preempted
+        assert engine.scheduler.stats().num_preemptions > 0
 
 
 def test_what_gave_up_its_blocks_is_told_once():

@@ -25,6 +25,8 @@ requests = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "salt": st.sampled_from(["", "", "a"]),
         "seed": st.integers(0, 3),
+        "priority": st.sampled_from([0, 0, 0, -1, 1]),
+        "prompt_logprobs": st.sampled_from([None, None, None, 0]),
     }
 )
 actions = st.lists(
@@ -78,10 +80,13 @@ def test_any_history_keeps_the_books_and_the_tokens(
     assert engine.scheduler.kv.pool.num_used == 0
     assert engine.scheduler.kv.pool.num_free == num_blocks - 1
     for name, request in accepted.items():
+        if request.params.prompt_logprobs is not None and (name, 0) in engine.tokens:
+            assert engine.prompt_logprobs.pop(name) == request.prompt_token_ids[1:]
         for index in range(request.params.n):
             want = expected_tokens(request, derive_seed(request.params.seed, index), MAX_MODEL_LEN)
             got = engine.tokens.get((name, index), [])
             assert got == want if name not in aborted else got == want[: len(got)]
+    assert not engine.prompt_logprobs
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.sequence import PENDING
 from paged_backend.runner.device_sampler import DeviceSampler
 from paged_backend.runner.sampler import Sampler
 from paged_backend.sampling_params import SamplingParams
@@ -26,6 +27,13 @@ SETTINGS = {
     },
     "min_tokens": {"min_tokens": 3, "stop_token_ids": [7, 9, 100_000]},
     "top_k of one": {"temperature": 1.0, "top_k": 1},
+    "bias": {"logit_bias": {2: -50, 7: 3.5, 11: 6}},
+    "allowed": {"allowed_token_ids": [4, 9, 11, 40]},
+    "bad words": {
+        "allowed_token_ids": [4, 9, 11],
+        "bad_words_token_ids": [[4, 9], [9, 9], [11, 4, 11], [9, 11], [4, 4, 4, 4]],
+    },
+    "bias and penalties": {"logit_bias": {2: 4}, "presence_penalty": 1.0, "min_tokens": 2},
 }
 
 
@@ -42,15 +50,18 @@ class Sequences:
             for values in settings
         ]
 
-    def specs(self) -> list[SampleSpec]:
-        return [
-            SampleSpec(i, params, 2**64 - 1 - i, len(tokens), prompt, tokens)
-            for i, (params, tokens, prompt) in enumerate(
-                zip(self.params, self.tokens, self.prompts, strict=True)
-            )
-        ]
+    def specs(self, *, hide_last: bool = False) -> list[SampleSpec]:
+        """What the sampler hears; a step that is planned ahead does not know the last token."""
+        specs = []
+        for i, (params, tokens, prompt) in enumerate(
+            zip(self.params, self.tokens, self.prompts, strict=True)
+        ):
+            if hide_last and len(tokens) > prompt:
+                tokens = [*tokens[:-1], PENDING]
+            specs.append(SampleSpec(i, params, 2**64 - 1 - i, len(tokens), prompt, tokens))
+        return specs
 
-    def step(self, sampler: DeviceSampler, padding: int) -> None:
+    def step(self, sampler: DeviceSampler, padding: int, *, hide_last: bool = False) -> None:
         """Sample once with each; the host's sampler knows all tokens."""
         count = len(self.rows)
         logits = torch.randn(count + padding, VOCAB) * 3
@@ -60,6 +71,7 @@ class Sequences:
         rows = self.rows + [padding_row] * padding
         got = sampler.sample(
             logits.to(self.device),
+            self.specs(hide_last=hide_last),
             torch.tensor(rows, device=self.device),
             torch.tensor(self.rows + [-1] * padding, dtype=torch.int32, device=self.device),
             torch.tensor(
@@ -80,8 +92,8 @@ def test_tokens_are_those_of_the_host(device, padding):
     for _ in range(2):  # the second time other sequences take the rows
         sequences = Sequences(list(SETTINGS.values()), device)
         sampler.admit(sequences.rows, sequences.specs())
-        for _ in range(5):
-            sequences.step(sampler, padding)
+        for step in range(6):
+            sequences.step(sampler, padding, hide_last=step % 2 == 1)
 
 
 def test_a_sequence_may_come_back_with_output(device):

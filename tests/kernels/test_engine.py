@@ -188,6 +188,35 @@ def test_penalties_see_tokens_that_the_host_does_not_know_yet(oracle):
     assert answers[0] == expected
 
 
+def test_log_probabilities_are_those_of_the_model(oracle):
+    """Of sampled tokens before any adjustment, and of a prompt that comes in chunks."""
+    prompt = [4, 8, 15, 16, 23, 42, 9, 9, 7]
+    plain = {"max_tokens": 4, "ignore_eos": True}
+    asked = {"logprobs": 3, "prompt_logprobs": 2, "temperature": 0, "presence_penalty": 2}
+    for later in (False, True):
+        engine = engine_for(oracle, async_scheduling=later, max_num_batched_tokens=8)
+        engine.add_request(Request("plain", prompt, SamplingParams(temperature=0, **plain)))
+        engine.add_request(Request("asked", prompt, SamplingParams(**asked, **plain)))
+        outputs = [output for output in run(engine, []).get("asked", ())]
+        oracle.confirm_logprobs(prompt, outputs)
+
+
+def test_bad_words_end_in_tokens_that_the_host_does_not_know_yet(oracle):
+    prompt = [4, 8, 15, 16]
+    free = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+    usual = drawn(engine_for(oracle), [Request("a", prompt, SamplingParams(**free))])["a"]
+    params = SamplingParams(
+        **free, bad_words_token_ids=(tuple(usual[1:3]), tuple(usual[2:6])), logit_bias={5: 1.0}
+    )
+    answers = [
+        drawn(engine_for(oracle, async_scheduling=later), [Request("a", prompt, params)])["a"]
+        for later in (False, True)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0][:2] == usual[:2]
+    assert answers[0][2] != usual[2]
+
+
 def test_a_padded_step_of_nothing_changes_nothing(oracle):
     """What graphs are captured on; a batch is padded with the same."""
     steps = engine_for(oracle, max_num_seqs=3).runner._steps

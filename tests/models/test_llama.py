@@ -54,7 +54,8 @@ def run_steps(model: LlamaModel, attention: AttentionBackend, tokens: list[Tenso
             num_decodes=0,
         )
         ids = [tokens[seq][done[seq] : done[seq] + counts[seq]] for seq in active]
-        rows = model.forward(torch.cat(ids), attention, meta, torch.arange(int(ends[-1])))
+        hidden = model.forward(torch.cat(ids), attention, meta, torch.arange(int(ends[-1])))
+        rows = model.compute_logits(hidden).float()
         for seq, part in zip(active, rows.split([counts[seq] for seq in active]), strict=True):
             logits[seq].append(part)
             done[seq] += counts[seq]
@@ -102,7 +103,8 @@ def test_only_the_rows_asked_for_are_returned(tmp_path: Path) -> None:
 
     def logits(rows: list[int]) -> Tensor:
         index = torch.tensor(rows, dtype=torch.int64)
-        return model.forward(torch.arange(5), make_backend(model, False), meta, index)
+        attention = make_backend(model, False)
+        return model.compute_logits(model.forward(torch.arange(5), attention, meta, index))
 
     everything = logits([0, 1, 2, 3, 4])
     torch.testing.assert_close(logits([4, 4, 1]), everything[[4, 4, 1]])

@@ -284,6 +284,51 @@ def test_rows_that_ask_for_nothing_keep_their_logits() -> None:
     assert changed == [[1, 1], [2, EOS]]
 
 
+# ---- biases, allowed tokens, bad words ----------------------------------------------------------
+
+
+def test_a_bias_is_added_before_penalties() -> None:
+    logits = torch.tensor([[3.0, 2.0, -1.0]])
+    assert sample(logits, [spec(position=1, temperature=0, logit_bias={1: 1.5})]) == [1]
+    assert sample(logits, [spec(position=1, temperature=0, logit_bias={0: -100, 1: -100})]) == [2]
+    # (2 + 1.5) / 2 is below 3: a penalty on the biased logit, not a bias on the penalised one.
+    fields = {"logit_bias": {1: 1.5}, "repetition_penalty": 2.0, "temperature": 0}
+    assert sample(logits, [spec(output=(1,), **fields)]) == [0]
+
+
+def test_nothing_but_allowed_tokens_is_drawn() -> None:
+    logits = noise(1)
+    counts = drawn(logits[0], 500, allowed_token_ids=[3, 5, 5, 299])
+    assert set(np.flatnonzero(counts)) == {3, 5, 299}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "expected"),
+    [
+        ((1, 2), (), 3),  # words are looked for in the output only
+        ((), (1,), 3),
+        ((), (1, 2), 4),  # 1 2 3 is forbidden
+        ((1,), (2,), 3),
+        ((), (5, 1, 2), 4),
+        ((), (2, 1), 3),
+        ((), (3,), 4),  # 3 3 is
+    ],
+)
+def test_a_bad_word_is_not_completed(prompt, output, expected) -> None:
+    logits = torch.tensor([[9.0, 0.0, 0.0, 3.0, 2.0, 1.0]])
+    words = [[1, 2, 3], [3, 3], [0]]
+    one = spec(temperature=0, prompt=prompt or (1,), output=output, bad_words_token_ids=words)
+    assert sample(logits, [one]) == [expected]
+
+
+def test_words_with_the_same_end_forbid_it_after_each_beginning() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    words = [[0, 2], [1, 2], [1, 2]]
+    for last, expected in ((0, 1), (1, 1), (2, 2)):
+        one = spec(temperature=0, prompt=(0,), output=(last,), bad_words_token_ids=words)
+        assert sample(logits, [one]) == [expected]
+
+
 # ---- logits that are no numbers -----------------------------------------------------------------
 
 

@@ -1,0 +1,100 @@
+"""Log-probabilities from a model's own logits, on the host and on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_backend.core.scheduler_output import PromptLogprobsSpec, SampleSpec
+from paged_backend.outputs import TokenLogprobs
+from paged_backend.runner.transfer import Arrival, send
+
+# Of a prompt at a time: their logits are the largest tensor of a step.
+ROWS_AT_ONCE = 256
+
+
+class HostLogprobs:
+    """Computed at once.
+
+    Args:
+        logits: [n, vocab] float32; only read.
+        token_ids: [n] the tokens that stand, or were sampled, there.
+        num_top: how many of the likeliest tokens, for each row.
+    """
+
+    def __init__(self, logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> None:
+        logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.finfo(torch.float32).max)
+        logprobs = torch.log_softmax(logits, dim=1).nan_to_num(nan=-torch.inf)
+        chosen = logprobs.gather(1, torch.tensor(token_ids, dtype=torch.int64).unsqueeze(1))
+        ranks = (logprobs >= chosen).sum(1)
+        width = min(max(num_top, default=0), logprobs.shape[1])
+        top, top_ids = logprobs.topk(width, dim=1)
+        columns = chosen.squeeze(1), ranks, top_ids, top
+        self._rows = list(_rows(num_top, *(column.tolist() for column in columns)))
+
+    def wait(self) -> list[TokenLogprobs]:
+        """One for each row."""
+        return self._rows
+
+
+class DeviceLogprobs:
+    """On their way from a device to the host.
+
+    Args:
+        logits: [n, vocab] float32; only read.
+        token_ids: [n] int32 on the same device.
+        num_top: how many of the likeliest tokens, for each row.
+    """
+
+    def __init__(self, logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> None:
+        # Imported here because Triton exists only where there is a GPU or its interpreter.
+        from paged_kernels.logprobs import logprobs
+
+        self._num_top = num_top
+        wanted = send(np.array(num_top, np.int32), logits.device)
+        rows = torch.arange(len(num_top), dtype=torch.int32, device=logits.device)
+        result = logprobs(logits, rows, token_ids, wanted, max(num_top, default=0))
+        columns = result.sampled, result.ranks, result.top_tokens, result.top
+        self._arrivals = [Arrival(column) for column in columns]
+
+    def wait(self) -> list[TokenLogprobs]:
+        """One for each row, once they are here."""
+        return list(_rows(self._num_top, *(arrival.wait() for arrival in self._arrivals)))
+
+
+def places_with_logprobs(samples: Sequence[SampleSpec]) -> list[int]:
+    """Which samples ask for log-probabilities."""
+    return [place for place, spec in enumerate(samples) if spec.params.logprobs is not None]
+
+
+def cut_prompts(specs: Sequence[PromptLogprobsSpec]) -> Iterator[tuple[list[int], list[int]]]:
+    """The tokens of all specs, a bounded number at a time, each with its ``num_top``."""
+    token_ids = [token for spec in specs for token in spec.token_ids]
+    num_top = [spec.num_top for spec in specs for _ in spec.token_ids]
+    for start in range(0, len(token_ids), ROWS_AT_ONCE):
+        yield token_ids[start : start + ROWS_AT_ONCE], num_top[start : start + ROWS_AT_ONCE]
+
+
+def join_prompts(
+    specs: Sequence[PromptLogprobsSpec], rows: list[TokenLogprobs]
+) -> list[list[TokenLogprobs]]:
+    """Rows of all specs together as a list for each of them."""
+    ends = np.cumsum([len(spec.token_ids) for spec in specs], dtype=int).tolist()
+    return [rows[end - len(spec.token_ids) : end] for spec, end in zip(specs, ends, strict=True)]
+
+
+def _rows(
+    num_top: Sequence[int],
+    logprobs: list[float],
+    ranks: list[int],
+    top_ids: list[list[int]],
+    top: list[list[float]],
+) -> Iterator[TokenLogprobs]:
+    for count, logprob, rank, ids, values in zip(
+        num_top, logprobs, ranks, top_ids, top, strict=True
+    ):
+        likeliest = [token for token in ids[:count] if token >= 0]  # there may be fewer
+        yield TokenLogprobs(logprob, rank, likeliest, values[: len(likeliest)])

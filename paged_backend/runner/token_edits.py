@@ -1,0 +1,84 @@
+"""Favoured and forbidden tokens: biases, allowed sets and bad words, on rows of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.runner.transfer import send
+
+_WHATEVER_CAME_LAST = -1
+
+
+class _Edit(NamedTuple):
+    """Something to be added to one logit if the row's last token is a certain one."""
+
+    row: int
+    token: int
+    amount: float
+    last_token: int
+
+
+def edit_logits(
+    logits: Tensor, samples: Sequence[SampleSpec], last_tokens: Tensor | None = None
+) -> None:
+    """Apply ``allowed_token_ids``, ``logit_bias`` and ``bad_words_token_ids`` in place.
+
+    Args:
+        logits: [R, vocab] float32; row ``i`` belongs to ``samples[i]``, more rows are padding.
+        samples: of the rows.
+        last_tokens: [R] int32 on the logits' device, where the host may not know a row's last
+            token yet. By default it does.
+    """
+    rows = [(row, spec) for row, spec in enumerate(samples) if spec.params.adjusts_tokens]
+    if not rows:
+        return
+    _keep_allowed(logits, rows)
+    edits = [edit for row, spec in rows for edit in _edits(row, spec)]
+    if not edits:
+        return
+    if last_tokens is None:
+        last_tokens = torch.tensor([spec.token_ids[spec.position - 1] for spec in samples])
+    row_ids, token_ids, needed = (
+        send(np.array([edit[field] for edit in edits], np.int64), logits.device)
+        for field in (0, 1, 3)
+    )
+    amounts = send(np.array([edit.amount for edit in edits], np.float32), logits.device)
+    applies = (needed == _WHATEVER_CAME_LAST) | (needed == last_tokens[row_ids])
+    # A token may be named twice, so amounts are added up instead of written.
+    logits.index_put_((row_ids, token_ids), torch.where(applies, amounts, 0.0), accumulate=True)
+
+
+def _keep_allowed(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> None:
+    rows = [(row, spec) for row, spec in rows if spec.params.allowed_token_ids]
+    if not rows:
+        return
+    allowed = [spec.params.allowed_token_ids for _, spec in rows]
+    owners = np.repeat([row for row, _ in rows], [len(ids) for ids in allowed])
+    row_ids = send(owners.astype(np.int64), logits.device)
+    token_ids = send(np.concatenate(allowed).astype(np.int64), logits.device)
+    kept = logits[row_ids, token_ids]
+    logits.index_fill_(0, send(np.unique(owners).astype(np.int64), logits.device), -torch.inf)
+    logits[row_ids, token_ids] = kept
+
+
+def _edits(row: int, spec: SampleSpec) -> Iterator[_Edit]:
+    for token, bias in spec.params.logit_bias:
+        yield _Edit(row, token, bias, _WHATEVER_CAME_LAST)
+    for *before, token in spec.params.bad_words_token_ids:
+        if not before:
+            yield _Edit(row, token, -torch.inf, _WHATEVER_CAME_LAST)
+        elif _precede(before[:-1], spec):
+            yield _Edit(row, token, -torch.inf, before[-1])
+
+
+def _precede(tokens: list[int], spec: SampleSpec) -> bool:
+    """Whether these tokens stand before the row's last one, within its output."""
+    end = spec.position - 1
+    start = end - len(tokens)
+    return start >= spec.num_prompt_tokens and spec.token_ids[start:end] == tokens

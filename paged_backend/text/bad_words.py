@@ -1,0 +1,29 @@
+"""Words that must not come, as the token sequences that would spell them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.text.tokenizer import Tokenizer
+
+
+def resolve_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """Replace ``bad_words`` by ``bad_words_token_ids``: each word with and without a space before.
+
+    Raises:
+        InvalidRequest: a word has no tokens.
+    """
+    if not params.bad_words:
+        return params
+    spellings: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        for text in (word, " " + word.lstrip()):
+            token_ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not token_ids:
+                raise InvalidRequest("bad_words", f"{word!r} has no tokens")
+            spellings[token_ids] = None
+    return replace(
+        params, bad_words=(), bad_words_token_ids=(*params.bad_words_token_ids, *spellings)
+    )

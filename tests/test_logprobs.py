@@ -1,0 +1,100 @@
+"""Log-probabilities of the whole engine beside those of transformers' logits."""
+
+from __future__ import annotations
+
+import pytest
+from oracle import Oracle, make_engine, mixed_work, run
+
+from paged_backend.engine import Engine
+from paged_backend.llm import LLM
+from paged_backend.outputs import SequenceOutput
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+
+ADJUSTED = {
+    "temperature": 1.3,
+    "seed": 4,
+    "logit_bias": {7: 5.0, 9: -100},
+    "presence_penalty": 1.0,
+    "min_tokens": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return Oracle("llama3", tmp_path_factory.mktemp("llama3"))
+
+
+def answers(
+    engine: Engine, prompts: list[list[int]], **params: object
+) -> list[list[SequenceOutput]]:
+    for index, prompt in enumerate(prompts):
+        request = Request(f"r{index}", prompt, SamplingParams.from_mapping(params))
+        engine.add_request(request)
+    outputs = run(engine, [])
+    return [outputs[f"r{index}"] for index in range(len(prompts))]
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, ADJUSTED], ids=["greedy", "adjusted"])
+@pytest.mark.parametrize("budget", [512, 7], ids=["whole", "chunked"])
+def test_they_are_the_models_own(oracle: Oracle, fields: dict[str, object], budget: int) -> None:
+    engine = make_engine(oracle.folder, max_num_batched_tokens=budget, max_num_seqs=7)
+    prompts = [prompt for prompt, _ in mixed_work(9)]
+    asked = {"logprobs": 5, "prompt_logprobs": 3, "max_tokens": 8, **fields}
+    for prompt, outputs in zip(prompts, answers(engine, prompts, **asked), strict=True):
+        oracle.confirm_logprobs(prompt, outputs)
+        tops = {len(entry.top_token_ids) for output in outputs for entry in output.logprobs}
+        assert tops == {5}
+
+
+def test_prompts_are_computed_though_they_are_cached(oracle: Oracle) -> None:
+    engine = make_engine(oracle.folder)
+    prompt = [7 * i % 190 + 3 for i in range(64)]
+    answers(engine, [prompt], max_tokens=1)
+    (cached,) = answers(engine, [prompt], max_tokens=2, logprobs=0)
+    assert cached[0].num_cached_tokens == 48
+    assert cached[0].prompt_logprobs is None
+    (outputs,) = answers(engine, [prompt], max_tokens=2, logprobs=0, prompt_logprobs=0)
+    oracle.confirm_logprobs(prompt, outputs)
+    assert outputs[0].num_cached_tokens == 0
+
+
+def test_a_preempted_request_tells_each_once(oracle: Oracle) -> None:
+    blocks = 2**20 // make_engine(oracle.folder, kv_cache_memory_bytes=2**20).runner.num_blocks
+    engine = make_engine(oracle.folder, max_model_len=96, kv_cache_memory_bytes=9 * blocks)
+    prompts = [prompt[:40] for prompt, _ in mixed_work(6, seed=1)]
+    fields = {"logprobs": 2, "prompt_logprobs": 1, "max_tokens": 24, "temperature": 0}
+    for prompt, outputs in zip(
+        prompts, answers(engine, prompts, ignore_eos=True, **fields), strict=True
+    ):
+        oracle.confirm_logprobs(prompt, outputs)
+    assert engine.stats().num_preemptions > 0
+
+
+def test_answers_to_one_prompt_have_their_own(oracle: Oracle) -> None:
+    prompt = [9, 8, 7, 6, 5]
+    (outputs,) = answers(
+        make_engine(oracle.folder), [prompt], n=3, logprobs=1, prompt_logprobs=0, max_tokens=5
+    )
+    for index in range(3):
+        oracle.confirm_logprobs(prompt, [output for output in outputs if output.index == index])
+    told = [output.index for output in outputs if output.prompt_logprobs is not None]
+    assert told == [0]
+
+
+def test_nobody_gets_what_he_did_not_ask_for(oracle: Oracle) -> None:
+    (outputs,) = answers(make_engine(oracle.folder), [[5, 6, 7]], max_tokens=3)
+    assert all(output.logprobs is output.prompt_logprobs is None for output in outputs)
+
+
+def test_the_offline_api_has_them_and_reads_bad_words() -> None:
+    llm = LLM("demo")
+    question = "What does len do?"
+    asked = {"temperature": 0, "max_tokens": 12, "logprobs": 2, "prompt_logprobs": 0}
+    (usual,) = llm.generate([question], SamplingParams(**asked))
+    answer = usual.outputs[0]
+    assert len(answer.logprobs) == len(answer.token_ids)
+    assert len(usual.prompt_logprobs) == len(usual.prompt_token_ids) - 1
+    word = answer.text.split()[1]
+    (other,) = llm.generate([question], SamplingParams(**asked, bad_words=(word,)))
+    assert f" {word}" not in other.outputs[0].text
