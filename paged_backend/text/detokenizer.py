@@ -33,6 +33,11 @@ class Detokenizer:
             _ByteDecoder() if tokenizer.decoder_steps == ("ByteLevel",) else _Window(tokenizer)
         )
 
+    @property
+    def context_ids(self) -> list[int]:
+        """The last tokens, as many as a new detokenizer must have seen to go on from here."""
+        return self._decoder.context_ids
+
     def append(self, token_ids: Iterable[int]) -> str:
         """Take the next tokens; the text that became certain with them, often empty."""
         return "".join(map(self._append_one, token_ids))
@@ -49,6 +54,9 @@ class Detokenizer:
 
 
 class _Decoder(Protocol):
+    @property
+    def context_ids(self) -> list[int]: ...
+
     def append(self, token_id: int, token: str) -> str: ...
 
     def finish(self) -> str: ...
@@ -69,17 +77,47 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 
 
+def _bytes_of(token: str) -> bytes:
+    """The bytes that an entry of a byte-level vocabulary stands for."""
+    try:
+        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+    except KeyError:  # an added token, which is plain text
+        return token.encode()
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The UTF-8 of one token by itself, which may begin or end within a character."""
+    token = tokenizer.token(token_id)
+    if token is None:
+        return b""
+    if tokenizer.decoder_steps == ("ByteLevel",):
+        return _bytes_of(token)
+    if "ByteFallback" in tokenizer.decoder_steps and _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[1:-1], 16)])
+    # As it looks after another token: the first of all loses its space with some decoders.
+    once, twice = (
+        tokenizer.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2)
+    )
+    return twice[len(once) :].encode()
+
+
 class _ByteDecoder:
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tail: list[tuple[int, int]] = []  # tokens of an unfinished character, bytes of each
+
+    @property
+    def context_ids(self) -> list[int]:
+        return [token_id for token_id, _ in self._tail]
 
     def append(self, token_id: int, token: str) -> str:
-        del token_id
-        try:
-            data = bytes([_BYTE_OF_CHARACTER[character] for character in token])
-        except KeyError:  # an added token, which is plain text
-            data = token.encode()
-        return self._utf8.decode(data)
+        data = _bytes_of(token)
+        text = self._utf8.decode(data)
+        self._tail.append((token_id, len(data)))
+        waiting = len(self._utf8.getstate()[0])
+        while self._tail and sum(length for _, length in self._tail[1:]) >= waiting:
+            del self._tail[0]
+        return text
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -93,6 +131,10 @@ class _Window:
         self._context: list[int] = []  # given out already, but decides how the next ones look
         self._context_text = ""
         self._pending: list[int] = []
+
+    @property
+    def context_ids(self) -> list[int]:
+        return self._context + self._pending
 
     def append(self, token_id: int, token: str) -> str:
         self._pending.append(token_id)

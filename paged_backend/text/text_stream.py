@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from paged_backend.outputs import FinishReason
 from paged_backend.sampling_params import SamplingParams
@@ -20,6 +21,14 @@ class TextDelta:
     finish_reason: FinishReason | None
 
 
+class StreamState(NamedTuple):
+    """Enough of a stream's past to go on without its memory."""
+
+    context_ids: list[int]  # the last tokens
+    num_held: int  # so many of these, the last ones, may belong to a stop string
+    num_tokens: int  # of the answer so far
+
+
 class TextStream:
     """Turns the tokens of one answer into pieces of text.
 
@@ -35,6 +44,24 @@ class TextStream:
         self._num_tokens = 0
         self._held = ""
         self._stopped = False
+        self._shown_context_ids: list[int] = []  # of the detokenizer, before the held ones
+        self._held_ids: list[int] = []  # whose text may become a stop string
+
+    @classmethod
+    def resume(cls, tokenizer: Tokenizer, params: SamplingParams, state: StreamState) -> Self:
+        """A stream that goes on where another one was, with the same tokenizer and parameters."""
+        stream = cls(tokenizer, params)
+        shown = len(state.context_ids) - state.num_held
+        stream._detokenizer.append(state.context_ids[:shown])
+        stream._num_tokens = state.num_tokens - state.num_held
+        stream.append(state.context_ids[shown:])
+        return stream
+
+    @property
+    def state(self) -> StreamState:
+        """What ``resume`` needs; its size does not grow with the answer."""
+        context_ids = self._shown_context_ids + self._held_ids
+        return StreamState(context_ids, len(self._held_ids), self._num_tokens)
 
     @property
     def stopped(self) -> bool:
@@ -58,6 +85,7 @@ class TextStream:
             if hidden and count == len(new_token_ids):
                 break  # the token that ended the sequence is no part of its text
             pieces.append(self._release(self._detokenizer.append((token_id,))))
+            self._keep_context(token_id)
             if self._stopped:
                 return TextDelta("".join(pieces), new_token_ids[:count], FinishReason.STOP)
         if finish_reason is not None:
@@ -68,6 +96,13 @@ class TextStream:
                 pieces.append(self._held)
                 self._held = ""
         return TextDelta("".join(pieces), new_token_ids, finish_reason)
+
+    def _keep_context(self, token_id: int) -> None:
+        if self._matcher is not None and self._matcher.num_undecided:
+            self._held_ids = [*self._held_ids, token_id]
+        else:
+            self._shown_context_ids = self._detokenizer.context_ids
+            self._held_ids = []
 
     def _release(self, piece: str) -> str:
         """The text that is clear once ``piece`` has come."""
@@ -84,3 +119,22 @@ class TextStream:
         clear = len(text) - undecided
         self._held = text[clear:]
         return text[:clear]
+
+
+def resumed_delta(
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    state: StreamState,
+    new_token_ids: list[int],
+    finish_reason: FinishReason | None,
+) -> TextDelta:
+    """What a stream in ``state`` adds with these tokens, where ``finish_reason`` may be its own.
+
+    The reason a reader hears says nothing of who ended the answer: a stop string, whose token has
+    text, or the engine, whose stop token has none. So it is tried without the reason first.
+    """
+    stream = TextStream.resume(tokenizer, params, state)
+    delta = stream.append(new_token_ids)
+    if finish_reason is None or stream.stopped:
+        return delta
+    return TextStream.resume(tokenizer, params, state).append(new_token_ids, finish_reason)

@@ -13,6 +13,7 @@ import tokenizers
 from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.models.hub import resolve_model
+from paged_backend.text.chat import ChatTemplate, load_chat_template, token_content
 from paged_backend.validation import shorten
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -24,12 +25,18 @@ _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with what serving needs to know about it."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, eos_token_id: int | None = None) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        eos_token_id: int | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
         """Take over ``backend``: its truncation and padding are turned off."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.eos_token_id = eos_token_id  # the tokenizer's own; the model may have more
+        self.chat_template = chat_template
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
 
@@ -92,8 +99,9 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     if backend is None or not _agrees(backend, config):
         backend, eos_token = _convert(folder)
     else:
-        eos_token = _content(config.get("eos_token"))
-    return Tokenizer(backend, None if eos_token is None else backend.token_to_id(eos_token))
+        eos_token = token_content(config.get("eos_token"))
+    eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
+    return Tokenizer(backend, eos_token_id, load_chat_template(folder))
 
 
 def _read(file: Path) -> tokenizers.Tokenizer | None:
@@ -132,7 +140,7 @@ def _frames_as(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
     """Whether prompts get the first and last token that ``add_bos/eos_token`` ask for."""
     frame = backend.encode("", add_special_tokens=True).tokens
     for flag, name, at in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", -1)):
-        token = _content(config.get(name))
+        token = token_content(config.get(name))
         framed = bool(frame) and frame[at] == token
         if flag in config and bool(config[flag] and token is not None) != framed:
             return False
@@ -144,14 +152,7 @@ def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
     for key in _SPECIAL_LISTS:
         more = config.get(key) or []
         values.extend(more.values() if isinstance(more, dict) else more)
-    return (content for content in map(_content, values) if content is not None)
-
-
-def _content(token: object) -> str | None:
-    """The text of a token that a file gives as a string or as an object."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+    return (content for content in map(token_content, values) if content is not None)
 
 
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, str | None]:

@@ -166,3 +166,31 @@ def test_text_that_nearly_matches_all_the_time_flows(byte_level: Tokenizer) -> N
     token_id = byte_level.encode("a")[0]
     deltas = [stream.append([token_id]) for _ in range(2000)]
     assert "".join(delta.text for delta in deltas) == "a" * (2000 - 255)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), reason=st.sampled_from([LENGTH, STOP, ABORT]))
+def test_a_stream_that_is_resumed_for_each_piece_says_the_same(
+    tokenizer: Tokenizer, data: st.DataObject, reason: FinishReason
+) -> None:
+    token_ids, params = data.draw(answers(tokenizer))
+    stream = TextStream(tokenizer, params)
+    for count, token_id in enumerate(token_ids, 1):
+        state = stream.state
+        ends = reason if count == len(token_ids) else None
+        expected = stream.append([token_id], ends)
+        resumed = TextStream.resume(tokenizer, params, state)
+        assert resumed.append([token_id], ends) == expected
+        if stream.stopped:
+            break
+
+
+def test_the_state_of_a_stream_stays_small(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer, SamplingParams(stop=("never there",), max_tokens=None))
+    sizes = []
+    for token_id in tokenizer.encode(" ".join(CORPUS) * 5):
+        stream.append([token_id])
+        sizes.append(len(stream.state.context_ids))
+    assert max(sizes) < 40

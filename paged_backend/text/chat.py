@@ -1,0 +1,171 @@
+"""From chat messages to the text of a prompt, by the template that comes with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paged_backend.config import read_json_object
+from paged_backend.errors import ConfigError, InvalidRequest
+from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
+
+MAX_MESSAGES = 4096
+_TEMPLATE_FILE = "chat_template.jinja"
+_CONFIG_FILE = "tokenizer_config.json"
+_RESERVED = ("messages", "conversations", "tools", "documents", "chat_template")
+_TOOL_FIELDS = ("tool_calls", "function_call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation and how it is to be rendered, checked when made; names are vLLM's.
+
+    Raises:
+        InvalidRequest: naming the field and what it accepts.
+    """
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    add_generation_prompt: bool | None = checked(
+        None, Rule(bool, optional=True), "begin the assistant's turn; default: unless one goes on"
+    )
+    continue_final_message: bool = checked(
+        False, Rule(bool), "leave the last message open, so that the answer goes on with it"
+    )
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", _messages(self.messages))
+        check_fields(self, InvalidRequest)
+        if self.add_generation_prompt is None:
+            object.__setattr__(self, "add_generation_prompt", not self.continue_final_message)
+        elif self.add_generation_prompt and self.continue_final_message:
+            raise InvalidRequest(
+                "add_generation_prompt", "must be false where continue_final_message is true"
+            )
+        if not isinstance(self.chat_template_kwargs, dict):
+            raise InvalidRequest("chat_template_kwargs", "must be an object")
+        for name in _RESERVED:
+            if name in self.chat_template_kwargs:
+                raise InvalidRequest("chat_template_kwargs", f"must not hold {name}")
+
+    @classmethod
+    def from_json(cls, value: object) -> Chat:
+        """Build from what a caller sent: an array of messages, or an object with these fields.
+
+        Raises:
+            InvalidRequest: naming the field and what it accepts.
+        """
+        if isinstance(value, Mapping):
+            return from_mapping(cls, value, InvalidRequest)
+        return cls(messages=value)  # type: ignore[arg-type]  # checked when made
+
+
+class ChatTemplate:
+    """A model's template, rendered in transformers' sandbox.
+
+    Args:
+        source: the Jinja template.
+        special_tokens: what the template may name, such as ``bos_token``.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        # Imported here: it takes a second, and models without a template do without.
+        from transformers.utils import chat_template_utils
+
+        self._render: Callable[..., Any] = chat_template_utils.render_jinja_template
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, chat: Chat) -> str:
+        """The prompt's text, special tokens included.
+
+        Raises:
+            InvalidRequest: the template refuses these messages.
+        """
+        try:
+            rendered, _ = self._render(
+                conversations=[chat.messages],
+                chat_template=self._source,
+                add_generation_prompt=bool(chat.add_generation_prompt),
+                continue_final_message=chat.continue_final_message,
+                **{**self._special_tokens, **chat.chat_template_kwargs},
+            )
+        except Exception as error:  # templates raise what they like
+            problem = shorten(str(error).strip() or type(error).__name__, 200, quote=False)
+            raise InvalidRequest("messages", f"the chat template says: {problem}") from error
+        return str(rendered[0])
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """The template in a checkpoint's folder: its own file, or one in ``tokenizer_config.json``.
+
+    Raises:
+        ConfigError: the folder's files cannot be read.
+    """
+    config = read_json_object(folder / _CONFIG_FILE) if (folder / _CONFIG_FILE).exists() else {}
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        by_name = {entry.get("name"): entry.get("template") for entry in source}
+        source = by_name.get("default")
+    if (folder / _TEMPLATE_FILE).exists():
+        try:
+            source = (folder / _TEMPLATE_FILE).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {folder / _TEMPLATE_FILE}: {error}") from error
+    if not isinstance(source, str):
+        return None
+    tokens = {
+        name: token_content(value) for name, value in config.items() if name.endswith("_token")
+    }
+    return ChatTemplate(source, {name: token for name, token in tokens.items() if token})
+
+
+def token_content(token: object) -> str | None:
+    """The text of a token that a file gives as a string or as an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest("messages", f"must be an array of messages, got {shorten(value)}")
+    if len(value) > MAX_MESSAGES:
+        raise InvalidRequest("messages", f"at most {MAX_MESSAGES}, got {len(value)}")
+    return [_message(index, message) for index, message in enumerate(value)]
+
+
+def _message(index: int, message: object) -> dict[str, Any]:
+    name = f"messages[{index}]"
+    if not isinstance(message, dict):
+        raise InvalidRequest(name, f"must be an object, got {shorten(message)}")
+    if not isinstance(message.get("role"), str):
+        raise InvalidRequest(
+            f"{name}.role", f"must be a string, got {shorten(message.get('role'))}"
+        )
+    for tool_field in _TOOL_FIELDS:
+        if message.get(tool_field) is not None:
+            raise InvalidRequest(f"{name}.{tool_field}", "is not supported yet")
+    return {**message, "content": _text(f"{name}.content", message.get("content"))}
+
+
+def _text(name: str, content: object) -> str:
+    """A message's text; one in parts is joined by line breaks, as vLLM does it."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(name, f"must be a string or a list of parts, got {shorten(content)}")
+    return "\n".join(_part(f"{name}[{index}]", part) for index, part in enumerate(content))
+
+
+def _part(name: str, part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else part
+        raise InvalidRequest(name, f"must be of type text, got {shorten(kind)}")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{name}.text", "must be a string")
+    return str(part["text"])
