@@ -157,7 +157,7 @@ class DeviceStepRunner:
 
     def _run_idle(self, num_tokens: int, num_seqs: int) -> None:
         """Run tokens spread over sequences that write to the null block, which nobody reads."""
-        params = SamplingParams(temperature=1.0, top_k=8, top_p=0.9)
+        params = SamplingParams(temperature=1.0, top_k=8, top_p=0.9, logprobs=1)
         lengths = np.diff(np.linspace(0, num_tokens, num_seqs + 1).astype(int)).tolist()
         scheduled = []
         for index, length in enumerate(lengths):

@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_backend.core.scheduler_output import PromptLogprobsSpec, SampleSpec
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.runner.transfer import Arrival, send
+from paged_backend.sampling_params import MAX_LOGPROBS
 
 # Of a prompt at a time: their logits are the largest tensor of a step.
 ROWS_AT_ONCE = 256
@@ -56,7 +57,8 @@ class DeviceLogprobs:
         self._num_top = num_top
         wanted = send(np.array(num_top, np.int32), logits.device)
         rows = torch.arange(len(num_top), dtype=torch.int32, device=logits.device)
-        result = logprobs(logits, rows, token_ids, wanted, max(num_top, default=0))
+        # Always as wide, so that there is one kernel, compiled when the engine warms up.
+        result = logprobs(logits, rows, token_ids, wanted, MAX_LOGPROBS)
         columns = result.sampled, result.ranks, result.top_tokens, result.top
         self._arrivals = [Arrival(column) for column in columns]
 

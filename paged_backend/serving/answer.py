@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from paged_backend.outputs import FinishReason, SequenceOutput
-from paged_backend.serving.contract import Array
+from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.logprobs import NOT_ASKED_FOR, logprobs_json
 from paged_backend.serving.parsing import ParsedRequest
-from paged_backend.text.text_stream import TextStream
+from paged_backend.text.text_stream import StreamState, TextStream
 from paged_backend.text.tokenizer import Tokenizer
 
 
@@ -19,9 +21,33 @@ class Branch:
     """One of the n answers to a call, and what of it has not been sent yet."""
 
     stream: TextStream
+    sent: StreamState  # of the stream after what has been sent
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    cumulative_logprob: float = 0.0  # of all tokens, sent or not
+
+    def append(self, output: SequenceOutput) -> None:
+        """Add a step's tokens, up to the one that completes a stop string."""
+        delta = self.stream.append(output.new_token_ids, output.finish_reason)
+        self.text.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.finish_reason = delta.finish_reason
+        if output.logprobs is not None:
+            logprobs = output.logprobs[: len(delta.token_ids)]
+            self.logprobs += logprobs
+            self.cumulative_logprob += sum(entry.logprob for entry in logprobs)
+
+    def clear(self) -> None:
+        """Forget what has been sent."""
+        state = self.stream.state
+        # An answer that has ended holds nothing back.
+        ended = self.finish_reason is not None
+        self.sent = state._replace(context_ids=[], num_held=0) if ended else state
+        self.text.clear()
+        self.token_ids = []
+        self.logprobs = []
 
 
 class Answer:
@@ -34,21 +60,24 @@ class Answer:
         self.request = parsed.request
         self._options = parsed.options
         self._prompt_text = parsed.prompt_text
-        self._branches = [
-            Branch(TextStream(tokenizer, parsed.request.params))
-            for _ in range(parsed.request.params.n)
+        self._tokenizer = tokenizer
+        self._num_cached_tokens = 0
+        self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
+        streams = [
+            TextStream(tokenizer, parsed.request.params) for _ in range(parsed.request.params.n)
         ]
+        self._branches = [Branch(stream, stream.state) for stream in streams]
 
     def append(self, output: SequenceOutput) -> bool:
         """Add a step's output; returns whether a stop string ended the branch before the engine."""
         branch = self._branches[output.index]
         if branch.finish_reason is not None:
             return False  # computed before the engine heard of the stop string
-        delta = branch.stream.append(output.new_token_ids, output.finish_reason)
-        branch.text.append(delta.text)
-        branch.token_ids += delta.token_ids
-        branch.finish_reason = delta.finish_reason
-        return delta.finish_reason is not None and output.finish_reason is None
+        branch.append(output)
+        self._num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
+        return branch.finish_reason is not None and output.finish_reason is None
 
     @property
     def is_finished(self) -> bool:
@@ -62,23 +91,82 @@ class Answer:
 
     def take(self) -> dict[str, Array]:
         """The output tensors of the next response; what they hold is not held any more."""
-        options, branches = self._options, self._branches
-        tensors = {"text_output": _strings(self._prompt_text + "".join(b.text) for b in branches)}
-        if options.return_finish_reason:
-            tensors["finish_reason"] = _strings(str(b.finish_reason) for b in branches)
-        if options.return_num_input_tokens:
-            tensors["num_input_tokens"] = np.asarray(len(self.request.prompt_token_ids), np.uint32)
-        if options.return_num_output_tokens:
-            counts = [len(b.token_ids) for b in branches]
-            tensors["num_output_tokens"] = np.array(counts, np.uint32)
-        if options.return_output_ids:
-            ids = [token for b in branches for token in b.token_ids]
-            tensors["output_ids"] = np.array(ids, np.int32)
-        for branch in branches:
-            branch.text.clear()
-            branch.token_ids = []
+        texts = (self._prompt_text + "".join(branch.text) for branch in self._branches)
+        tensors = {"text_output": as_strings(texts)}
+        for name, write in _OUTPUTS.items():
+            if name in self._options.wanted:
+                tensors |= write(self, name)
+        if self._options.pass_through is not None:
+            tensors["pass_through"] = self._options.pass_through
+        for branch in self._branches:
+            branch.clear()
+        self._prompt_logprobs = None
         return tensors
 
+    # --- one method for each output that callers ask for ------------------------------------
 
-def _strings(values: Iterable[str]) -> Array:
-    return np.array([value.encode() for value in values], dtype=np.object_)
+    def _finish_reasons(self, name: str) -> dict[str, Array]:
+        return {name: as_strings(str(branch.finish_reason) for branch in self._branches)}
+
+    def _cumulative_logprobs(self, name: str) -> dict[str, Array]:
+        asked_for = self.request.params.logprobs is not None
+        values = [b.cumulative_logprob if asked_for else math.nan for b in self._branches]
+        return {name: np.array(values, np.float32)}
+
+    def _token_logprobs(self, name: str) -> dict[str, Array]:
+        if self.request.params.logprobs is None:
+            return {name: as_strings(NOT_ASKED_FOR for _ in self._branches)}
+        return {
+            name: as_strings(
+                logprobs_json(self._tokenizer, b.token_ids, b.logprobs) for b in self._branches
+            )
+        }
+
+    def _logprobs_of_prompt(self, name: str) -> dict[str, Array]:
+        if self._prompt_logprobs is None:
+            return {name: as_strings([NOT_ASKED_FOR])}
+        prompt, logprobs = self.request.prompt_token_ids, [None, *self._prompt_logprobs]
+        return {name: as_strings([logprobs_json(self._tokenizer, prompt, logprobs)])}
+
+    def _num_input_tokens(self, name: str) -> dict[str, Array]:
+        return {name: np.asarray(len(self.request.prompt_token_ids), np.uint32)}
+
+    def _num_cached(self, name: str) -> dict[str, Array]:
+        return {name: np.array([self._num_cached_tokens], np.uint32)}
+
+    def _num_output_tokens(self, name: str) -> dict[str, Array]:
+        return {name: _counts(len(branch.token_ids) for branch in self._branches)}
+
+    def _output_ids(self, name: str) -> dict[str, Array]:
+        return {name: _flat(branch.token_ids for branch in self._branches)}
+
+    def _context_ids(self, name: str) -> dict[str, Array]:
+        states = [branch.sent for branch in self._branches]
+        totals = [b.sent.num_tokens + len(b.token_ids) for b in self._branches]
+        return {
+            name: _flat(state.context_ids for state in states),
+            "num_context_ids": _counts(len(state.context_ids) for state in states),
+            "num_held_ids": _counts(state.num_held for state in states),
+            "sequence_length": np.array(totals, np.int32),
+        }
+
+
+_OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
+    "finish_reason": Answer._finish_reasons,
+    "cumulative_logprob": Answer._cumulative_logprobs,
+    "logprobs": Answer._token_logprobs,
+    "prompt_logprobs": Answer._logprobs_of_prompt,
+    "num_input_tokens": Answer._num_input_tokens,
+    "num_cached_tokens": Answer._num_cached,
+    "num_output_tokens": Answer._num_output_tokens,
+    "output_ids": Answer._output_ids,
+    "context_ids": Answer._context_ids,
+}
+
+
+def _counts(values: Iterable[int]) -> Array:
+    return np.array(list(values), np.uint32)
+
+
+def _flat(lists: Iterable[list[int]]) -> Array:
+    return np.array([token for part in lists for token in part], np.int32)

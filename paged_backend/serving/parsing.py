@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import Request, RequestLimits
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.serving.contract import Array
+from paged_backend.sampling_params import INT32_MAX, SamplingParams
+from paged_backend.serving import fields
+from paged_backend.serving.contract import INPUTS, Array
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.prompts import PromptReader
+from paged_backend.serving.tasks import CANCEL, TaskReader
+from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.validation import Rule, shorten
+from paged_backend.validation import Rule, coerce, from_string, shorten
 
-MAX_JSON_BYTES = 256 * 1024
+MAX_JSON_LENGTH = 2**20
 MAX_CACHE_SALT_LENGTH = 256
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
-Tensors = Mapping[str, Array]
-"""Input tensors by name; absent ones are missing."""
+_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PRIORITY = Rule(int, -INT32_MAX, INT32_MAX)
+_RETURN = "return_"
+_RETURN_FLAGS = [spec.name for spec in INPUTS if spec.name.startswith(_RETURN)]
+# Part of vllm_backend's contract, so clients may send them.
+_NOT_SUPPORTED = {
+    "image": "cannot be used: the model takes no images",
+    "embedding_request": "cannot be used: the model makes no embeddings",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +39,8 @@ class AnswerOptions:
 
     stream: bool
     echo: bool  # the prompt's text goes before the answer's
-    return_finish_reason: bool
-    return_num_input_tokens: bool
-    return_num_output_tokens: bool
-    return_output_ids: bool
+    wanted: frozenset[str]  # X for each `return_X` that is set
+    pass_through: Array | None = None  # to be given back as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +58,44 @@ class RequestParser:
     def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        # No more characters than this can become a prompt that fits; longer text is not tokenised.
-        self._max_text_length = limits.max_model_len * tokenizer.max_token_length
+        self._prompts = PromptReader(tokenizer, limits.max_model_len)
+        self._tasks = TaskReader(tokenizer, limits, self._prompts)
+
+    def answer_task(self, tensors: Tensors) -> dict[str, Array] | None:
+        """The answer to a call that needs no engine; None for one that does.
+
+        Raises:
+            InvalidRequest: the task is not known, or its prompt cannot be used.
+        """
+        return self._tasks.answer(tensors)
+
+    def call_id(self, tensors: Tensors) -> str | None:
+        """The name that a caller has given to the call, by which it can be cancelled.
+
+        Raises:
+            InvalidRequest: it is no name.
+        """
+        if "call_id" not in tensors:
+            return None
+        name = fields.string("call_id", tensors["call_id"])
+        if not _CALL_ID.fullmatch(name):
+            raise InvalidRequest(
+                "call_id", "must have 1 to 64 letters, digits, '_' and '-', got " + shorten(name)
+            )
+        return name
+
+    def call_to_cancel(self, tensors: Tensors) -> str | None:
+        """The other call that this one is to end; None if it has another task.
+
+        Raises:
+            InvalidRequest: the other one is not named.
+        """
+        if "task" not in tensors or fields.string("task", tensors["task"]) != CANCEL:
+            return None
+        call_id = self.call_id(tensors)
+        if call_id is None:
+            raise InvalidRequest("call_id", "is missing; it names the call to cancel")
+        return call_id
 
     def parse(self, request_id: str, tensors: Tensors, parameters_json: str) -> ParsedRequest:
         """Check one call.
@@ -63,52 +108,73 @@ class RequestParser:
         Raises:
             InvalidRequest: naming the field and the allowed range.
         """
-        options = _options(tensors)
-        params, cache_salt = self._sampling(tensors, parameters_json)
-        text, prompt_token_ids = self._prompt(tensors)
-        self._limits.check(prompt_token_ids, params)
-        if options.echo and text is None:
-            text = self._tokenizer.decode(
-                prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+        for name, problem in _NOT_SUPPORTED.items():
+            if name in tensors:
+                raise InvalidRequest(name, problem)
+        options = answer_options(tensors)
+        values = sampling_values(tensors, parameters_json)
+        cache_salt = _cache_salt(values.pop("cache_salt", ""))
+        priority = _priority(values.pop("priority", 0))
+        params = resolve_bad_words(self._tokenizer, SamplingParams.from_mapping(values))
+        prompt = self._prompts.read(tensors)
+        self._limits.check(prompt.token_ids, params)
+        prompt_text = ""
+        if options.echo:
+            prompt_text = prompt.text or self._tokenizer.decode(
+                prompt.token_ids, skip_special_tokens=params.skip_special_tokens
             )
-        request = Request(request_id, prompt_token_ids, params, cache_salt)
-        return ParsedRequest(request, options, (text or "") if options.echo else "")
-
-    def _prompt(self, tensors: Tensors) -> tuple[str | None, list[int]]:
-        has_text, has_ids = "text_input" in tensors, "input_ids" in tensors
-        if has_text and has_ids:
-            raise InvalidRequest("text_input", "give either text_input or input_ids, not both")
-        if has_ids:
-            return None, tensors["input_ids"].reshape(-1).tolist()
-        if not has_text:
-            raise InvalidRequest("text_input", "is missing; give text_input or input_ids")
-        text = _string("text_input", tensors["text_input"])
-        if len(text) > self._max_text_length:
-            raise InvalidRequest(
-                "text_input",
-                f"has {len(text)} characters, more than max_model_len "
-                f"({self._limits.max_model_len}) tokens can hold",
-            )
-        return text, self._tokenizer.encode(text)
-
-    def _sampling(self, tensors: Tensors, parameters_json: str) -> tuple[SamplingParams, str]:
-        if "sampling_parameters" in tensors:
-            name = "sampling_parameters"
-            values = _json_object(name, _string(name, tensors[name]))
-        else:
-            values = _json_object("parameters", parameters_json or "{}")
-            values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
-        cache_salt = values.pop("cache_salt", "")
-        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_CACHE_SALT_LENGTH:
-            raise InvalidRequest(
-                "cache_salt", f"must be a string of at most {MAX_CACHE_SALT_LENGTH} characters"
-            )
-        return SamplingParams.from_mapping(_coerce(values)), cache_salt
+        request = Request(request_id, prompt.token_ids, params, cache_salt, priority)
+        return ParsedRequest(request, options, prompt_text)
 
 
-def _options(tensors: Tensors) -> AnswerOptions:
-    stream = _flag(tensors, "stream")
-    if stream and not _flag(tensors, "exclude_input_in_output", default=True):
+def sampling_values(tensors: Tensors, parameters_json: str) -> dict[str, Any]:
+    """The sampling fields of a call by name, as their types want them but not checked yet.
+
+    They are in the tensor ``sampling_parameters`` or else among the request's parameters; tensors
+    of their own names come first.
+
+    Raises:
+        InvalidRequest: what holds them cannot be read.
+    """
+    if "sampling_parameters" in tensors:
+        name = "sampling_parameters"
+        source = fields.string(name, tensors[name])
+        values = fields.json_object(name, source, MAX_JSON_LENGTH)
+    else:
+        values = fields.json_object("parameters", parameters_json or "{}", MAX_JSON_LENGTH)
+        values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
+    for name in ("stop", "bad_words"):
+        if name in tensors:
+            values[name] = fields.strings(name, tensors[name])
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if name in tensors:
+            values[name] = tensors[name].reshape(-1).tolist()
+    return coerce(SamplingParams, values)
+
+
+def _cache_salt(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_CACHE_SALT_LENGTH:
+        raise InvalidRequest(
+            "cache_salt", f"must be a string of at most {MAX_CACHE_SALT_LENGTH} characters"
+        )
+    return value
+
+
+def _priority(value: Any) -> int:
+    value = from_string(int, value) if isinstance(value, str) else value
+    if not _PRIORITY.accepts(value):
+        raise InvalidRequest("priority", f"must be {_PRIORITY.describe()}, got {shorten(value)}")
+    return int(value)
+
+
+def answer_options(tensors: Tensors) -> AnswerOptions:
+    """How a caller wants the answer.
+
+    Raises:
+        InvalidRequest: two wishes exclude each other.
+    """
+    stream = fields.flag(tensors, "stream")
+    if stream and not fields.flag(tensors, "exclude_input_in_output", default=True):
         # vllm_backend's own words: its clients compare them.
         raise InvalidRequest.verbatim(
             "exclude_input_in_output",
@@ -117,64 +183,9 @@ def _options(tensors: Tensors) -> AnswerOptions:
         )
     return AnswerOptions(
         stream=stream,
-        echo=not _flag(tensors, "exclude_input_in_output", default=stream),
-        return_finish_reason=_flag(tensors, "return_finish_reason"),
-        return_num_input_tokens=_flag(tensors, "return_num_input_tokens"),
-        return_num_output_tokens=_flag(tensors, "return_num_output_tokens"),
-        return_output_ids=_flag(tensors, "return_output_ids"),
+        echo=not fields.flag(tensors, "exclude_input_in_output", default=stream),
+        wanted=frozenset(
+            name.removeprefix(_RETURN) for name in _RETURN_FLAGS if fields.flag(tensors, name)
+        ),
+        pass_through=tensors.get("pass_through"),
     )
-
-
-def _flag(tensors: Tensors, name: str, *, default: bool = False) -> bool:
-    return bool(_single(name, tensors[name])) if name in tensors else default
-
-
-def _single(name: str, tensor: Array) -> Any:
-    if tensor.size != 1:
-        raise InvalidRequest(name, f"must hold one element, got {tensor.size}")
-    return tensor.reshape(-1)[0]
-
-
-def _string(name: str, tensor: Array) -> str:
-    value = _single(name, tensor)
-    try:
-        return value if isinstance(value, str) else bytes(value).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(name, f"is not valid UTF-8 at byte {error.start}") from error
-
-
-def _json_object(name: str, text: str) -> dict[str, Any]:
-    if len(text) > MAX_JSON_BYTES:
-        raise InvalidRequest(name, f"has over {MAX_JSON_BYTES} characters")
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(name, f"is not valid JSON: {shorten(str(error))}") from error
-    if not isinstance(values, dict):
-        raise InvalidRequest(name, f"must be a JSON object, got {shorten(values)}")
-    return values
-
-
-def _coerce(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read numbers and truth values that clients of vllm_backend send as strings."""
-    rules: dict[str, Rule] = {
-        spec.name: spec.metadata["rule"]
-        for spec in fields(SamplingParams)
-        if "rule" in spec.metadata
-    }
-    return {
-        name: _from_string(rules[name].kind, value)
-        if isinstance(value, str) and name in rules
-        else value
-        for name, value in values.items()
-    }
-
-
-def _from_string(kind: type, text: str) -> Any:
-    """The value that a string stands for, or the string itself where it stands for none."""
-    if kind is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        return kind(text)
-    except ValueError:
-        return text

@@ -57,10 +57,14 @@ BAD_SAMPLING = [
     ('{"stop": ""}', "stop: each string has 1 to 256 characters"),
     ('{"stop_token_ids": [99999]}', "stop_token_ids: must be below"),
     ('{"stop_token_ids": "x"}', "stop_token_ids: must be a list"),
-    ('{"logprobs": 5}', "logprobs: is not known"),
+    ('{"logprobs": true}', "logprobs: must be an integer from 0 up to 20"),
+    ('{"bad_words": [3]}', "bad_words: must be a string or a list of strings"),
+    ('{"bad_words_token_ids": [[]]}', "bad_words_token_ids: each list has at least one"),
+    ('{"logit_bias": [1]}', "logit_bias: must be an object of token ids"),
+    ('{"logit_bias": {"1": NaN}}', "logit_bias: each must be a number from -100"),
     ('{"n": true}', "n: must be an integer"),
     ('{"n": null}', "n: must be an integer"),
-    ('"' + "x" * 300_000 + '"', "sampling_parameters: has over"),
+    ('"' + "x" * 1_100_000 + '"', "sampling_parameters: has over"),
 ]
 
 

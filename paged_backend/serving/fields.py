@@ -1,0 +1,62 @@
+"""Single values out of a caller's tensors and JSON; every mistake is named here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.serving.contract import Array
+from paged_backend.validation import shorten
+
+Tensors = Mapping[str, Array]
+"""Input tensors by name; absent ones are missing."""
+
+
+def flag(tensors: Tensors, name: str, *, default: bool = False) -> bool:
+    """A truth value."""
+    return bool(single(name, tensors[name])) if name in tensors else default
+
+
+def single(name: str, tensor: Array) -> Any:
+    """The only element."""
+    if tensor.size != 1:
+        raise InvalidRequest(name, f"must hold one element, got {tensor.size}")
+    return tensor.reshape(-1)[0]
+
+
+def string(name: str, tensor: Array) -> str:
+    """The only element as text."""
+    return text(name, single(name, tensor))
+
+
+def strings(name: str, tensor: Array) -> list[str]:
+    """All elements as text."""
+    return [text(name, value) for value in tensor.reshape(-1)]
+
+
+def text(name: str, value: Any) -> str:
+    """One element of a tensor of strings."""
+    try:
+        return value if isinstance(value, str) else bytes(value).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(name, f"is not valid UTF-8 at byte {error.start}") from error
+
+
+def parse_json(name: str, source: str, max_length: int) -> Any:
+    """A JSON value of bounded size."""
+    if len(source) > max_length:
+        raise InvalidRequest(name, f"has over {max_length} characters")
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(name, f"is not valid JSON: {shorten(str(error))}") from error
+
+
+def json_object(name: str, source: str, max_length: int) -> dict[str, Any]:
+    """A JSON object of bounded size."""
+    values = parse_json(name, source, max_length)
+    if not isinstance(values, dict):
+        raise InvalidRequest(name, f"must be a JSON object, got {shorten(values)}")
+    return values

@@ -1,0 +1,47 @@
+"""Log-probabilities as vllm_backend's clients read them: JSON, by token id."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from paged_backend.outputs import TokenLogprobs
+from paged_backend.text.detokenizer import token_bytes
+from paged_backend.text.tokenizer import Tokenizer
+
+NOT_ASKED_FOR = "null"
+LOWEST = -9999.0  # JSON has no infinity
+
+
+def logprobs_json(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+) -> str:
+    """A list with an object for each token: itself first, then the likeliest in order."""
+    pairs = zip(token_ids, logprobs, strict=True)
+    return json.dumps([_entry(tokenizer, *pair) for pair in pairs])
+
+
+def _entry(
+    tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs | None
+) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    top = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+    ranked = [(likely_id, logprob, rank) for rank, (likely_id, logprob) in enumerate(top, 1)]
+    entry: dict[str, Any] = {}
+    for likely_id, logprob, rank in [(token_id, logprobs.logprob, logprobs.rank), *ranked]:
+        values = {"logprob": max(logprob, LOWEST), "rank": rank, **_text(tokenizer, likely_id)}
+        entry.setdefault(str(likely_id), values)
+    return entry
+
+
+@functools.lru_cache(2**16)
+def _text(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
+    """The token's text; its bytes too where they are no whole characters."""
+    data = token_bytes(tokenizer, token_id)
+    try:
+        return {"decoded_token": data.decode()}
+    except UnicodeDecodeError:
+        return {"decoded_token": data.decode(errors="replace"), "bytes": list(data)}

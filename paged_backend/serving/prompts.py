@@ -1,0 +1,71 @@
+"""The prompt of a call: text, token ids or chat messages become token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.serving import fields
+from paged_backend.serving.fields import Tensors
+from paged_backend.text.chat import Chat
+from paged_backend.text.tokenizer import Tokenizer
+
+SOURCES = ("text_input", "input_ids", "messages")
+MAX_CHAT_LENGTH = 2**24  # characters of JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text that they come from if they come from any."""
+
+    token_ids: list[int]
+    text: str | None
+
+
+class PromptReader:
+    """Tokenises prompts for a model of a bounded context."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        # No more characters than this can become a prompt that fits; longer text is not tokenised.
+        self._max_text_length = max_model_len * tokenizer.max_token_length
+
+    def read(self, tensors: Tensors) -> Prompt:
+        """The one prompt among a call's tensors.
+
+        Raises:
+            InvalidRequest: there is none, more than one, or it cannot be tokenised.
+        """
+        given = [name for name in SOURCES if name in tensors]
+        if not given:
+            raise InvalidRequest("text_input", f"is missing; give one of {', '.join(SOURCES)}")
+        if len(given) > 1:
+            raise InvalidRequest(given[0], f"give either {' or '.join(given)}, not both")
+        (name,) = given
+        if name == "input_ids":
+            return Prompt(tensors[name].reshape(-1).tolist(), None)
+        if name == "messages":
+            return self._encode(name, self._render(tensors), add_special_tokens=False)
+        return self._encode(
+            name,
+            fields.string(name, tensors[name]),
+            add_special_tokens=fields.flag(tensors, "add_special_tokens", default=True),
+        )
+
+    def _render(self, tensors: Tensors) -> str:
+        if self._tokenizer.chat_template is None:
+            raise InvalidRequest("messages", "cannot be used: the model has no chat template")
+        source = fields.string("messages", tensors["messages"])
+        chat = Chat.from_json(fields.parse_json("messages", source, MAX_CHAT_LENGTH))
+        return self._tokenizer.chat_template.render(chat)
+
+    def _encode(self, name: str, text: str, *, add_special_tokens: bool) -> Prompt:
+        if len(text) > self._max_text_length:
+            raise InvalidRequest(
+                name,
+                f"has {len(text)} characters, more than max_model_len "
+                f"({self._max_model_len}) tokens can hold",
+            )
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return Prompt(ids, text)

@@ -1,0 +1,77 @@
+"""Calls that need the model's tokenizer only, answered without the engine."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.request import RequestLimits
+from paged_backend.serving import fields
+from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.prompts import PromptReader
+from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.validation import shorten
+
+GENERATE = "generate"
+CANCEL = "cancel"  # another call, which is the front-end's to do
+
+
+class TaskReader:
+    """Answers ``task`` other than ``generate`` for one loaded model."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, prompts: PromptReader) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._prompts = prompts
+        self._tasks = {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "info": self._info,
+        }
+
+    def answer(self, tensors: Tensors) -> dict[str, Array] | None:
+        """The output tensors; None for a call that is the engine's.
+
+        Raises:
+            InvalidRequest: the task is not known, or its prompt cannot be used.
+        """
+        if "task" not in tensors:
+            return None
+        task = fields.string("task", tensors["task"])
+        if task == GENERATE:
+            return None
+        if task not in self._tasks:
+            known = ", ".join([GENERATE, CANCEL, *self._tasks])
+            raise InvalidRequest("task", f"must be one of {known}, got {shorten(task)}")
+        return self._tasks[task](tensors)
+
+    def _tokenize(self, tensors: Tensors) -> dict[str, Array]:
+        token_ids = self._prompts.read(tensors).token_ids
+        return {
+            "output_ids": np.array(token_ids, np.int32),
+            "num_input_tokens": np.asarray(len(token_ids), np.uint32),
+        }
+
+    def _detokenize(self, tensors: Tensors) -> dict[str, Array]:
+        if "input_ids" not in tensors:
+            raise InvalidRequest("input_ids", "is missing")
+        token_ids = tensors["input_ids"].reshape(-1).tolist()
+        for token in token_ids:
+            if not 0 <= token < self._limits.vocab_size:
+                raise InvalidRequest(
+                    "input_ids", f"must be from 0 to {self._limits.vocab_size - 1}, got {token}"
+                )
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return {"text_output": as_strings([text])}
+
+    def _info(self, tensors: Tensors) -> dict[str, Array]:
+        del tensors
+        info = {
+            "max_model_len": self._limits.max_model_len,
+            "vocab_size": self._limits.vocab_size,
+            "has_chat_template": self._tokenizer.chat_template is not None,
+        }
+        return {"text_output": as_strings([json.dumps(info)])}
