@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,13 @@ from paged_client import (
     Client,
     CompletionBuilder,
     InvalidRequest,
+    ModelInfo,
     RequestCancelled,
     RequestTimeout,
     ServerError,
+    TokenLogprob,
     Unavailable,
+    UnknownModel,
 )
 from paged_client._protocol import Prompt, StreamDecoder, stream_request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -64,6 +69,7 @@ def answers(*parts: tuple[str, list[int], str]) -> Any:
         finish_reason=[reason for _, _, reason in parts],
         num_output_tokens=np.array([len(ids) for _, ids, _ in parts], np.uint32),
         num_input_tokens=np.uint32(7),
+        num_cached_tokens=np.array([4], np.uint32),
     )
 
 
@@ -80,6 +86,36 @@ def test_a_text_prompt_and_its_options_become_the_contracts_tensors() -> None:
     assert deserialize_bytes_tensor(content).tolist() == [b'{"max_tokens": 3, "stop": ["x"]}']
     assert tensors["stream"] == tensors["return_output_ids"] == ("BOOL", [1], b"\x01")
     assert "input_ids" not in tensors
+
+
+def test_chats_are_json_and_only_what_is_needed_is_asked_for() -> None:
+    messages = [{"role": "user", "content": "h\u00e9"}]
+    for prompt in (messages, {"messages": messages, "add_generation_prompt": False}):
+        request = stream_request("m", prompt, {"logprobs": 0}, whole=True)
+        names = [tensor.name for tensor in request.inputs]
+        content = deserialize_bytes_tensor(request.raw_input_contents[names.index("messages")])
+        assert json.loads(content.item()) == prompt
+        assert {"return_logprobs", "exclude_input_in_output"} <= set(names)
+        assert not {"text_input", "input_ids", "stream", "return_prompt_logprobs"} & set(names)
+    plain = stream_request("m", "x", {"logprobs": None}, add_special_tokens=False)
+    tensors = dict(zip((t.name for t in plain.inputs), plain.raw_input_contents, strict=True))
+    assert tensors["add_special_tokens"] == b"\0"
+    assert "return_logprobs" not in tensors
+
+
+def test_logprobs_of_parts_of_characters_keep_their_bytes() -> None:
+    entries = {
+        "5": {"logprob": -0.5, "rank": 2, "decoded_token": "\ufffd", "bytes": [0xE4]},
+        "7": {"logprob": -0.1, "rank": 1, "decoded_token": "x"},
+    }
+    message = answers(("", [5], "length"))
+    extra = response(logprobs=[json.dumps([entries])], prompt_logprobs=[json.dumps([None])])
+    message.infer_response.outputs.extend(extra.infer_response.outputs)
+    message.infer_response.raw_output_contents.extend(extra.infer_response.raw_output_contents)
+    (chunk,) = StreamDecoder().decode(message)
+    sampled = TokenLogprob(5, -0.5, 2, "\ufffd", b"\xe4")
+    assert chunk.logprobs == ((sampled, TokenLogprob(7, -0.1, 1, "x", b"x")),)
+    assert chunk.prompt_logprobs == (None,)
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], (1, 2, 3), np.array([1, 2, 3], np.int64)])
@@ -103,6 +139,7 @@ def test_token_prompts_become_int32(prompt: Prompt) -> None:
         ("\ud800", {}, "text_input"),
         ("x", {"temperature": float("nan")}, "sampling_parameters"),
         ("x", {"stop": {1}}, "sampling_parameters"),
+        ([{"role": "user", "content": {1}}], {}, "messages"),
     ],
 )
 def test_what_fits_no_tensor_is_refused_by_name(
@@ -117,12 +154,12 @@ def test_parallel_answers_are_told_apart_and_end_each_in_its_time() -> None:
     first = decoder.decode(answers(("a", [1, 2], "None"), ("b", [3], "stop")))
     second = decoder.decode(answers(("c", [4], "length"), ("", [], "stop")))
     decoder.finish()
-    assert first == [Chunk("a", (1, 2), None, 7, 2, 0), Chunk("b", (3,), "stop", 7, 1, 1)]
-    assert second == [Chunk("c", (4,), "length", 7, 1, 0)]
+    assert first == [Chunk("a", (1, 2), None, 7, 2, 0, 4), Chunk("b", (3,), "stop", 7, 1, 1, 4)]
+    assert second == [Chunk("c", (4,), "length", 7, 1, 0, 4)]
 
 
 def test_a_single_answers_token_without_text_is_a_chunk() -> None:
-    assert StreamDecoder().decode(answers(("", [9], "None"))) == [Chunk("", (9,), None, 7, 1)]
+    assert StreamDecoder().decode(answers(("", [9], "None"))) == [Chunk("", (9,), None, 7, 1, 0, 4)]
 
 
 @pytest.mark.parametrize("messages", [[], [answers(("a", [1], "None"))]])
@@ -143,22 +180,26 @@ def test_responses_that_break_the_contract_are_the_servers_fault() -> None:
         StreamDecoder().decode(message)
 
 
+@pytest.mark.parametrize("step", ["", "in ensemble 'llm', "])
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
         ("temperature: must be between 0 and 100, got -1", InvalidRequest),
-        ("Request for unknown model: 'm' is not found", InvalidRequest),
+        ("Request for unknown model: 'm' is not found", UnknownModel),
         ("queue_full: 128 requests wait", Unavailable),
         ("draining: the model is being unloaded", Unavailable),
         ("engine_dead: its process has ended", Unavailable),
+        ("deadline: waited 3 s", RequestTimeout),
         ("Stub process 'm_0_0' is not healthy.", Unavailable),
         ("Request was cancelled", RequestCancelled),
         ("internal error (KeyError); the server's log has more", ServerError),
     ],
 )
-def test_an_error_inside_a_stream_is_known_by_its_text(text: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=re.escape(text)):
-        StreamDecoder().decode(service_pb2.ModelStreamInferResponse(error_message=text))
+def test_an_error_inside_a_stream_is_known_by_its_text(
+    step: str, text: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        StreamDecoder().decode(service_pb2.ModelStreamInferResponse(error_message=step + text))
 
 
 def test_tokens_that_come_together_share_the_gap_before_them() -> None:
@@ -198,7 +239,7 @@ def run_python(code: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that reads and writes bytes."""
     folder = tmp_path_factory.mktemp("served")
     checkpoint = folder / "checkpoint"
@@ -210,7 +251,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     tokenizer.save(str(checkpoint / "tokenizer.json"))
     options = {"model": str(checkpoint), "kv_cache_memory_bytes": 64 * 2**20, "max_num_seqs": 16}
     write_model_repository(folder / "models", "paged_llm", options, instances=2)
-    with start_server(folder / "models") as running:
+    return folder / "models"
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[RunningServer]:
+    with start_server(repository) as running:
         yield running
 
 
@@ -285,10 +331,66 @@ def test_the_servers_refusal_names_the_field(
 
 
 @pytest.mark.server
+def test_a_whole_answer_comes_in_one_piece(client: Client) -> None:
+    pieces = client.generate("abc", max_tokens=12, n=2, seed=1, logprobs=1, ignore_eos=True)
+    options = {"max_tokens": 12, "n": 2, "seed": 1, "logprobs": 1, "ignore_eos": True}
+    chunks = list(client.stream("abc", whole=True, **options))
+    assert [chunk.index for chunk in chunks] == [0, 1]
+    for chunk, answer in zip(chunks, pieces.answers, strict=True):
+        assert (chunk.text, chunk.token_ids) == (answer.text, answer.token_ids)
+        assert chunk.logprobs == answer.logprobs
+        assert [position[0].token_id for position in chunk.logprobs] == [*chunk.token_ids]
+
+
+@pytest.mark.server
+def test_logprobs_and_cached_tokens(client: Client) -> None:
+    prompt = "some text that is long enough for a block or two"
+    options = {"max_tokens": 2, "logprobs": 3, "prompt_logprobs": 1, **GREEDY}
+    for completion in (client.generate(prompt, **options) for _ in range(2)):
+        first, *rest = completion.prompt_logprobs
+        assert first is None
+        assert [position[0].text for position in rest] == [*prompt[1:]]
+        for position in completion.answers[0].logprobs:
+            assert [token.rank for token in position] == [1, 2, 3]
+    assert client.generate(prompt, max_tokens=1).num_cached_tokens >= 16
+
+
+@pytest.mark.server
+def test_tasks(client: Client) -> None:
+    ids = client.tokenize("h\u00e9llo")
+    assert len(ids) == 6
+    assert client.detokenize(ids) == "h\u00e9llo"
+    info = client.info()
+    assert (info.max_model_len, info.vocab_size, info.has_chat_template) == (8192, 256, False)
+    with pytest.raises(InvalidRequest, match="messages: .* no chat template"):
+        client.generate([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.server
+def test_errors_and_tasks_leave_nothing_open_that_a_server_waits_for(repository: Path) -> None:
+    async def ask(url: str) -> None:
+        async with AsyncClient(url) as client:
+            for _ in range(50):
+                assert await client.detokenize([65])
+                with pytest.raises(InvalidRequest):
+                    await client.generate([999])
+
+    with start_server(repository) as running:
+        asyncio.run(ask(running.grpc_url))
+        with Client(running.grpc_url) as client:
+            for _ in range(50):
+                assert client.detokenize([65])
+                with pytest.raises(InvalidRequest):
+                    client.generate([999])
+        started_at = time.monotonic()
+    assert time.monotonic() - started_at < 20
+
+
+@pytest.mark.server
 def test_an_unknown_model_is_the_callers_mistake(server: RunningServer) -> None:
     with Client(server.grpc_url, "nobody") as client:
         assert not client.is_ready()
-        with pytest.raises(InvalidRequest, match="unknown model: 'nobody'"):
+        with pytest.raises(UnknownModel, match="unknown model: 'nobody'"):
             client.generate("x")
 
 
@@ -373,6 +475,9 @@ def test_asyncio_streams_and_errors(server: RunningServer) -> None:
     async def scenario() -> None:
         async with AsyncClient(server.grpc_url, timeout=60) as client:
             assert await client.is_ready()
+            assert await client.models() == ("paged_llm",)
+            assert await client.info() == ModelInfo(8192, 256, False)
+            assert await client.detokenize(await client.tokenize("abc")) == "abc"
             asked = [client.generate("abc", max_tokens=12, **GREEDY) for _ in range(8)]
             completions = await asyncio.gather(*asked)
             assert len({completion.token_ids for completion in completions}) == 1

@@ -14,9 +14,11 @@ from paged_client._errors import (
     RequestTimeout,
     ServerError,
     Unavailable,
+    UnknownModel,
 )
+from paged_client._protocol import Messages, Prompt
 from paged_client._sync import Client, Stream
-from paged_client._types import Answer, Chunk, Completion
+from paged_client._types import Answer, Chunk, Completion, ModelInfo, Position, TokenLogprob
 
 __all__ = [
     "Answer",
@@ -28,9 +30,15 @@ __all__ = [
     "Completion",
     "CompletionBuilder",
     "InvalidRequest",
+    "Messages",
+    "ModelInfo",
+    "Position",
+    "Prompt",
     "RequestCancelled",
     "RequestTimeout",
     "ServerError",
     "Stream",
+    "TokenLogprob",
     "Unavailable",
+    "UnknownModel",
 ]

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_client._completion import CompletionBuilder
-from paged_client._errors import RequestCancelled, from_status
+from paged_client._errors import RequestCancelled, ServerError, from_status
 from paged_client._protocol import (
     CHANNEL_OPTIONS,
     READY_TIMEOUT_S,
     Prompt,
     StreamDecoder,
+    config_request,
+    decode_info,
+    decode_text,
+    decode_token_ids,
+    index_request,
     ready_request,
+    speaks_this_contract,
     stream_request,
+    task_request,
 )
-from paged_client._types import Chunk, Completion
+from paged_client._types import Chunk, Completion, ModelInfo
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -70,7 +78,15 @@ class AsyncStream(AsyncIterator[Chunk]):
         if response is grpc.aio.EOF:
             self._decoder.finish()
             raise StopAsyncIteration
+        if response.error_message:
+            # The last one. A request cancelled just then stays open in tritonserver 24.10 for ever.
+            await self._drain()
         return response
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            while await self._call.read() is not grpc.aio.EOF:
+                pass
 
 
 class AsyncClient:
@@ -87,13 +103,24 @@ class AsyncClient:
         self._channel = grpc.aio.insecure_channel(url, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def stream(self, prompt: Prompt, *, timeout: float | None = None, **params: Any) -> AsyncStream:
-        """Send a prompt, a text or token ids, with sampling options such as ``max_tokens=64``."""
-        request = stream_request(self._model, prompt, params)
-        call = self._stub.ModelStreamInfer(
-            iter((request,)), timeout=self._timeout if timeout is None else timeout
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        add_special_tokens: bool = True,
+        whole: bool = False,
+        **params: Any,
+    ) -> AsyncStream:
+        """Send a prompt with sampling options such as ``max_tokens=64``.
+
+        The prompt is a text, token ids, or chat messages for the model's template.
+        ``add_special_tokens`` is for texts; ``whole`` asks for everything in one piece at the end.
+        """
+        request = stream_request(
+            self._model, prompt, params, whole=whole, add_special_tokens=add_special_tokens
         )
-        return AsyncStream(call)
+        return AsyncStream(self._call(request, timeout))
 
     async def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
@@ -104,6 +131,38 @@ class AsyncClient:
             async for chunk in stream:
                 builder.add(chunk)
         return builder.build()
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The token ids that a prompt becomes."""
+        request = task_request(
+            "tokenize", self._model, prompt, add_special_tokens=add_special_tokens
+        )
+        return decode_token_ids(await self._answer(request))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text that token ids stand for, special tokens included."""
+        return decode_text(await self._answer(task_request("detokenize", self._model, token_ids)))
+
+    async def info(self) -> ModelInfo:
+        """What the model says about itself."""
+        return decode_info(await self._answer(task_request("info", self._model)))
+
+    async def models(self) -> tuple[str, ...]:
+        """Names of the server's models that are ready and that this library can talk to."""
+        try:
+            index = await self._stub.RepositoryIndex(index_request(), timeout=READY_TIMEOUT_S)
+            names = sorted({model.name for model in index.models})
+            configs = [
+                await self._stub.ModelConfig(config_request(name), timeout=READY_TIMEOUT_S)
+                for name in names
+            ]
+        except grpc.RpcError as error:
+            raise from_status(error) from None
+        return tuple(
+            name
+            for name, config in zip(names, configs, strict=True)
+            if speaks_this_contract(config)
+        )
 
     async def is_ready(self) -> bool:
         """Whether the server is there and the model takes requests."""
@@ -123,3 +182,18 @@ class AsyncClient:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
+
+    def _call(self, request: Any, timeout: float | None) -> Any:
+        return self._stub.ModelStreamInfer(
+            iter((request,)), timeout=self._timeout if timeout is None else timeout
+        )
+
+    async def _answer(self, request: Any) -> Any:
+        """The only response to a task, read to the end of the call as in AsyncStream."""
+        try:
+            responses = [response async for response in self._call(request, None)]
+        except grpc.RpcError as error:
+            raise from_status(error) from None
+        if not responses:
+            raise ServerError("the stream ended without a response")
+        return responses[0]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from paged_client._types import Answer, Chunk, Completion
+from paged_client._types import Answer, Chunk, Completion, Position
 
 
 @dataclass(slots=True)
 class _PartialAnswer:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Position] = field(default_factory=list)
     finish_reason: str = ""
     last_token_at: float | None = None
 
@@ -24,6 +25,8 @@ class CompletionBuilder:
         self._ended_at = self._started_at
         self._first_token_at: float | None = None
         self._num_input_tokens = 0
+        self._num_cached_tokens = 0
+        self._prompt_logprobs: tuple[Position | None, ...] = ()
         self._itl_s: list[float] = []
         self._answers: dict[int, _PartialAnswer] = {}
 
@@ -33,8 +36,11 @@ class CompletionBuilder:
         answer = self._answers.setdefault(chunk.index, _PartialAnswer())
         answer.texts.append(chunk.text)
         answer.token_ids.extend(chunk.token_ids)
+        answer.logprobs.extend(chunk.logprobs)
         answer.finish_reason = chunk.finish_reason or ""
         self._num_input_tokens = chunk.num_input_tokens
+        self._num_cached_tokens = chunk.num_cached_tokens
+        self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
         self._ended_at = now
         if chunk.num_output_tokens:
             self._time_tokens(answer, chunk.num_output_tokens, now)
@@ -44,13 +50,20 @@ class CompletionBuilder:
         first_token_at = self._ended_at if self._first_token_at is None else self._first_token_at
         return Completion(
             answers=tuple(
-                Answer("".join(answer.texts), tuple(answer.token_ids), answer.finish_reason)
+                Answer(
+                    "".join(answer.texts),
+                    tuple(answer.token_ids),
+                    answer.finish_reason,
+                    tuple(answer.logprobs),
+                )
                 for _, answer in sorted(self._answers.items())
             ),
             num_input_tokens=self._num_input_tokens,
             ttft_s=first_token_at - self._started_at,
             itl_s=tuple(self._itl_s),
             latency_s=self._ended_at - self._started_at,
+            num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
     def _time_tokens(self, answer: _PartialAnswer, count: int, now: float) -> None:

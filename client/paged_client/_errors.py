@@ -2,6 +2,7 @@
 
 ClientError
 ├── InvalidRequest      the server, or this library, refuses the request as it is
+│   └── UnknownModel    the server has no model of that name, or none that is loaded
 ├── Unavailable         nobody answers at that address, or the server takes no request now
 ├── RequestCancelled    the request was cancelled, by this side or by the server
 ├── RequestTimeout      the caller's time was over; the request was cancelled on the server
@@ -9,6 +10,8 @@ ClientError
 """
 
 from __future__ import annotations
+
+import re
 
 import grpc
 
@@ -19,6 +22,10 @@ class ClientError(Exception):
 
 class InvalidRequest(ClientError):
     """The request can never succeed as it is; the message names the field."""
+
+
+class UnknownModel(InvalidRequest):
+    """The server has no such model, or has not loaded it."""
 
 
 class Unavailable(ClientError):
@@ -39,21 +46,25 @@ class ServerError(ClientError):
 
 _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: UnknownModel,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.CANCELLED: RequestCancelled,
     grpc.StatusCode.DEADLINE_EXCEEDED: RequestTimeout,
 }
 
-# How the texts begin that are not about the request itself; the last two are Triton's own.
+# How the texts begin that are not about the request's content; the last three are Triton's own.
 _BY_BEGINNING: dict[str, type[ClientError]] = {
     "queue_full:": Unavailable,
     "draining:": Unavailable,
     "engine_dead:": Unavailable,
+    "deadline:": RequestTimeout,
     "Request was cancelled": RequestCancelled,
     "internal error": ServerError,
+    "Request for unknown model": UnknownModel,
     "Stub process": Unavailable,
     "Failed to process the request": ServerError,
 }
+_STEP = re.compile(r"in ensemble '[^']*', ")  # what the server puts before an error of a step
 
 
 def from_status(status: grpc.RpcError) -> ClientError:
@@ -68,6 +79,7 @@ def from_text(message: str) -> ClientError:
     The header ``triton_grpc_error`` would add the status, but makes tritonserver 24.10 crash when
     several streams end with an error at once.
     """
+    message = _STEP.sub("", message, count=1)
     for beginning, kind in _BY_BEGINNING.items():
         if message.startswith(beginning):
             return kind(message)

@@ -12,47 +12,102 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from paged_client._errors import InvalidRequest, ServerError, from_text
-from paged_client._types import Chunk
+from paged_client._types import Chunk, ModelInfo, Position, TokenLogprob
 
-Prompt: TypeAlias = str | Sequence[int]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Prompt: TypeAlias = str | Sequence[int] | Messages | Mapping[str, Any]
+"""A text, token ids, chat messages, or an object of chat messages and how to render them."""
 
-CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 2000),  # a server that comes back is found soon
+]
 READY_TIMEOUT_S = 5.0
 
+_TELLING_INPUTS = {"text_input", "input_ids", "task"}
 _ASKED_FOR = (
-    "stream",
     "return_finish_reason",
     "return_num_input_tokens",
     "return_num_output_tokens",
     "return_output_ids",
+    "return_num_cached_tokens",
 )
+_ASKED_FOR_WITH = {"logprobs": "return_logprobs", "prompt_logprobs": "return_prompt_logprobs"}
 _NOT_FINISHED = "None"
 
 
-def stream_request(model: str, prompt: Prompt, params: Mapping[str, Any]) -> Any:
-    """A ``ModelInferRequest`` for a streamed answer to a text or to token ids.
+def stream_request(
+    model: str,
+    prompt: Prompt,
+    params: Mapping[str, Any],
+    *,
+    whole: bool = False,
+    add_special_tokens: bool = True,
+) -> Any:
+    """A ``ModelInferRequest`` for an answer to a prompt, piece by piece or ``whole``.
 
     Raises InvalidRequest for what cannot be put into tensors.
     """
-    request = service_pb2.ModelInferRequest(model_name=model)
-    if isinstance(prompt, str):
-        _add_tensor(request, "text_input", "BYTES", [1], _text_bytes("text_input", prompt))
-    else:
-        token_ids = _token_ids(prompt)
-        _add_tensor(request, "input_ids", "INT32", [len(token_ids)], token_ids.tobytes())
+    request = _request(model, prompt, add_special_tokens)
     if params:
-        text = _json(params)
-        _add_tensor(
-            request, "sampling_parameters", "BYTES", [1], _text_bytes("sampling_parameters", text)
-        )
+        _add_text(request, "sampling_parameters", _json("sampling_parameters", params))
+    _add_flag(request, "exclude_input_in_output" if whole else "stream")
     for name in _ASKED_FOR:
-        _add_tensor(request, name, "BOOL", [1], b"\x01")
+        _add_flag(request, name)
+    for field, name in _ASKED_FOR_WITH.items():
+        if params.get(field) is not None:
+            _add_flag(request, name)
+    return request
+
+
+def task_request(
+    task: str, model: str, prompt: Prompt | None = None, *, add_special_tokens: bool = True
+) -> Any:
+    """A ``ModelInferRequest`` that the model answers without generating."""
+    request = _request(model, prompt, add_special_tokens)
+    _add_text(request, "task", task)
     return request
 
 
 def ready_request(model: str) -> Any:
     """A ``ModelReadyRequest``."""
     return service_pb2.ModelReadyRequest(name=model)
+
+
+def index_request() -> Any:
+    """A ``RepositoryIndexRequest`` for the models that take requests."""
+    return service_pb2.RepositoryIndexRequest(ready=True)
+
+
+def config_request(model: str) -> Any:
+    """A ``ModelConfigRequest``."""
+    return service_pb2.ModelConfigRequest(name=model)
+
+
+def speaks_this_contract(config: Any) -> bool:
+    """Whether a ``ModelConfigResponse`` describes a model that this library can talk to."""
+    return _TELLING_INPUTS <= {tensor.name for tensor in config.config.input}
+
+
+def decode_token_ids(response: Any) -> tuple[int, ...]:
+    """The ids in the response to the task ``tokenize``."""
+    return tuple(_output(_result(response), "output_ids").tolist())
+
+
+def decode_text(response: Any) -> str:
+    """The text in the response to the task ``detokenize``."""
+    text: bytes = _output(_result(response), "text_output").item()
+    return text.decode(errors="replace")
+
+
+def decode_info(response: Any) -> ModelInfo:
+    """What the response to the task ``info`` says."""
+    values = json.loads(decode_text(response))
+    try:
+        return ModelInfo(**{name: values[name] for name in ModelInfo.__slots__})
+    except KeyError as error:
+        raise ServerError(f"the model's info has no {error}") from None
 
 
 class StreamDecoder:
@@ -66,13 +121,14 @@ class StreamDecoder:
 
         Raises the ClientError that the response stands for, if it is one.
         """
-        if response.error_message:
-            raise from_text(response.error_message)
-        result = InferResult(response.infer_response)
+        result = _result(response)
         texts = _output(result, "text_output")
         counts = _output(result, "num_output_tokens").tolist()
         reasons = [reason.decode() for reason in _output(result, "finish_reason")]
         num_input_tokens = int(_output(result, "num_input_tokens").item())
+        num_cached_tokens = int(_output(result, "num_cached_tokens").item())
+        logprobs = _logprobs(result, "logprobs", len(texts))
+        (prompt_logprobs,) = _logprobs(result, "prompt_logprobs", 1)
         token_ids = _split(_output(result, "output_ids").tolist(), counts)
         if self._open is None:
             self._open = set(range(len(texts)))
@@ -84,6 +140,9 @@ class StreamDecoder:
                 num_input_tokens=num_input_tokens,
                 num_output_tokens=counts[index],
                 index=index,
+                num_cached_tokens=num_cached_tokens,
+                logprobs=logprobs[index],
+                prompt_logprobs=prompt_logprobs,
             )
             for index in sorted(self._open)
         ]
@@ -100,11 +159,40 @@ def _says_something(chunk: Chunk) -> bool:
     return bool(chunk.num_output_tokens or chunk.text or chunk.finish_reason)
 
 
+def _result(response: Any) -> InferResult:
+    if response.error_message:
+        raise from_text(response.error_message)
+    return InferResult(response.infer_response)
+
+
 def _output(result: InferResult, name: str) -> NDArray[Any]:
     array: NDArray[Any] | None = result.as_numpy(name)
     if array is None:
         raise ServerError(f"the response has no output {name!r}")
     return array
+
+
+def _logprobs(result: InferResult, name: str, count: int) -> list[tuple[Any, ...]]:
+    """The positions of each of ``count`` answers; none where they were not asked for."""
+    array = result.as_numpy(name)
+    if array is None:
+        return [()] * count
+    return [tuple(map(_position, json.loads(text) or ())) for text in array.tolist()]
+
+
+def _position(entries: Mapping[str, Any] | None) -> Position | None:
+    if entries is None:
+        return None
+    return tuple(
+        TokenLogprob(
+            token_id=int(token_id),
+            logprob=entry["logprob"],
+            rank=entry["rank"],
+            text=entry["decoded_token"],
+            content=bytes(entry["bytes"]) if "bytes" in entry else entry["decoded_token"].encode(),
+        )
+        for token_id, entry in entries.items()
+    )
 
 
 def _split(token_ids: list[int], counts: list[int]) -> list[tuple[int, ...]]:
@@ -115,21 +203,45 @@ def _split(token_ids: list[int], counts: list[int]) -> list[tuple[int, ...]]:
     return [tuple(token_ids[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
 
+def _request(model: str, prompt: Prompt | None, add_special_tokens: bool) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    if isinstance(prompt, str):
+        _add_text(request, "text_input", prompt)
+        if not add_special_tokens:
+            _add_tensor(request, "add_special_tokens", "BOOL", [1], b"\x00")
+    elif _is_chat(prompt):
+        _add_text(request, "messages", _json("messages", prompt))
+    elif prompt is not None:
+        token_ids = _token_ids(prompt)
+        _add_tensor(request, "input_ids", "INT32", [len(token_ids)], token_ids.tobytes())
+    return request
+
+
+def _is_chat(prompt: Any) -> bool:
+    if isinstance(prompt, Mapping):
+        return True
+    return prompt is not None and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
 def _add_tensor(request: Any, name: str, datatype: str, shape: list[int], content: bytes) -> None:
     request.inputs.add(name=name, datatype=datatype, shape=shape)
     request.raw_input_contents.append(content)
 
 
-def _text_bytes(name: str, text: str) -> bytes:
+def _add_flag(request: Any, name: str) -> None:
+    _add_tensor(request, name, "BOOL", [1], b"\x01")
+
+
+def _add_text(request: Any, name: str, text: str) -> None:
     try:
         content = text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{name}: not valid Unicode: {error.reason}") from None
     serialized: bytes = serialize_byte_tensor(np.array([content], dtype=np.object_)).item()
-    return serialized
+    _add_tensor(request, name, "BYTES", [1], serialized)
 
 
-def _token_ids(prompt: Sequence[int]) -> NDArray[np.int32]:
+def _token_ids(prompt: Any) -> NDArray[np.int32]:
     array = np.asarray(prompt)
     if array.size == 0:
         return np.zeros(0, np.int32)
@@ -141,8 +253,8 @@ def _token_ids(prompt: Sequence[int]) -> NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def _json(params: Mapping[str, Any]) -> str:
+def _json(name: str, value: Any) -> str:
     try:
-        return json.dumps(params, allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"sampling_parameters: {error}") from None
+        raise InvalidRequest(f"{name}: {error}") from None

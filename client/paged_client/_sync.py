@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_client._completion import CompletionBuilder
-from paged_client._errors import from_status
+from paged_client._errors import ServerError, from_status
 from paged_client._protocol import (
     CHANNEL_OPTIONS,
     READY_TIMEOUT_S,
     Prompt,
     StreamDecoder,
+    decode_info,
+    decode_text,
+    decode_token_ids,
     ready_request,
     stream_request,
+    task_request,
 )
-from paged_client._types import Chunk, Completion
+from paged_client._types import Chunk, Completion, ModelInfo
 
 
 class Stream(Iterator[Chunk]):
@@ -51,12 +56,17 @@ class Stream(Iterator[Chunk]):
 
     def _next_response(self) -> Any:
         try:
-            return next(self._call)
+            response = next(self._call)
         except StopIteration:
             self._decoder.finish()
             raise
         except grpc.RpcError as error:
             raise from_status(error) from None
+        if response.error_message:
+            # The last one. A request cancelled just then stays open in tritonserver 24.10 for ever.
+            with contextlib.suppress(grpc.RpcError):
+                deque(self._call, maxlen=0)
+        return response
 
 
 class Client:
@@ -73,13 +83,24 @@ class Client:
         self._channel = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def stream(self, prompt: Prompt, *, timeout: float | None = None, **params: Any) -> Stream:
-        """Send a prompt, a text or token ids, with sampling options such as ``max_tokens=64``."""
-        request = stream_request(self._model, prompt, params)
-        call = self._stub.ModelStreamInfer(
-            iter((request,)), timeout=self._timeout if timeout is None else timeout
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        add_special_tokens: bool = True,
+        whole: bool = False,
+        **params: Any,
+    ) -> Stream:
+        """Send a prompt with sampling options such as ``max_tokens=64``.
+
+        The prompt is a text, token ids, or chat messages for the model's template.
+        ``add_special_tokens`` is for texts; ``whole`` asks for everything in one piece at the end.
+        """
+        request = stream_request(
+            self._model, prompt, params, whole=whole, add_special_tokens=add_special_tokens
         )
-        return Stream(call)
+        return Stream(self._call(request, timeout))
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
@@ -90,6 +111,21 @@ class Client:
             for chunk in stream:
                 builder.add(chunk)
         return builder.build()
+
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The token ids that a prompt becomes."""
+        request = task_request(
+            "tokenize", self._model, prompt, add_special_tokens=add_special_tokens
+        )
+        return decode_token_ids(self._answer(request))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text that token ids stand for, special tokens included."""
+        return decode_text(self._answer(task_request("detokenize", self._model, token_ids)))
+
+    def info(self) -> ModelInfo:
+        """What the model says about itself."""
+        return decode_info(self._answer(task_request("info", self._model)))
 
     def is_ready(self) -> bool:
         """Whether the server is there and the model takes requests."""
@@ -108,3 +144,18 @@ class Client:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _call(self, request: Any, timeout: float | None) -> Any:
+        return self._stub.ModelStreamInfer(
+            iter((request,)), timeout=self._timeout if timeout is None else timeout
+        )
+
+    def _answer(self, request: Any) -> Any:
+        """The only response to a task, read to the end of the call as in Stream."""
+        try:
+            responses = list(self._call(request, None))
+        except grpc.RpcError as error:
+            raise from_status(error) from None
+        if not responses:
+            raise ServerError("the stream ended without a response")
+        return responses[0]

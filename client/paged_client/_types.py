@@ -6,11 +6,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token that could stand at a position, and the logarithm of its probability.
+
+    ``rank`` is 1 for the likeliest. ``text`` is what the token alone decodes to; where that is
+    only a part of a character, ``content`` has its bytes all the same.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    text: str
+    content: bytes
+
+
+Position = tuple[TokenLogprob, ...]
+"""The token that stands at a position, then the likeliest others in order of rank."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What one response adds to one answer; ``index`` tells the answers of ``n > 1`` apart.
 
     ``num_output_tokens`` counts this chunk's tokens: a server that is ahead of its reader packs
-    several into one chunk. ``finish_reason`` is None until the answer's last chunk.
+    several into one chunk. ``finish_reason`` is None until the answer's last chunk. ``logprobs``
+    has one position for each token, if asked for; ``prompt_logprobs`` come with the first chunk,
+    and the prompt's first token has none.
     """
 
     text: str
@@ -19,6 +40,18 @@ class Chunk:
     num_input_tokens: int
     num_output_tokens: int
     index: int = 0
+    num_cached_tokens: int = 0
+    logprobs: tuple[Position, ...] = ()
+    prompt_logprobs: tuple[Position | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model says about itself."""
+
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +61,7 @@ class Answer:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
+    logprobs: tuple[Position, ...] = ()
 
     @property
     def num_output_tokens(self) -> int:
@@ -41,7 +75,7 @@ class Completion:
 
     ``ttft_s`` is the time to the first token. ``itl_s`` has one value for every token after its
     answer's first: tokens that came together share the gap before them equally. ``latency_s``
-    runs to the end of the last answer.
+    runs to the end of the last answer. ``num_cached_tokens`` of the prompt were not computed again.
     """
 
     answers: tuple[Answer, ...]
@@ -49,6 +83,8 @@ class Completion:
     ttft_s: float
     itl_s: tuple[float, ...]
     latency_s: float
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[Position | None, ...] = ()
 
     @property
     def text(self) -> str:
