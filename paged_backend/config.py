@@ -127,20 +127,6 @@ class EngineConfig:
         """
         return from_mapping(cls, values, refuse)
 
-    @classmethod
-    def from_file(cls, path: Path) -> EngineConfig:
-        """Read a ``model.json``; folders named in it may be relative to the file.
-
-        Raises:
-            ConfigError: the file is missing, is no JSON object, or holds a wrong option.
-        """
-        values = read_json_object(path)
-        for name in ("model", "tokenizer"):
-            value = values.get(name)
-            if isinstance(value, str) and (path.parent / value).is_dir():
-                values[name] = str((path.parent / value).resolve())
-        return cls.from_mapping(values)
-
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file.

@@ -69,6 +69,10 @@ class Engine:
         """End a request, or one of its answers, now; unknown ids are ignored."""
         self.scheduler.abort_request(request_id, index)
 
+    def cancel_request(self, request_id: str) -> list[SequenceOutput]:
+        """End a request for a caller who still listens; the last outputs, none for unknown ids."""
+        return self.scheduler.cancel_request(request_id)
+
     def is_open(self, request_id: str) -> bool:
         """Whether any answer of the request has yet to end."""
         return self.scheduler.is_open(request_id)

@@ -21,6 +21,10 @@ class InvalidRequest(PagedError, ValueError):
         super().__init__(f"{field}: {problem}")
         self.field = field
 
+    def renamed(self, field: str) -> InvalidRequest:
+        """The same for a caller who knows the field by another name."""
+        return InvalidRequest(field, str(self).removeprefix(f"{self.field}: "))
+
     @classmethod
     def verbatim(cls, field: str, message: str) -> InvalidRequest:
         """An error whose exact text is part of a contract."""

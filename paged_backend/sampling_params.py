@@ -26,7 +26,7 @@ _BIAS = Rule(float, -100, 100)
 # Known to vLLM's clients; the names are refused as what they are, not as misspelt.
 _NOT_SUPPORTED = (
     *("structured_outputs", "guided_decoding", "guided_json", "guided_regex", "guided_choice"),
-    *("guided_grammar", "response_format", "tools", "tool_choice", "lora_name"),
+    *("guided_grammar", "response_format", "tools", "tool_choice"),
     *("use_beam_search", "beam_width", "length_penalty", "best_of", "logits_processors"),
 )
 

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
+MAX_LISTED = 32  # names that an error message lists
+
 Refuse = Callable[[str, str], Exception]
 """Makes the error to raise from a field's name and the problem with its value."""
 
@@ -95,8 +97,33 @@ def check_known(names: Iterable[str], known: Iterable[str], refuse: Refuse) -> N
     for name in names:
         if name not in allowed:
             near = difflib.get_close_matches(name, allowed, n=1)
-            hint = f", did you mean {near[0]}?" if near else f"; known: {', '.join(allowed)}"
+            hint = f", did you mean {near[0]}?" if near else _known(allowed)
             raise refuse(shorten(name, 40, quote=False), f"is not known{hint}")
+
+
+def coerce(cls: type[DataclassInstance], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read numbers and truth values that came as strings, where the rules of ``cls`` want them."""
+    rules: dict[str, Rule] = {
+        spec.name: spec.metadata["rule"]
+        for spec in dataclasses.fields(cls)
+        if "rule" in spec.metadata
+    }
+    return {
+        name: from_string(rules[name].kind, value)
+        if isinstance(value, str) and name in rules
+        else value
+        for name, value in values.items()
+    }
+
+
+def from_string(kind: type, text: str) -> Any:
+    """The value that a string stands for, or the string itself where it stands for none."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], refuse: Refuse) -> T:
@@ -115,3 +142,8 @@ def shorten(value: object, limit: int = 60, *, quote: bool = True) -> str:
 
 def _plain(number: float) -> str:
     return str(int(number)) if float(number).is_integer() else f"{number:g}"
+
+
+def _known(names: list[str]) -> str:
+    more = len(names) - MAX_LISTED
+    return f"; known: {', '.join(names[:MAX_LISTED])}" + (f" and {more} more" if more > 0 else "")

@@ -91,6 +91,17 @@ class Scheduler:
             if index is None or (index == seq.index and seq.num_output_tokens > 0):
                 self._finish(seq, FinishReason.ABORT)
 
+    def cancel_request(self, request_id: str) -> list[SequenceOutput]:
+        """End a request with an output for each of its answers; none for unknown ids."""
+        outputs = [
+            SequenceOutput(
+                request_id, seq.index, [], FinishReason.ABORT, seq.num_cached_tokens or 0
+            )
+            for seq in self._by_request.get(request_id, ())
+        ]
+        self.abort_request(request_id)
+        return outputs
+
     def is_open(self, request_id: str) -> bool:
         """Whether any answer of the request has yet to end."""
         return request_id in self._by_request

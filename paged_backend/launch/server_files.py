@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from paged_backend.errors import ConfigError
+from paged_backend.launch.backend import install_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class ServerFiles:
 def find_server_files(directory: Path) -> ServerFiles:
     """The tritonserver on PATH, else the one in the nvidia-pytriton wheel.
 
-    For the wheel's, a backend directory of links is built in ``directory``. Raises ConfigError
-    where there is no server, or none that can load this interpreter.
+    For the wheel's, a backend directory of links, and of our own backends, is built in
+    ``directory``. Raises ConfigError where there is no server, or none that can load this
+    interpreter.
     """
     on_path = shutil.which("tritonserver")
     if on_path is not None:
@@ -52,6 +54,7 @@ def find_server_files(directory: Path) -> ServerFiles:
         libraries.append(python_library)
     backends = directory / "backends"
     _link_python_backend(server, backends / "python")
+    install_backend(backends)
     return ServerFiles(server / "bin" / "tritonserver", backends, tuple(libraries))
 
 
@@ -81,7 +84,10 @@ def _link_python_backend(server: Path, target: Path) -> None:
         )
     target.mkdir(parents=True)
     for source in (*(server / "backends" / "python").iterdir(), stub):
-        if source.is_file():
+        if source.suffix == ".so":
+            # Backends of plain Python run on it, if its real path is in the backend directory.
+            shutil.copyfile(source, target / source.name)
+        elif source.is_file():
             (target / source.name).symlink_to(source)
 
 

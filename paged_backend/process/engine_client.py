@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -16,8 +18,30 @@ import zmq
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError, EngineDead
 from paged_backend.process import wire
-from paged_backend.process.lifetime import exclusive, open_process
+from paged_backend.process.lifetime import exclusive, open_process, runtime_folder
 from paged_backend.request import Request
+
+
+def connect(
+    config: EngineConfig, model: str, version: str, server_pid: int
+) -> tuple[EngineClient, wire.EngineReady]:
+    """A front-end's way to the engine of a model with these options, which then is ready.
+
+    Raises:
+        ConfigError: the engine cannot be started with these options.
+    """
+    while True:
+        run_dir = runtime_folder(server_pid, model, version, _fingerprint(config, model))
+        client = EngineClient(config, run_dir, server_pid)
+        try:
+            return client, client.wait_until_ready()
+        except EngineDead as error:
+            client.close()
+            # One that was found may have been about to end with its last front-end.
+            if client.has_started:
+                raise ConfigError(
+                    f"the engine ended while the model was loading: {error}"
+                ) from error
 
 
 class EngineClient:
@@ -27,8 +51,9 @@ class EngineClient:
     """
 
     def __init__(self, config: EngineConfig, run_dir: Path, server_pid: int) -> None:
-        self._pidfd = _start_or_find(config, run_dir, server_pid)
-        self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._pidfd, self.has_started = _start_or_find(config, run_dir, server_pid)
+        # Not to be guessed: whoever knows the name of a request can cancel it.
+        self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._lock = threading.Lock()  # a ZeroMQ socket is not thread-safe
         self._requests = context.socket(zmq.PUSH)
@@ -49,16 +74,11 @@ class EngineClient:
 
         Raises:
             ConfigError: the engine cannot be started with these options.
+            EngineDead: the engine has ended without a word.
         """
         self._outputs.send(wire.encode(wire.Hello(os.getpid())))
         while True:
-            try:
-                messages = self.receive(timeout_s=1.0)
-            except EngineDead as error:
-                raise ConfigError(
-                    f"the engine ended while the model was loading: {error}"
-                ) from error
-            for message in messages:
+            for message in self.receive(timeout_s=1.0):
                 if isinstance(message, wire.EngineFailed):
                     raise ConfigError(message.message)
                 if isinstance(message, wire.EngineReady):
@@ -71,6 +91,10 @@ class EngineClient:
     def abort_request(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers, before the engine's next step."""
         self._send(wire.AbortRequest(request_id, index))
+
+    def cancel_request(self, request_id: str) -> None:
+        """End a request of any front-end, which hears of it by the last outputs."""
+        self._send(wire.CancelRequest(request_id))
 
     def receive(self, timeout_s: float) -> list[wire.FromEngine]:
         """All messages that are there; waits for the first.
@@ -97,19 +121,24 @@ class EngineClient:
             self._requests.send_multipart([self.identity.encode(), wire.encode(message)])
 
 
-def _start_or_find(config: EngineConfig, run_dir: Path, server_pid: int) -> int:
-    """A pidfd of the engine that lives in ``run_dir``; the first to come starts it."""
+def _fingerprint(config: EngineConfig, model: str) -> str:
+    """What differs between engines that must not be shared: options, GPUs, and the whole name."""
+    facts = [dataclasses.asdict(config), os.environ.get("CUDA_VISIBLE_DEVICES"), model]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
+
+
+def _start_or_find(config: EngineConfig, run_dir: Path, server_pid: int) -> tuple[int, bool]:
+    """A pidfd of the engine that lives in ``run_dir``, and whether this call has started it."""
     pid_file = run_dir / "engine.pid"
     with exclusive(run_dir / "lock"):
         if pid_file.exists():
             pidfd = open_process(int(pid_file.read_text()))
-        else:
-            process = _start(config, run_dir, server_pid)
-            pidfd = open_process(process.pid)
-            pid_file.write_text(str(process.pid))
-    if pidfd is None:
-        raise ConfigError("the engine has ended; restart the server")
-    return pidfd
+            # One that has ended is there until its parent, another front-end, looks after it.
+            if pidfd is not None and not select.select([pidfd], [], [], 0)[0]:
+                return pidfd, False
+        process = _start(config, run_dir, server_pid)
+        pid_file.write_text(str(process.pid))
+        return os.pidfd_open(process.pid), True
 
 
 def _start(config: EngineConfig, run_dir: Path, server_pid: int) -> subprocess.Popen[bytes]:

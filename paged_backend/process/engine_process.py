@@ -142,6 +142,8 @@ class EngineLoop:
                 self._add(sender, request)
             case wire.AbortRequest(request_id, index):
                 self._abort(request_id, index)
+            case wire.CancelRequest(request_id):
+                self._send(self._engine.cancel_request(request_id))
             case wire.Goodbye():
                 self._leave(sender)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paged_backend.errors import ConfigError
 
-MAX_BASE_LENGTH = 40
+MAX_BASE_LENGTH = 24
 
 
 def open_process(pid: int) -> int | None:
@@ -24,8 +24,11 @@ def open_process(pid: int) -> int | None:
         return None
 
 
-def runtime_folder(server_pid: int, model: str, version: str) -> Path:
+def runtime_folder(server_pid: int, model: str, version: str, fingerprint: str) -> Path:
     """The private folder (mode 0700) in which one model of one server keeps its sockets.
+
+    A model that is loaded anew with other options has another ``fingerprint``, so that it does not
+    find the engine of the old ones, which may still run.
 
     A process id may be used again, so the server's start time is part of the name. Folders of
     servers that are gone are removed.
@@ -36,7 +39,7 @@ def runtime_folder(server_pid: int, model: str, version: str) -> Path:
     root = _private(_base() / f"paged-backend-{os.getuid()}")
     _remove_leftovers(root)
     server = _private(root / f"{server_pid}-{_start_time(server_pid)}")
-    return _private(server / f"{model[:20]}-{version}")
+    return _private(server / f"{model[:12]}-{version}-{fingerprint}")
 
 
 def remove_runtime_folder(folder: Path) -> None:

@@ -36,6 +36,12 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
+class CancelRequest(msgspec.Struct, frozen=True, tag=True):
+    """End a request, whoever sent it; its own front-end gets the last outputs."""
+
+    request_id: str
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
@@ -68,7 +74,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-ToEngine = Hello | Goodbye | AddRequest | AbortRequest
+ToEngine = Hello | Goodbye | AddRequest | AbortRequest | CancelRequest
 FromEngine = EngineReady | EngineFailed | StepOutputs | RequestRejected | Stats
 
 encode = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -13,18 +12,24 @@ from itertools import count
 from typing import Protocol
 
 from paged_backend.errors import EngineDead, InvalidRequest, RequestRefused
-from paged_backend.outputs import EngineStats, SequenceOutput
+from paged_backend.outputs import SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.engine_client import EngineClient
+from paged_backend.serving.allowance import Allowance
 from paged_backend.serving.answer import Answer
 from paged_backend.serving.contract import Array
-from paged_backend.serving.parsing import RequestParser, Tensors
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.observer import CallClock, Observer
+from paged_backend.serving.parsing import RequestParser
 from paged_backend.text.tokenizer import Tokenizer
 
 POLL_S = 0.005  # between looks at cancellations while calls are open
 IDLE_POLL_S = 0.5
 # A look costs 76 microseconds of the sending thread, so it is not made for each response.
 CANCEL_CHECKS_PER_S = 2000
+# Outputs that have waited and are still sent step by step, as clients expect; a response takes 145
+# microseconds, so these are two milliseconds.
+MAX_BEHIND = 16
 CANCELLED = "Request was cancelled"
 
 
@@ -41,16 +46,6 @@ class Sender(Protocol):
         """Whether the caller has gone or has cancelled."""
 
 
-class Observer(Protocol):
-    """What hears of the engine's state, on the sending thread."""
-
-    def report(self, stats: EngineStats) -> None:
-        """New counts."""
-
-    def report_dead(self) -> None:
-        """The engine has ended."""
-
-
 class Cancelled(Exception):
     """The caller cancelled; sent back as Triton's CANCELLED."""
 
@@ -61,6 +56,7 @@ class OpenCall:
 
     answer: Answer
     sender: Sender
+    clock: CallClock
 
 
 class FrontEnd:
@@ -108,12 +104,26 @@ class FrontEnd:
             InvalidRequest: the caller's mistake; nothing was started.
             EngineDead: the engine has ended.
         """
-        request_id = f"{self._client.identity}-{next(self._ids)}"
+        clock = CallClock()
+        cancelled = self._parser.call_to_cancel(tensors)
+        if cancelled is not None:
+            self._client.cancel_request(cancelled)
+            sender.send({}, True)
+            return
+        if self._dead is not None:  # for tasks, too: whoever probes with one is to hear of it
+            raise self._dead
+        answer = self._parser.answer_task(tensors)
+        if answer is not None:
+            sender.send(answer, True)
+            return
+        request_id = self._parser.call_id(tensors) or f"{self._client.identity}-{next(self._ids)}"
         parsed = self._parser.parse(request_id, tensors, parameters_json)
         with self._lock:
             if self._dead is not None:
                 raise self._dead
-            self._open[request_id] = OpenCall(Answer(parsed, self._tokenizer), sender)
+            if request_id in self._open:
+                raise InvalidRequest("call_id", "is in use by another call")
+            self._open[request_id] = OpenCall(Answer(parsed, self._tokenizer), sender, clock)
             # Under the lock, so that a cancel at once cannot reach the engine before the request.
             self._client.add_request(parsed.request)
 
@@ -123,6 +133,7 @@ class FrontEnd:
         try:
             while not self._stopping.is_set():
                 self._deliver(self._client.receive(POLL_S if self._open else IDLE_POLL_S))
+                self._observer.publish()
                 for request_id in self._sweep.due(list(self._open)):
                     self._guarded(self._cancel_if_asked, request_id)
         except EngineDead as error:
@@ -139,31 +150,41 @@ class FrontEnd:
             self._end(request_id, error)
 
     def _deliver(self, messages: Iterable[wire.FromEngine]) -> None:
-        """Add all that has arrived to its calls, then send each of them one response."""
-        arrived: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
+        """Act on all that has arrived; what was produced is sent at the end."""
+        steps: list[list[SequenceOutput]] = []
         for message in messages:
             match message:
                 case wire.StepOutputs(outputs):
-                    for output in outputs:
-                        arrived[output.request_id].append(output)
+                    steps.append(outputs)
                 case wire.RequestRejected(request_id, text):
                     self._end(request_id, InvalidRequest.verbatim("request", text))
                 case wire.Stats(stats):
                     self._observer.report(stats)
                 case _:
                     raise RuntimeError(f"unexpected message from the engine: {message!r}")
-        for request_id, outputs in arrived.items():
-            self._guarded(partial(self._respond, outputs), request_id)
+        for outputs in _portions(steps):
+            self._respond_all(outputs)
+
+    def _respond_all(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Add outputs to their calls, and send each of these one response."""
+        arrived: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
+        for output in outputs:
+            arrived[output.request_id].append(output)
+        for request_id, part in arrived.items():
+            self._guarded(partial(self._respond, part), request_id)
 
     def _respond(self, outputs: list[SequenceOutput], request_id: str) -> None:
         call = self._open.get(request_id)
         if call is None:
             return  # cancelled while the engine computed
+        self._observer.report_tokens(call.clock, outputs)
         for output in outputs:
             if call.answer.append(output):
                 self._client.abort_request(request_id, output.index)
         if call.answer.is_due:
             final = call.answer.is_finished
+            if final:
+                self._observer.report_end(call.clock, call.answer.request)
             call.sender.send(call.answer.take(), final)
             if final:
                 self._close(request_id)
@@ -196,24 +217,25 @@ class FrontEnd:
             self._end(request_id, error)
 
 
+def _portions(steps: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:
+    """What to send in one go: each step by itself, unless that could not catch up soon."""
+    if sum(map(len, steps)) <= MAX_BEHIND:
+        return steps
+    return [[output for outputs in steps for output in outputs]]
+
+
 class CancelSweep:
     """Chooses whose cancellation to look at: all in turn, at a bounded rate."""
 
     def __init__(self) -> None:
         self._queue: deque[str] = deque()
-        self._last = time.monotonic()
-        self._allowance = 0.0
+        self._allowance = Allowance(CANCEL_CHECKS_PER_S)
 
     def due(self, open_calls: Collection[str]) -> list[str]:
         """The ids whose turn it is, each at most once."""
-        now = time.monotonic()
-        self._allowance += (now - self._last) * CANCEL_CHECKS_PER_S
-        self._allowance = min(self._allowance, len(open_calls))
-        self._last = now
         due: list[str] = []
-        for _ in range(int(self._allowance)):
+        for _ in range(self._allowance.take(len(open_calls))):
             if not self._queue:
                 self._queue.extend(open_calls)
             due.append(self._queue.popleft())
-        self._allowance -= len(due)
         return due

@@ -1,26 +1,32 @@
-"""The model that tritonserver loads; nothing outside this module calls Triton's Python API."""
+"""The model that tritonserver loads: instances of it stand between the server and the engine."""
 
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import EngineDead, InvalidRequest, PagedError, RequestRefused
-from paged_backend.outputs import EngineStats
-from paged_backend.process.engine_client import EngineClient
-from paged_backend.process.lifetime import runtime_folder
+from paged_backend.engine_args import read_engine_args
+from paged_backend.errors import PagedError, RequestRefused
+from paged_backend.process.engine_client import connect
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
+from paged_backend.serving.deployment import Deployment
 from paged_backend.serving.front_end import Cancelled, FrontEnd
 from paged_backend.serving.metrics import Metrics
+from paged_backend.serving.observer import Observer
 from paged_backend.serving.parsing import RequestParser
+from paged_backend.serving.triton import (
+    complete_config,
+    error_response,
+    read_tensors,
+    refuse_to_load,
+    response,
+)
+from paged_backend.serving.vllm_metrics import VllmMetrics
 from paged_backend.text.tokenizer import load_tokenizer
 
-_INPUT_NAMES = [spec.name for spec in INPUTS]
+UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 
 
 class TritonPythonModel:
@@ -29,34 +35,30 @@ class TritonPythonModel:
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
         """Add the tensors and the decoupled policy; what the user declared is kept."""
-        declared = config.as_dict()
-        for specs, key, add in (
-            (INPUTS, "input", config.add_input),
-            (OUTPUTS, "output", config.add_output),
-        ):
-            names = {tensor["name"] for tensor in declared[key]}
-            for spec in specs:
-                if spec.name not in names:
-                    add(spec.as_config())
-        config.set_max_batch_size(0)
-        config.set_model_transaction_policy({"decoupled": True})
-        return config
+        return complete_config(config, INPUTS, OUTPUTS, decoupled=True)
 
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the engine, starting it if this instance is the first, and wait for it."""
+        self._deployment = Deployment.from_args(args)
+        self._log = Log(self._deployment.backend)
+        self._unloading = False
         try:
-            self._front_end = _start_front_end(args)
+            self._front_end = _start_front_end(self._deployment, self._log)
         except PagedError as error:
-            # For the terminal: the server wraps what is raised into a stack trace of its own.
-            print(f"paged-backend: error: {error}", file=sys.stderr, flush=True)
-            raise pb_utils.TritonModelException(str(error)) from None
+            raise refuse_to_load(error) from None
 
     def execute(self, requests: list[Any]) -> None:
         """Check and submit; the responses come from the front-end's thread."""
+        healthy = self._front_end.is_healthy or not self._deployment.unload_if_dead
+        if not healthy:
+            self._unload()
         for request in requests:
-            sender = TritonSender(request.get_response_sender())
+            sender = TritonSender(request.get_response_sender(), self._log)
             try:
-                self._front_end.submit(_tensors(request), request.parameters(), sender)
+                if not healthy:
+                    raise Unhealthy
+                tensors = read_tensors(request, INPUTS)
+                self._front_end.submit(tensors, request.parameters(), sender)
             # An exception that left this method would hit every request of the call.
             except Exception as error:
                 sender.fail(error)
@@ -69,92 +71,95 @@ class TritonPythonModel:
         """End what is open and leave the engine."""
         if hasattr(self, "_front_end"):
             self._front_end.stop()
+            self._log.info("Shutdown complete")
+
+    def _unload(self) -> None:
+        """Ask the server to take the model away, once; with explicit model control it does."""
+        if not self._unloading:
+            self._unloading = True
+            self._log.error("Engine is not healthy and model will be unloaded")
+            try:
+                pb_utils.unload_model(self._deployment.name)
+            except Exception as error:  # without that control; the server aborts if this leaves
+                self._log.error(f"The server does not unload the model: {error}")
+
+
+class Unhealthy(RequestRefused):
+    """The engine has ended and the model is being unloaded."""
+
+    def __init__(self) -> None:
+        super().__init__("engine_dead", UNHEALTHY)
+        self.args = (UNHEALTHY,)  # clients of vllm_backend compare it
+
+
+class Log:
+    """The server's log, with the backend's name before each line, as vllm_backend has it."""
+
+    def __init__(self, backend: str) -> None:
+        self._prefix = f"[{backend}] "
+
+    def info(self, text: str) -> None:
+        """Add a line."""
+        pb_utils.Logger.log_info(self._prefix + text)
+
+    def error(self, text: str) -> None:
+        """Add an error's line."""
+        pb_utils.Logger.log_error(self._prefix + text)
 
 
 class TritonSender:
     """The response sender of one request."""
 
-    def __init__(self, sender: Any) -> None:
+    def __init__(self, sender: Any, log: Log) -> None:
         self._sender = sender
+        self._log = log
 
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response; blocks for the round trip to the server."""
-        outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items()]
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(pb_utils.InferenceResponse(output_tensors=outputs), flags=flags)
+        self._sender.send(response(tensors), flags=flags)
 
     def fail(self, error: Exception) -> None:
         """Send an error as the final response."""
-        triton_error = pb_utils.TritonError(_message(error), _code(error))
-        self._sender.send(
-            pb_utils.InferenceResponse(error=triton_error),
-            flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-        )
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        self._sender.send(error_response(error), flags=final)
+        if isinstance(error, Cancelled):
+            self._log.info("Successfully cancelled the request")
 
     def is_cancelled(self) -> bool:
         """Whether the caller has gone or has cancelled."""
-        return bool(self._sender.is_cancelled())
+        cancelled = bool(self._sender.is_cancelled())
+        if cancelled:
+            self._log.info("Cancelling the request")
+        return cancelled
 
 
-class NoMetrics:
-    """Stands in where the server was started without metrics."""
-
-    def report(self, stats: EngineStats) -> None:
-        """Nobody asks."""
-
-    def report_dead(self) -> None:
-        """Nobody asks."""
-
-
-def _start_front_end(args: dict[str, str]) -> FrontEnd:
-    name, version = args["model_name"], args["model_version"]
-    config = EngineConfig.from_file(Path(args["model_repository"], version, "model.json"))
-    server_pid = os.getppid()
-    client = EngineClient(config, runtime_folder(server_pid, name, version), server_pid)
-    ready = client.wait_until_ready()
-    tokenizer = load_tokenizer(config.tokenizer or ready.model_folder)
+def _start_front_end(deployment: Deployment, log: Log) -> FrontEnd:
+    args = read_engine_args(deployment.folder / "model.json")
+    if args.without_effect:
+        log.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
+    if deployment.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
+    client, ready = connect(args.config, deployment.name, deployment.version, os.getppid())
+    tokenizer = load_tokenizer(args.config.tokenizer or ready.model_folder)
+    max_model_len = ready.limits.max_model_len if args.log_stats else None
     front_end = FrontEnd(
         client,
         RequestParser(tokenizer, ready.limits),
         tokenizer,
-        _metrics({"model": name, "version": version}),
+        _observer(deployment, max_model_len),
     )
     front_end.start()
     return front_end
 
 
-def _metrics(labels: dict[str, str]) -> Metrics | NoMetrics:
+def _observer(deployment: Deployment, max_model_len: int | None) -> Observer:
+    """The metrics that are wanted; one that does nothing where the server has metrics off."""
     try:
-        return Metrics(pb_utils.MetricFamily, labels)
+        if deployment.report_vllm_metrics and max_model_len is not None:
+            return VllmMetrics(pb_utils.MetricFamily, deployment.labels, max_model_len)
+        return Metrics(pb_utils.MetricFamily, deployment.labels)
     except pb_utils.TritonModelException as error:
         if "metrics not supported" not in str(error).lower():
             raise
-        return NoMetrics()
-
-
-def _tensors(request: Any) -> dict[str, Array]:
-    found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in _INPUT_NAMES}
-    return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
-
-
-# By name: the stub that completes the configuration has no TritonError to take them from.
-_CODES: list[tuple[type[Exception], str]] = [
-    (InvalidRequest, "INVALID_ARG"),
-    (Cancelled, "CANCELLED"),
-    (RequestRefused, "UNAVAILABLE"),
-    (EngineDead, "UNAVAILABLE"),
-]
-
-
-def _code(error: Exception) -> Any:
-    names = (name for kind, name in _CODES if isinstance(error, kind))
-    return getattr(pb_utils.TritonError, next(names, "INTERNAL"))
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, EngineDead):
-        return f"engine_dead: {error}"
-    if isinstance(error, (PagedError, Cancelled)):
-        return str(error)
-    print(f"paged-backend: internal error: {error!r}", file=sys.stderr, flush=True)
-    return f"internal error ({type(error).__name__}); the server's log has more"
+        return Observer()

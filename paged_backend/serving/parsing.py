@@ -143,6 +143,8 @@ def sampling_values(tensors: Tensors, parameters_json: str) -> dict[str, Any]:
     else:
         values = fields.json_object("parameters", parameters_json or "{}", MAX_JSON_LENGTH)
         values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
+    if "lora_name" in values:  # vllm_backend's own words: its clients compare them
+        raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
     for name in ("stop", "bad_words"):
         if name in tensors:
             values[name] = fields.strings(name, tensors[name])

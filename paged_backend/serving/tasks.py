@@ -72,6 +72,7 @@ class TaskReader:
         info = {
             "max_model_len": self._limits.max_model_len,
             "vocab_size": self._limits.vocab_size,
+            "max_num_seqs": self._limits.max_num_seqs,
             "has_chat_template": self._tokenizer.chat_template is not None,
         }
         return {"text_output": as_strings([json.dumps(info)])}

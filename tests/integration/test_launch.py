@@ -35,7 +35,6 @@ from paged_backend.launch.server_process import (
 from paged_backend.launch.stderr_relay import StderrRelay
 
 PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
-BUNDLED = Path(__file__).parents[2] / "model_repository"
 
 ECHO_MODEL = """
 import os, sys, time
@@ -294,15 +293,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def test_the_bundled_model_is_the_written_one(tmp_path: Path) -> None:
-    write_model_repository(tmp_path, "paged_llm", {"model": "demo"}, instances=1)
-    for root in (tmp_path, BUNDLED):
-        assert model_names(root) == ["paged_llm"]
-    for name in ("config.pbtxt", "1/model.py", "1/model.json"):
-        written, bundled = (root / "paged_llm" / name for root in (tmp_path, BUNDLED))
-        assert written.read_text() == bundled.read_text()
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", ".hidden", "-flag", "a/b"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 
+from paged_backend.cli import main
 from paged_backend.demo import load_questions
 from paged_backend.llm import LLM
 from paged_backend.outputs import FinishReason
@@ -237,7 +238,7 @@ def test_each_response_has_what_a_detokenizer_without_memory_needs(server, llm):
         ({"messages": "["}, "messages: is not valid JSON"),
         ({"messages": "[]"}, "messages: must be an array"),
         ({"messages": json.dumps(CHAT), "text_input": "x"}, "give either text_input or messages"),
-        ({"task": "dance"}, "task: must be one of generate, tokenize, detokenize, info"),
+        ({"task": "dance"}, "task: must be one of generate, "),
         ({"task": "tokenize"}, "text_input: is missing"),
         ({"task": "detokenize"}, "input_ids: is missing"),
         ({"task": "detokenize", "input_ids": [10**6]}, "input_ids: must be from 0 to"),
@@ -246,7 +247,7 @@ def test_each_response_has_what_a_detokenizer_without_memory_needs(server, llm):
         ({"text_input": "x", "logprobs": 21}, "logprobs: must be an integer from 0 up to 20"),
         ({"text_input": "x", "priority": "soon"}, "priority: must be an integer"),
         ({"text_input": "x", "guided_json": "{}"}, "guided_json: is not supported yet"),
-        ({"text_input": "x", "lora_name": "doll"}, "lora_name: is not supported yet"),
+        ({"text_input": "x", "lora_name": "doll"}, "LoRA feature is not enabled."),
         ({"text_input": "x", "allowed_token_ids": [10**6]}, "allowed_token_ids: must be below"),
         ({"text_input": "x", "bad_words": ["x"] * 200}, "bad_words: at most 128 strings"),
         (
@@ -264,3 +265,9 @@ def test_mistakes_are_named(server, fields, problem):
     status, body = server.post("generate", fields)
     assert status == 400
     assert problem in json.loads(body)["error"]
+
+
+def test_the_command_line_sends_a_chat(server, capsys):
+    argv = ["generate", "--chat", QUESTION.question, "--url", server.running.grpc_url]
+    assert main([*argv, "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.strip() == QUESTION.answer

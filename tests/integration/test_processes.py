@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +16,6 @@ from paged_client import Client, Unavailable
 from paged_backend.demo.metrics import read_metrics
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
-from paged_backend.process.lifetime import runtime_folder
 
 pytestmark = pytest.mark.server
 
@@ -33,6 +33,12 @@ def engine_of(server):
     engines = [p for p in children if any("engine_process" in word for word in p.cmdline())]
     assert len(engines) == 1, "all instances share one engine"
     return engines[0]
+
+
+def folder_of(engine):
+    """The folder in which the engine keeps its sockets."""
+    command = engine.cmdline()
+    return Path(command[command.index("--run-dir") + 1])
 
 
 def wait_gone(process, timeout_s=5.0):
@@ -97,7 +103,7 @@ def test_a_stopped_server_leaves_no_process_no_folder_and_no_shared_memory(tmp_p
     write_model_repository(tmp_path, "paged_llm", {"model": "demo"}, instances=1)
     with start_server(tmp_path) as server:
         engine = engine_of(server)
-        folder = runtime_folder(server.pid, "paged_llm", "1")
+        folder = folder_of(engine)
         assert (folder / "engine.pid").read_text() == str(engine.pid)
         assert folder.stat().st_mode & 0o077 == 0
         regions = {

@@ -1,0 +1,220 @@
+"""vLLM's engine arguments in a ``model.json``: which of them count here, and what for.
+
+The lists hold the names of vLLM's EngineArgs and AsyncEngineArgs from 0.4 on. A name that is in
+none of them is a mistake.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paged_backend.config import EngineConfig, read_json_object, refuse
+from paged_backend.validation import check_known, coerce, shorten
+
+_OURS = frozenset(spec.name for spec in fields(EngineConfig))
+_SILENCE = "disable_log_stats"
+
+# vLLM's other words for values of ours.
+_ALIASES = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "load_format": {"safetensors": "auto", "hf": "auto"},
+}
+
+# What already happens here, by name; any other value would need what this engine lacks.
+_ONLY: dict[str, tuple[object, ...]] = {
+    # more than one device or machine
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), (1,)),
+    **dict.fromkeys(("prefill_context_parallel_size", "decode_context_parallel_size"), (1,)),
+    **dict.fromkeys(("data_parallel_size_local", "nnodes"), (1, None)),
+    **dict.fromkeys(("data_parallel_rank", "data_parallel_start_rank", "node_rank"), (0, None)),
+    **dict.fromkeys(("data_parallel_hybrid_lb", "data_parallel_external_lb"), (False,)),
+    **dict.fromkeys(("enable_elastic_ep", "enable_fault_tolerance"), (False,)),
+    "device_ids": (None,),
+    # other weights, or the same in another form
+    **dict.fromkeys(("quantization", "quantization_config", "quantization_param_path"), (None,)),
+    **dict.fromkeys(("revision", "code_revision", "tokenizer_revision"), (None, "main")),
+    **dict.fromkeys(("hf_config_path", "hf_token", "download_dir"), (None,)),
+    **dict.fromkeys(("hf_overrides", "model_loader_extra_config", "rope_scaling"), (None, {})),
+    "rope_theta": (None,),
+    "trust_remote_code": (False,),
+    "config_format": ("auto", "hf"),
+    "model_impl": ("auto", "vllm"),
+    "override_attention_dtype": (None,),
+    "weight_transfer_config": (None,),
+    # another tokenizer, another task
+    "tokenizer_mode": ("auto", "hf"),
+    **dict.fromkeys(("skip_tokenizer_init", "tokens_only", "enable_prompt_embeds"), (False,)),
+    "task": ("auto", "generate"),
+    "runner": ("auto", "generate"),
+    "convert": ("auto", "none"),
+    **dict.fromkeys(("pooler_config", "override_pooler_config", "io_processor_plugin"), (None,)),
+    # adapters and speculation
+    **dict.fromkeys(("enable_lora", "enable_prompt_adapter"), (False,)),
+    **dict.fromkeys(("speculative_config", "speculative_model", "num_speculative_tokens"), (None,)),
+    # the KV cache
+    "kv_cache_dtype": ("auto",),
+    "kv_cache_dtype_skip_layers": (None, []),
+    "calculate_kv_scales": (False,),
+    **dict.fromkeys(("cpu_offload_gb", "kv_offloading_size"), (0, None)),
+    **dict.fromkeys(("kv_transfer_config", "kv_events_config", "ec_transfer_config"), (None,)),
+    "num_gpu_blocks_override": (None,),
+    "disable_sliding_window": (False,),
+    # sampling and what goes out
+    "generation_config": ("auto", "vllm"),
+    "override_generation_config": (None, {}),
+    **dict.fromkeys(("logits_processors", "logits_processor_pattern"), (None,)),
+    "max_logprobs": (20,),
+    "logprobs_mode": ("raw_logprobs",),
+    "stream_interval": (1,),
+    # code of the user's own, and reports to elsewhere
+    "scheduling_policy": ("fcfs", "priority"),
+    "scheduler_cls": (None,),
+    "worker_cls": (None, "auto"),
+    "worker_extension_cls": (None, ""),
+    "additional_config": (None, {}),
+    **dict.fromkeys(("otlp_traces_endpoint", "collect_detailed_traces"), (None,)),
+}
+
+# Whatever they say, the answers are the same: logs, ways between processes, compilers, tuning of
+# kernels, and options of features that are not switched on.
+_NO_MEANING = frozenset(
+    """
+    aggregate_engine_logging disable_log_requests enable_log_requests max_log_len
+    enable_logging_iteration_details show_hidden_metrics_for_version kv_cache_metrics
+    kv_cache_metrics_sample cudagraph_metrics enable_mfu_metrics enable_mm_processor_stats
+    enable_layerwise_nvtx_tracing profiler_config fail_on_environ_validation use_tqdm_on_load
+    served_model_name
+
+    distributed_executor_backend worker_use_ray engine_use_ray ray_workers_use_nsight
+    max_parallel_loading_workers disable_custom_all_reduce distributed_timeout_seconds
+    cpu_distributed_timeout_seconds master_addr master_port data_parallel_address
+    data_parallel_rpc_port data_parallel_backend dcp_comm_backend dcp_kv_cache_interleave_size
+    cp_kv_cache_interleave_size numa_bind numa_bind_nodes numa_bind_cpus
+    disable_nccl_for_dp_synchronization disable_frontend_multiprocessing shutdown_timeout
+    engine_recovery_timeout internal_fault_report_port external_fault_notify_port
+    gloo_comm_timeout fault_tolerance_config
+
+    enable_expert_parallel enable_ep_weight_filter moe_backend all2all_backend enable_eplb
+    eplb_config num_redundant_experts eplb_window_size eplb_step_interval eplb_log_balancedness
+    expert_placement_strategy enable_dbo ubatch_size dbo_decode_token_threshold
+    dbo_prefill_token_threshold
+
+    swap_space use_v2_block_manager preemption_mode num_lookahead_slots num_scheduler_steps
+    multi_step_stream_outputs scheduler_delay_factor disable_async_output_proc
+    max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold
+    scheduler_reserve_full_isl disable_hybrid_kv_cache_manager kv_offloading_backend
+    prefix_caching_hash_algo kv_sharing_fast_prefill offload_backend offload_group_size
+    offload_num_in_group offload_prefetch_step offload_params cpu_offload_params
+    enable_sleep_mode
+
+    compilation_config max_seq_len_to_capture max_context_len_to_capture cuda_graph_sizes
+    cudagraph_capture_sizes max_cudagraph_capture_size optimization_level performance_mode
+    attention_backend attention_config kernel_config ir_op_priority enable_flashinfer_autotune
+    disable_cascade_attn gdn_prefill_backend kda_prefill_backend mamba_cache_dtype
+    mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode mamba_backend mamba_config
+    enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds
+
+    ignore_patterns pt_load_map_location safetensors_load_strategy allow_deprecated_quantization
+    tokenizer_pool_size tokenizer_pool_type tokenizer_pool_extra_config renderer_num_workers
+    intial_incremental_detokenization_offset
+
+    max_loras max_lora_rank max_cpu_loras lora_dtype lora_extra_vocab_size fully_sharded_loras
+    long_lora_scaling_factors enable_lora_bias default_mm_loras lora_target_modules
+    enable_tower_connector_lora specialize_active_lora max_prompt_adapters
+    max_prompt_adapter_token qlora_adapter_name_or_path
+
+    speculative_model_quantization speculative_draft_tensor_parallel_size
+    speculative_disable_mqa_scorer speculative_max_model_len speculative_disable_by_batch_size
+    ngram_prompt_lookup_max ngram_prompt_lookup_min spec_decoding_acceptance_method
+    typical_acceptance_sampler_posterior_threshold typical_acceptance_sampler_posterior_alpha
+    disable_logprobs_during_spec_decoding
+
+    guided_decoding_backend guided_decoding_disable_fallback
+    guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties
+    structured_outputs_config reasoning_parser reasoning_parser_plugin reasoning_config
+
+    limit_mm_per_prompt language_model_only enable_mm_embeds interleave_mm_strings
+    media_io_kwargs mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb
+    mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_only mm_encoder_tp_mode
+    mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
+    mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin mm_tensor_ipc
+    skip_mm_profiling video_pruning_rate disable_chunked_mm_input allowed_local_media_path
+    allowed_media_domains enable_multimodal_encoder_data_parallel
+    """.split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """What a ``model.json`` says."""
+
+    config: EngineConfig
+    log_stats: bool  # vLLM's metrics may be reported
+    without_effect: tuple[str, ...]  # accepted names that change nothing
+
+
+def read_engine_args(path: Path) -> EngineArgs:
+    """Read a ``model.json``; folders named in it may be relative to the file.
+
+    Raises:
+        ConfigError: the file is missing, is no JSON object, names an unknown option, or asks for
+            what this engine does not do.
+    """
+    values = read_json_object(path)
+    for name in ("model", "tokenizer"):
+        value = values.get(name)
+        if isinstance(value, str) and (path.parent / value).is_dir():
+            values[name] = str((path.parent / value).resolve())
+    return from_mapping(values)
+
+
+def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
+    """Sort vLLM's engine arguments; null stands for an option's default, as it does there.
+
+    Raises:
+        ConfigError: a name is unknown or a value is not allowed.
+    """
+    check_known(values, (*sorted(_OURS), _SILENCE, *_ONLY, *_NO_MEANING), refuse)
+    for name, value in values.items():
+        if name in _ONLY:
+            _check_neutral(name, value)
+    ours = {
+        name: _alias(name, value)
+        for name, value in values.items()
+        if name in _OURS and value is not None
+    }
+    return EngineArgs(
+        EngineConfig.from_mapping(coerce(EngineConfig, ours)),
+        log_stats=_plain(values.get(_SILENCE)) is not True,
+        without_effect=tuple(name for name in values if name not in {*_OURS, _SILENCE}),
+    )
+
+
+def _alias(name: str, value: Any) -> Any:
+    return _ALIASES.get(name, {}).get(value, value) if isinstance(value, str) else value
+
+
+def _check_neutral(name: str, value: object) -> None:
+    if value in _ONLY[name] or _plain(value) in _ONLY[name]:
+        return
+    if name == "enable_lora":
+        raise refuse(name, "must be false: LoRA adapters are not supported yet")
+    allowed = " or ".join(json.dumps(neutral) for neutral in _ONLY[name])
+    raise refuse(name, f"can only be {allowed} with this engine, got {shorten(value)}")
+
+
+def _plain(value: object) -> object:
+    """The value that a string stands for on a command line; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    words: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    try:
+        return float(value)
+    except ValueError:
+        return value

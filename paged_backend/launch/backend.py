@@ -1,0 +1,70 @@
+"""The folders in a server's backend directory that make a model's config two lines long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from paged_backend.errors import ConfigError
+from paged_backend.validation import shorten
+
+BACKEND_NAMES = ("paged", "vllm")
+
+_IMPORT = "from paged_backend.serving.model import TritonPythonModel"
+_MODEL = f'''\
+"""What tritonserver runs for each model of this backend; the code is in the installed package."""
+
+{_IMPORT}
+
+__all__ = ["TritonPythonModel"]
+'''
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+
+
+def install_backend(directory: Path, names: Sequence[str] = BACKEND_NAMES) -> list[Path]:
+    """Put a folder for each name into a backend directory; returns the folders.
+
+    The same again changes nothing. Raises ConfigError for a directory that cannot be written, a
+    name that no backend can have, and a folder that holds another backend; then nothing is written.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"no folder at {directory}: give the backend directory of a tritonserver")
+    folders = [directory / _checked(name) for name in names]
+    for folder in folders:
+        _check_vacant(folder)
+    try:
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+            (folder / "model.py").write_text(_MODEL)
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
+    return folders
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"backend name {shorten(name)}: use lowercase letters, digits and '_', starting with "
+            "a letter or a digit"
+        )
+    if name == "python":
+        raise ConfigError("backend name python is taken by the server's own backend")
+    return name
+
+
+def _check_vacant(folder: Path) -> None:
+    """Refuse a folder with anything but our file and what Python leaves beside it."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is there already and is no folder")
+    others = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
+    if not others:
+        return
+    model = folder / "model.py"
+    if others != ["model.py"] or not model.is_file() or _IMPORT not in model.read_text():
+        raise ConfigError(
+            f"{folder} holds another backend ({', '.join(others[:4])}): move it away first"
+        )

@@ -1,0 +1,25 @@
+"""A bound on how often something costly is done."""
+
+from __future__ import annotations
+
+import time
+
+
+class Allowance:
+    """Grants so many acts a second; saves up what was not wanted for a burst at most."""
+
+    def __init__(self, per_second: float, burst: int = 0) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._last = time.monotonic()
+        self._saved = 0.0
+
+    def take(self, wanted: int) -> int:
+        """How many of the wanted acts are granted now."""
+        now = time.monotonic()
+        saved = self._saved + (now - self._last) * self._per_second
+        self._saved = min(saved, max(wanted, self._burst))
+        self._last = now
+        granted = min(int(self._saved), wanted)
+        self._saved -= granted
+        return granted

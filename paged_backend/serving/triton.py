@@ -1,0 +1,150 @@
+"""What our models have in common in Triton's Python API: their tensors, answers and errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from paged_backend.errors import EngineDead, InvalidRequest, PagedError, RequestRefused
+from paged_backend.serving.contract import Array, TensorSpec
+from paged_backend.serving.front_end import Cancelled
+
+
+def complete_config(
+    config: Any,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    decoupled: bool = False,
+) -> Any:
+    """Add a model's tensors and policy to its configuration; what the user declared is kept."""
+    declared = config.as_dict()
+    for specs, key, add in (
+        (inputs, "input", config.add_input),
+        ([spec._replace(optional=False) for spec in outputs], "output", config.add_output),
+    ):
+        names = {tensor["name"] for tensor in declared[key]}
+        for spec in specs:
+            if spec.name not in names:
+                add(spec.as_config())
+    config.set_max_batch_size(0)
+    config.set_model_transaction_policy({"decoupled": decoupled})
+    return config
+
+
+def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, Array]:
+    """The tensors of a request by name; absent ones are missing."""
+    found = {spec.name: pb_utils.get_input_tensor_by_name(request, spec.name) for spec in specs}
+    return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+
+
+def response(tensors: dict[str, Array]) -> Any:
+    """A response with these outputs."""
+    outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items()]
+    return pb_utils.InferenceResponse(output_tensors=outputs)
+
+
+def error_response(error: Exception) -> Any:
+    """A response that says what went wrong, with Triton's code for it."""
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(_message(error), _code(error)))
+
+
+def respond(act: Callable[[], dict[str, Array]]) -> Any:
+    """A response with what ``act`` returns, or with what it raises."""
+    try:
+        return response(act())
+    except Exception as error:  # one that left `execute` would hit every request of the call
+        return error_response(error)
+
+
+def call(
+    model: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any] | None = None
+) -> dict[str, Array]:
+    """The outputs of another model of this server that gives one response.
+
+    Raises:
+        StepFailed: the model answers with an error.
+    """
+    return _outputs(_request(model, tensors, parameters).exec())
+
+
+def stream(model: str, tensors: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    """The outputs of each response of another model of this server that gives several.
+
+    Raises:
+        StepFailed: the model answers with an error.
+    """
+    failure = None
+    for answer in _request(model, tensors).exec(decoupled=True):
+        try:
+            outputs = _outputs(answer)
+        except StepFailed as error:
+            failure = error  # raised once the server has closed the call
+        else:
+            if outputs:  # else it only says that there are no more
+                yield outputs
+    if failure is not None:
+        raise failure
+
+
+def _request(
+    model: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any] | None = None
+) -> Any:
+    return pb_utils.InferenceRequest(
+        model_name=model,
+        requested_output_names=[],
+        inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
+        parameters=dict(parameters or {}),
+    )
+
+
+def _outputs(answer: Any) -> dict[str, Array]:
+    if answer.has_error():
+        raise StepFailed(answer.error().message(), answer.error().code())
+    return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
+
+
+class StepFailed(PagedError):
+    """Another model's error, to be passed on as it is."""
+
+    def __init__(self, message: str, code: Any) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def refuse_to_load(error: PagedError) -> Exception:
+    """What ``initialize`` raises.
+
+    The error goes to the terminal too: the server wraps what is raised into a stack trace.
+    """
+    print(f"paged-backend: error: {error}", file=sys.stderr, flush=True)
+    raised: Exception = pb_utils.TritonModelException(str(error))
+    return raised
+
+
+# By name: the stub that completes the configuration has no TritonError to take them from.
+_CODES: list[tuple[type[Exception], str]] = [
+    (InvalidRequest, "INVALID_ARG"),
+    (Cancelled, "CANCELLED"),
+    (RequestRefused, "UNAVAILABLE"),
+    (EngineDead, "UNAVAILABLE"),
+]
+
+
+def _code(error: Exception) -> Any:
+    if isinstance(error, StepFailed):
+        return error.code
+    names = (name for kind, name in _CODES if isinstance(error, kind))
+    return getattr(pb_utils.TritonError, next(names, "INTERNAL"))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, EngineDead):
+        return f"engine_dead: {error}"
+    if isinstance(error, (PagedError, Cancelled)):
+        return str(error)
+    print(f"paged-backend: internal error: {error!r}", file=sys.stderr, flush=True)
+    return f"internal error ({type(error).__name__}); the server's log has more"

@@ -1,0 +1,27 @@
+"""Rates are kept to, over any number of looks."""
+
+from __future__ import annotations
+
+import time
+
+from paged_backend.serving.allowance import Allowance
+
+
+def test_no_more_than_the_rate_however_often_it_is_asked():
+    allowance = Allowance(1000)
+    started = time.monotonic()
+    granted = 0
+    while time.monotonic() - started < 0.1:
+        granted += allowance.take(50)
+    assert 80 <= granted <= (time.monotonic() - started) * 1000 + 1
+
+
+def test_what_was_not_wanted_is_saved_for_a_burst_only():
+    steady, bursty = Allowance(1000), Allowance(1000, burst=30)
+    time.sleep(0.1)
+    assert steady.take(0) == bursty.take(0) == 0
+    asked = time.monotonic()
+    granted = steady.take(100), bursty.take(100)
+    since = (time.monotonic() - asked) * 1000 + 1
+    assert granted[0] <= since
+    assert 30 <= granted[1] <= 30 + since

@@ -1,0 +1,117 @@
+"""vLLM's engine arguments in a model.json: taken, without effect, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from paged_backend import engine_args
+from paged_backend.config import EngineConfig
+from paged_backend.engine_args import from_mapping, read_engine_args
+from paged_backend.errors import ConfigError
+
+
+def test_vllm_backends_sample_file_is_taken():
+    args = from_mapping(
+        {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.1, "enforce_eager": True}
+    )
+    expected = {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.1, "enforce_eager": True}
+    assert args.config == EngineConfig.from_mapping(expected)
+    assert (args.log_stats, args.without_effect) == (True, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"gpu_memory_utilization": "0.5"}, {"gpu_memory_utilization": 0.5}),
+        ({"max_num_seqs": "8"}, {"max_num_seqs": 8}),
+        ({"enforce_eager": "True"}, {"enforce_eager": True}),
+        ({"enable_prefix_caching": None, "block_size": None, "seed": None}, {}),
+        ({"dtype": "half"}, {"dtype": "float16"}),
+        ({"dtype": "float"}, {"dtype": "float32"}),
+        ({"load_format": "safetensors"}, {"load_format": "auto"}),
+    ],
+)
+def test_values_as_vllm_takes_them(given, expected):
+    assert from_mapping(given).config == EngineConfig.from_mapping(expected)
+
+
+def test_what_changes_nothing_is_accepted_and_reported():
+    values = {
+        **{"disable_log_requests": True, "distributed_executor_backend": "mp", "swap_space": 4},
+        **{"tensor_parallel_size": "1", "trust_remote_code": "false", "quantization": None},
+        **{"kv_cache_dtype": "auto", "enable_lora": False, "max_lora_rank": 8, "max_num_seqs": 4},
+    }
+    args = from_mapping(values)
+    assert args.without_effect == tuple(name for name in values if name != "max_num_seqs")
+
+
+@pytest.mark.parametrize(("value", "log_stats"), [(True, False), ("true", False), (False, True)])
+def test_log_stats_may_be_off(value, log_stats):
+    args = from_mapping({"disable_log_stats": value})
+    assert (args.log_stats, args.without_effect) == (log_stats, ())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "option tensor_parallel_size can only be 1"),
+        (
+            {"quantization": "awq"},
+            "option quantization can only be null with this engine, got 'awq'",
+        ),
+        ({"trust_remote_code": "True"}, "option trust_remote_code can only be false"),
+        ({"enable_lora": "true"}, "enable_lora must be false: LoRA adapters are not supported yet"),
+        ({"kv_cache_dtype": "fp8"}, 'option kv_cache_dtype can only be "auto"'),
+        ({"hf_overrides": {"a": 1}}, "option hf_overrides can only be null or {}"),
+        ({"speculative_config": {"model": "x"}}, "option speculative_config can only be null"),
+        ({"tensor_paralel_size": 1}, "did you mean tensor_parallel_size?"),
+        ({"max_num_sequences": 1}, "did you mean max_num_seqs?"),
+        ({"qqqqqq": 1}, "is not known; known: async_scheduling, block_size"),
+        ({"max_num_seqs": "many"}, "max_num_seqs must be an integer from 1"),
+        ({"enforce_eager": 1}, "enforce_eager must be true or false"),
+        ({"block_size": 24}, "block_size must be a power of two"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(values, message):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(values)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_each_name_is_in_one_list():
+    ours = {spec.name for spec in fields(EngineConfig)}
+    only, no_meaning = set(engine_args._ONLY), set(engine_args._NO_MEANING)
+    assert not ours & only
+    assert not ours & no_meaning
+    assert not only & no_meaning
+
+
+def test_each_neutral_value_is_accepted_as_it_is_and_as_a_string():
+    for name, values in engine_args._ONLY.items():
+        for value in values:
+            from_mapping({name: value})
+            if isinstance(value, (str, int, float)) or value is None:
+                from_mapping({name: str(value)})
+
+
+def test_folders_may_be_relative_to_the_file(tmp_path):
+    (tmp_path / "weights").mkdir()
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps({"model": "weights"}))
+    assert read_engine_args(file).config.model == str(tmp_path / "weights")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[]", "must hold a JSON object"), ("{", "is not valid JSON"), (None, "cannot read")],
+)
+def test_a_file_that_is_no_object(tmp_path, text, message):
+    file = tmp_path / "model.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_engine_args(file)
