@@ -1,4 +1,4 @@
-"""The model repository that tritonserver loads: three short files for a model."""
+"""The model repository that tritonserver loads: short files for a model, and for a pipeline."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paged_backend.errors import ConfigError
+from paged_backend.launch.pipeline import knows_the_bound, pipeline_models
 
 _CONFIG = """\
 # Tensors and the decoupled policy are filled in by the model's auto_complete_config.
@@ -19,11 +20,12 @@ instance_group [{{ count: {instances} kind: KIND_CPU }}]
 _MODEL = '''\
 """What tritonserver loads; the model itself is in the installed package."""
 
-from paged_backend.serving.model import TritonPythonModel
+from paged_backend.serving.{module} import {imported}
 
 __all__ = ["TritonPythonModel"]
 '''
 
+_CLASS = "TritonPythonModel"  # what the server looks for in a model.py
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -36,22 +38,68 @@ def write_model_repository(
     that share one engine. Raises ConfigError for a name that cannot stand in a URL or a path,
     and for one that is there already.
     """
+    _check_name(name)
+    if instances < 1:
+        raise ConfigError(f"instances: must be at least 1, got {instances}")
+    folder = _write(root, name, _CONFIG.format(instances=instances), ("model", _CLASS))
+    (folder / "1" / "model.json").write_text(json.dumps(dict(engine_options), indent=2) + "\n")
+    return folder
+
+
+def write_pipeline(
+    root: Path,
+    name: str,
+    engine_options: Mapping[str, object],
+    instances: int,
+    *,
+    prefix: str = "",
+    bounded: bool | None = None,
+) -> list[Path]:
+    """Write a model and the pipeline around it; the folders of all of them.
+
+    Args:
+        root, name, engine_options, instances: as for ``write_model_repository``.
+        prefix: what the names of the other models begin with, where there are several pipelines.
+        bounded: whether the server knows ``max_inflight_requests``; default: the one here.
+
+    Raises:
+        ConfigError: as ``write_model_repository``.
+    """
+    if prefix:
+        _check_name(prefix)
+    bounded = knows_the_bound() if bounded is None else bounded
+    folders = [write_model_repository(root, name, engine_options, instances)]
+    for model in pipeline_models(name, prefix, bounded=bounded):
+        folders.append(_write(root, model.name, model.config, model.code))
+    return folders
+
+
+def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"model name {name!r}: use letters, digits, '_', '-' and '.', not starting with "
             "'-' or '.'"
         )
-    if instances < 1:
-        raise ConfigError(f"instances: must be at least 1, got {instances}")
+
+
+def _write(root: Path, name: str, config: str, code: tuple[str, str] | None) -> Path:
+    """A model's folder; ``code`` is the module and the class that serve it, if any do."""
     folder = root / name
     if folder.exists():
         raise ConfigError(f"{folder} is there already: give another folder or another model name")
     version = folder / "1"
     version.mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(_CONFIG.format(instances=instances))
-    (version / "model.py").write_text(_MODEL)
-    (version / "model.json").write_text(json.dumps(dict(engine_options), indent=2) + "\n")
+    (folder / "config.pbtxt").write_text(config)
+    if code is None:
+        (version / ".gitkeep").touch()  # the server wants the folder, git wants a file in it
+    else:
+        (version / "model.py").write_text(_model_file(*code))
     return folder
+
+
+def _model_file(module: str, name: str) -> str:
+    imported = name if name == _CLASS else f"{name} as {_CLASS}"
+    return _MODEL.format(module=module, imported=imported)
 
 
 def model_names(repository: Path) -> list[str]:

@@ -1,0 +1,222 @@
+"""The models of a pipeline as a repository holds them: steps around a model, ensembles of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+# How many responses of the model may wait for the step after it, and how many calls for the model:
+# far more than run at once, and a bound to what can pile up before a step that hangs.
+MAX_INFLIGHT_REQUESTS = 1024
+_KNOWS_THE_BOUND = (2, 63)  # the first version of the server, that of release 25.11
+
+_FILLED_IN = "The model's auto_complete_config fills in what is not here."
+_IN_ORDER = "\n# One instance keeps the pieces of a stream in order."
+
+Tensors = Mapping[str, Iterable[str]]
+"""Names of tensors by their type and dimensions."""
+
+_LLM_INPUTS: Tensors = {
+    "TYPE_STRING dims: 1": ("text_input", "messages", "sampling_parameters"),
+    "TYPE_INT32 dims: -1": ("input_ids", "stop_token_ids", "allowed_token_ids"),
+    "TYPE_STRING dims: -1": ("stop", "bad_words"),
+    "TYPE_BOOL dims: 1": (
+        *("stream", "add_special_tokens", "exclude_input_in_output"),
+        *("return_finish_reason", "return_num_output_tokens", "return_output_ids"),
+        *("return_num_input_tokens", "return_num_cached_tokens", "return_cumulative_logprob"),
+        *("return_logprobs", "return_prompt_logprobs"),
+    ),
+}
+_LLM_OUTPUTS: Tensors = {
+    "TYPE_STRING dims: -1": ("text_output", "finish_reason", "logprobs"),
+    "TYPE_UINT32 dims: -1": ("num_output_tokens",),
+    "TYPE_INT32 dims: -1": ("output_ids",),
+    "TYPE_FP32 dims: -1": ("cumulative_logprob",),
+    "TYPE_UINT32 dims: 1": ("num_input_tokens", "num_cached_tokens"),
+    "TYPE_STRING dims: 1": ("prompt_logprobs",),
+}
+# These come from the model as they are; the others pass through postprocess.
+_LLM_DIRECT = (
+    *("num_input_tokens", "num_cached_tokens"),
+    *("logprobs", "cumulative_logprob", "prompt_logprobs"),
+)
+
+# The names of tensorrtllm_backend, whose clients send a batch dimension.
+_TENSORRTLLM_INPUTS: Tensors = {
+    "TYPE_STRING dims: [ -1, 1 ]": (
+        *("text_input", "decoder_text_input"),
+        *("guided_decoding_guide_type", "guided_decoding_guide"),
+    ),
+    "TYPE_STRING dims: [ -1, -1 ]": ("bad_words", "stop_words", "embedding_bias_words"),
+    "TYPE_INT32 dims: [ -1, 1 ]": (
+        *("max_tokens", "min_tokens", "num_return_sequences", "beam_width", "top_k"),
+        *("end_id", "pad_id", "num_draft_tokens", "prompt_vocab_size"),
+    ),
+    "TYPE_FP32 dims: [ -1, 1 ]": (
+        *("top_p", "temperature", "length_penalty"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    ),
+    "TYPE_FP32 dims: [ -1, -1 ]": ("embedding_bias_weights",),
+    "TYPE_UINT64 dims: [ -1, 1 ]": ("seed", "lora_task_id", "prompt_table_extra_id"),
+    "TYPE_BOOL dims: [ -1, 1 ]": (
+        *("stream", "exclude_input_in_output", "use_draft_logits", "return_log_probs"),
+        *("return_context_logits", "return_generation_logits", "return_perf_metrics"),
+        *("return_num_input_tokens", "return_num_output_tokens"),
+    ),
+    "TYPE_FP16 dims: [ -1, -1, -1 ]": ("prompt_embedding_table", "lora_weights"),
+    "TYPE_INT32 dims: [ -1, -1, 3 ]": ("lora_config",),
+}
+_TENSORRTLLM_REQUIRED = ("text_input", "max_tokens")
+_TENSORRTLLM_OUTPUTS: Tensors = {
+    "TYPE_STRING dims: -1": ("text_output",),
+    "TYPE_FP32 dims: [ -1, -1, -1 ]": ("output_log_probs",),
+    "TYPE_FP32 dims: [ -1, -1 ]": ("cum_log_probs",),
+    "TYPE_INT32 dims: [ -1, -1 ]": (
+        *("sequence_length", "batch_index", "sequence_index"),
+        *("num_input_tokens", "num_output_tokens"),
+    ),
+}
+
+# What preprocess gives to the model, and the model to postprocess, in any pipeline.
+_TO_MODEL = (
+    *("input_ids", "stream", "sampling_parameters", "call_id", "pass_through"),
+    *("exclude_input_in_output", "return_context_ids", "return_finish_reason"),
+    *("return_num_output_tokens", "return_output_ids"),
+)
+_FROM_MODEL = (
+    *("output_ids", "num_output_tokens", "finish_reason", "sequence_length"),
+    *("context_ids", "num_context_ids", "num_held_ids", "pass_through"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineModel:
+    """One folder of the repository."""
+
+    name: str
+    config: str  # config.pbtxt
+    code: tuple[str, str] | None = None  # module and class that serve it; an ensemble has none
+
+
+@dataclass(frozen=True, slots=True)
+class _Face:
+    """What a caller of an ensemble sees, and how that differs from what the model has."""
+
+    inputs: Tensors
+    outputs: Tensors
+    required: Sequence[str] = ()
+    direct: Sequence[str] = ()  # outputs of the model that go to a caller who asks for them
+    through: Sequence[str] = ()  # others, for which and with which the steps do something
+
+
+_LLM = _Face(_LLM_INPUTS, _LLM_OUTPUTS, direct=_LLM_DIRECT)
+_TENSORRTLLM = _Face(
+    _TENSORRTLLM_INPUTS,
+    _TENSORRTLLM_OUTPUTS,
+    required=("text_input", "max_tokens"),
+    through=("logprobs", "cumulative_logprob"),
+)
+
+
+def pipeline_models(llm: str, prefix: str, *, bounded: bool) -> list[PipelineModel]:
+    """All that is around the model ``llm``; the names begin with ``prefix``.
+
+    ``bounded`` is for servers that know ``max_inflight_requests``.
+    """
+    pre, post = f"{prefix}preprocess", f"{prefix}postprocess"
+    trt_pre, trt_post = f"{prefix}tensorrtllm_preprocess", f"{prefix}tensorrtllm_postprocess"
+    trt_in = _declared("input", _TENSORRTLLM.inputs, _TENSORRTLLM.required)
+    trt_out = _declared("output", _TENSORRTLLM.outputs)
+    steps = {"llm": llm, "preprocess": pre, "postprocess": post}
+    return [
+        PipelineModel(pre, _python({"llm": llm}), ("preprocess", "TritonPythonModel")),
+        PipelineModel(post, _python({"llm": llm}, _IN_ORDER), ("postprocess", "TritonPythonModel")),
+        PipelineModel(f"{prefix}llm", _ensemble(_LLM, pre, llm, post, bounded=bounded)),
+        PipelineModel(f"{prefix}llm_bls", _python(steps), ("bls", "TritonPythonModel")),
+        PipelineModel(trt_pre, _python({"llm": llm}, lines=trt_in), ("tensorrtllm", "Preprocess")),
+        PipelineModel(
+            trt_post,
+            _python({"llm": llm}, _IN_ORDER, lines=trt_out),
+            ("tensorrtllm", "Postprocess"),
+        ),
+        PipelineModel(
+            f"{prefix}ensemble", _ensemble(_TENSORRTLLM, trt_pre, llm, trt_post, bounded=bounded)
+        ),
+    ]
+
+
+def knows_the_bound(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is an image of NVIDIA's whose server knows ``max_inflight_requests``."""
+    version = variables.get("TRITON_SERVER_VERSION", "0").split(".")[:2]
+    return all(map(str.isdecimal, version)) and tuple(map(int, version)) >= _KNOWS_THE_BOUND
+
+
+def _python(parameters: Mapping[str, str], comment: str = "", lines: Sequence[str] = ()) -> str:
+    """A step, or a model that calls them."""
+    return "".join(
+        f"{line}\n"
+        for line in (
+            f"# {_FILLED_IN}{comment}",
+            'backend: "python"',
+            "instance_group [{ count: 1 kind: KIND_CPU }]",
+            *(
+                f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+                for key, value in parameters.items()
+            ),
+            *lines,
+        )
+    )
+
+
+def _ensemble(face: _Face, pre: str, llm: str, post: str, *, bounded: bool) -> str:
+    given = [name for names in face.inputs.values() for name in names]
+    wanted = [name for names in face.outputs.values() for name in names]
+    flags = [f"return_{name}" for name in face.direct]
+    to_model = _inner("to", [*_TO_MODEL, *(f"return_{name}" for name in face.through)])
+    from_model = _inner("from", [*_FROM_MODEL, *face.through])
+    steps = (
+        (pre, _same(name for name in given if name not in flags), to_model),
+        (llm, to_model | _same(flags), from_model | _same(face.direct)),
+        (post, from_model, _same(name for name in wanted if name not in face.direct)),
+    )
+    lines = [
+        'platform: "ensemble"',
+        *_declared("input", face.inputs, face.required),
+        *_declared("output", face.outputs),
+        "ensemble_scheduling {",
+        *([f"  max_inflight_requests: {MAX_INFLIGHT_REQUESTS}"] if bounded else []),
+        *(line for step in steps for line in _step(*step)),
+        "}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _declared(kind: str, tensors: Tensors, required: Sequence[str] = ()) -> list[str]:
+    optional = kind == "input"
+    return [
+        f'{kind} {{ name: "{name}" data_type: {type_and_dims}'
+        + (" optional: true }" if optional and name not in required else " }")
+        for type_and_dims, names in tensors.items()
+        for name in names
+    ]
+
+
+def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Iterator[str]:
+    yield "  step {"
+    yield f'    model_name: "{model}"'
+    yield "    model_version: -1"
+    for kind, names in (("input_map", inputs), ("output_map", outputs)):
+        for key, value in names.items():
+            yield f'    {kind} {{ key: "{key}" value: "{value}" }}'
+    yield "  }"
+
+
+def _same(names: Iterable[str]) -> dict[str, str]:
+    """Tensors that the caller knows by these names."""
+    return {name: name for name in names}
+
+
+def _inner(way: str, names: Iterable[str]) -> dict[str, str]:
+    """Tensors that only the steps see, on their way to the model or from it."""
+    return {name: f"{way}_model_{name}" for name in names}

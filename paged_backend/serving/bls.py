@@ -1,0 +1,127 @@
+"""The pipeline as a program: the steps of the ensemble ``llm``, called one after the other.
+
+It is the place for what an ensemble cannot do: another model for some prompts, an answer from
+elsewhere, a second round. Copy this file to a model's ``model.py`` and edit ``_run``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from paged_backend.serving import contract, fields, postprocess, preprocess, triton
+from paged_backend.serving.contract import Array
+from paged_backend.serving.pipeline import load_llm, named, parameter
+
+MAX_CALLS = 256  # at once; each has a thread
+_LOOK_S = 0.05  # between looks at who has left
+
+_STEP_INPUTS = {spec.name for spec in (*preprocess.INPUTS, *preprocess.OUTPUTS)}
+# Outputs that do not pass through the last step, and the flags by which callers ask for them.
+_FLAGS = tuple(
+    spec
+    for spec in contract.INPUTS
+    if spec.name.startswith("return_") and spec.name not in _STEP_INPUTS
+)
+_DIRECT = [spec.name.removeprefix("return_") for spec in _FLAGS]
+_INPUTS = (*preprocess.INPUTS, *_FLAGS)
+_OUTPUTS = (*postprocess.OUTPUTS, *named(contract.OUTPUTS, *_DIRECT))
+
+
+class TritonPythonModel:
+    """Calls the steps that its config.pbtxt names."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Add the tensors and the decoupled policy."""
+        return triton.complete_config(config, _INPUTS, _OUTPUTS, decoupled=True)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Learn the names of the steps, and begin to watch for callers who leave."""
+        self._llm = load_llm(args)
+        self._preprocess = parameter(args, "preprocess")
+        self._postprocess = parameter(args, "postprocess")
+        self._callers: set[Caller] = set()
+        self._threads = ThreadPoolExecutor(MAX_CALLS)
+        self._stopping = threading.Event()
+        threading.Thread(target=self._watch, name="paged-watch", daemon=True).start()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand each request to a thread of its own."""
+        for request in requests:
+            caller = Caller(request.get_response_sender())
+            tensors = triton.read_tensors(request, _INPUTS)
+            self._threads.submit(self._serve, tensors, request.parameters(), caller)
+
+    def finalize(self) -> None:
+        """Let what is open finish."""
+        self._threads.shutdown()
+        self._stopping.set()
+
+    def _serve(self, tensors: dict[str, Array], parameters: str, caller: Caller) -> None:
+        self._callers.add(caller)
+        try:
+            for outputs in self._run(tensors, parameters, caller):
+                caller.send(outputs)
+        except Exception as error:
+            caller.close(triton.error_response(error))
+        else:
+            caller.close()
+        finally:
+            self._callers.remove(caller)
+
+    def _run(
+        self, tensors: dict[str, Array], parameters: str, caller: Caller
+    ) -> Iterator[dict[str, Array]]:
+        """The pipeline of one call; each dictionary of outputs is a response."""
+        flags = {spec.name: tensors.pop(spec.name) for spec in _FLAGS if spec.name in tensors}
+        prompt = triton.call(self._preprocess, tensors, _readable(parameters))
+        caller.call_id = fields.string("call_id", prompt["call_id"])
+        for part in triton.stream(self._llm.name, prompt | flags):
+            ids = {spec.name: part[spec.name] for spec in postprocess.INPUTS}
+            text = triton.call(self._postprocess, ids)
+            yield text | {name: part[name] for name in _DIRECT if name in part}
+
+    def _watch(self) -> None:
+        """Cancel the calls of those who have left, whatever they wait for."""
+        while not self._stopping.wait(_LOOK_S):
+            for caller in list(self._callers):
+                if caller.call_id is not None and caller.has_left():
+                    # Again at each look: the model may not have got the call yet.
+                    self._llm.cancel(caller.call_id)
+
+
+class Caller:
+    """The way back to one caller, for the thread of the call and the one that watches."""
+
+    def __init__(self, sender: Any) -> None:
+        self.call_id: str | None = None  # by which the model knows the call
+        self._sender = sender
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def send(self, outputs: dict[str, Array]) -> None:
+        """Send one response."""
+        self._sender.send(triton.response(outputs))
+
+    def close(self, error: Any = None) -> None:
+        """End the call, with an error's response if there is one."""
+        with self._lock:  # the server crashes over a question about a call that has ended
+            self._closed = True
+            self._sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def has_left(self) -> bool:
+        """Whether the caller has gone or has cancelled."""
+        with self._lock:
+            return not self._closed and bool(self._sender.is_cancelled())
+
+
+def _readable(parameters: str) -> dict[str, bool | int | str]:
+    """A request's parameters as another request can have them; steps read numbers in strings."""
+    values = json.loads(parameters or "{}")
+    return {k: v if isinstance(v, (bool, int, str)) else str(v) for k, v in values.items()}

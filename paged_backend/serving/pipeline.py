@@ -1,0 +1,144 @@
+"""What the steps of a pipeline share: the model around which it is, and what travels along."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paged_backend.engine_args import read_engine_args
+from paged_backend.errors import ConfigError, InvalidRequest, PagedError
+from paged_backend.request import RequestLimits
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.serving import fields, triton
+from paged_backend.serving.contract import Array, TensorSpec, as_strings
+from paged_backend.serving.parsing import RequestParser
+from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+
+MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
+_SHORT = 2**14
+
+# The sampling fields that decide how tokens become text.
+_TEXT_FIELDS = ("stop", "include_stop_str_in_output", "min_tokens", "skip_special_tokens")
+
+
+def named(specs: Iterable[TensorSpec], *names: str) -> tuple[TensorSpec, ...]:
+    """Those of ``specs`` that have one of these names."""
+    return tuple(spec for spec in specs if spec.name in names)
+
+
+class Llm:
+    """The model around which a pipeline is built, as its other steps see it.
+
+    They find it by the parameter ``llm`` of their config.pbtxt, and the tokenizer in its
+    ``model.json``.
+    """
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        """Find the model of a step that the server initializes with ``args``.
+
+        Raises:
+            ConfigError: there is no such model, or its tokenizer cannot be loaded.
+        """
+        self.name = parameter(args, "llm")
+        self.tokenizer = _tokenizer(Path(args["model_repository"]).parent / self.name)
+
+    @functools.cached_property
+    def parser(self) -> RequestParser:
+        """Checks calls as the model does; asks it for its limits, so it has to be ready."""
+        (answer,) = self._ask("info", {})
+        info = json.loads(fields.string("text_output", answer["text_output"]))
+        limits = RequestLimits(
+            max_model_len=info["max_model_len"],
+            vocab_size=info["vocab_size"],
+            max_num_seqs=info["max_num_seqs"],
+        )
+        return RequestParser(self.tokenizer, limits)
+
+    def cancel(self, call_id: str) -> None:
+        """End a call: its stream gets its last response."""
+        self._ask("cancel", {"call_id": as_strings([call_id])})
+
+    def _ask(self, task: str, tensors: dict[str, Array]) -> list[dict[str, Array]]:
+        return list(triton.stream(self.name, {"task": as_strings([task]), **tensors}))
+
+
+def load_llm(args: Mapping[str, str]) -> Llm:
+    """For the ``initialize`` of a step; the server gets the reason if there is no such model."""
+    try:
+        return Llm(args)
+    except PagedError as error:
+        raise triton.refuse_to_load(error) from None
+
+
+def parameter(args: Mapping[str, str], name: str) -> str:
+    """A parameter of a model's config.pbtxt.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    parameters = json.loads(args["model_config"])["parameters"]
+    if name not in parameters:
+        raise ConfigError(f"{args['model_name']}: config.pbtxt must have the parameter {name}")
+    return str(parameters[name]["string_value"])
+
+
+def _tokenizer(model: Path) -> Tokenizer:
+    versions = [path.parent for path in model.glob("*/model.json") if path.parent.name.isdecimal()]
+    if not versions:
+        raise ConfigError(f"parameter llm: there is no {model.name}/1/model.json beside this model")
+    newest = max(versions, key=lambda folder: int(folder.name))
+    config = read_engine_args(newest / "model.json").config
+    return load_tokenizer(config.tokenizer or config.model)
+
+
+@dataclass(frozen=True, slots=True)
+class PassThrough:
+    """What ``postprocess`` has to know of a call with every response.
+
+    An ensemble gives a tensor of ``preprocess`` to the first response of a decoupled step only,
+    so this goes through the model, which returns it each time.
+    """
+
+    call_id: str  # by which the model knows the call
+    num_input_tokens: int
+    prompt: str  # what goes before the text of the only response
+    wanted: tuple[str, ...]  # optional outputs that the caller asked for
+    params: SamplingParams  # on arrival only what concerns the text
+
+    @classmethod
+    def from_tensor(cls, tensor: Array) -> PassThrough:
+        """Read what ``as_tensor`` made.
+
+        Raises:
+            InvalidRequest: it is something else.
+        """
+        source = fields.string("pass_through", tensor)
+        # A stream brings the same with every response, and no prompt, which may be long.
+        read = _read_again if len(source) < _SHORT else _read
+        return read(source)
+
+    def as_tensor(self) -> Array:
+        """The form in which it travels."""
+        values = {
+            "call_id": self.call_id,
+            "num_input_tokens": self.num_input_tokens,
+            "prompt": self.prompt,
+            "wanted": self.wanted,
+            "params": {name: getattr(self.params, name) for name in _TEXT_FIELDS},
+        }
+        return as_strings([json.dumps(values)])
+
+
+def _read(source: str) -> PassThrough:
+    values = fields.json_object("pass_through", source, MAX_PASS_THROUGH_LENGTH)
+    try:
+        params = SamplingParams.from_mapping({**values.pop("params"), "max_tokens": None})
+        return PassThrough(**values, params=params)
+    except (KeyError, TypeError) as error:
+        raise InvalidRequest("pass_through", "must be what preprocess made") from error
+
+
+_read_again = functools.lru_cache(256)(_read)

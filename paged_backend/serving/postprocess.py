@@ -1,0 +1,109 @@
+"""The pipeline's last step: ids become text, with no memory between calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.outputs import FinishReason
+from paged_backend.serving import contract, fields, triton
+from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.pipeline import Llm, PassThrough, load_llm, named
+from paged_backend.text.text_stream import StreamState, resumed_delta
+from paged_backend.text.tokenizer import Tokenizer
+
+INPUTS = tuple(
+    spec._replace(optional=False)
+    for spec in named(
+        contract.OUTPUTS,
+        *("output_ids", "num_output_tokens", "finish_reason", "sequence_length"),
+        *("context_ids", "num_context_ids", "num_held_ids", "pass_through"),
+    )
+)
+_PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
+OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
+_LOOK_S = 0.001  # between looks at cancellations, which cost as much as the rest of a call
+
+
+class TritonPythonModel:
+    """The step for callers that use this package's names."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Add the tensors."""
+        return triton.complete_config(config, INPUTS, OUTPUTS)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer of the pipeline's model."""
+        self._llm = load_llm(args)
+        self._leavers = Leavers(self._llm)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Each request by itself."""
+        return [triton.respond(partial(self._answer, request)) for request in requests]
+
+    def _answer(self, request: Any) -> dict[str, Array]:
+        tensors = triton.read_tensors(request, INPUTS)
+        passed = PassThrough.from_tensor(tensors["pass_through"])
+        self._leavers.look(request, passed)
+        texts = new_texts(self._llm.tokenizer, tensors, passed)
+        passed_on = {name: tensors[name] for name in _PASSED_ON if name in passed.wanted}
+        return {"text_output": as_strings(texts), **passed_on}
+
+
+class Leavers:
+    """Tells the model of callers that have gone.
+
+    A server that runs an ensemble tells only steps that begin afterwards, and the model has begun.
+    """
+
+    def __init__(self, llm: Llm) -> None:
+        self._llm = llm
+        self._looked = 0.0
+        # On a thread of its own: the model may wait for this step before it takes a call.
+        self._worker = ThreadPoolExecutor(1)
+
+    def look(self, request: Any, passed: PassThrough) -> None:
+        """Cancel the call if its caller has gone; not every time that it is asked to."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if request.is_cancelled():
+            self._worker.submit(self._llm.cancel, passed.call_id)
+
+
+def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> Iterator[str]:
+    """The new text of each answer to a prompt.
+
+    Raises:
+        InvalidRequest: the tensors do not belong together.
+    """
+    reasons = fields.strings("finish_reason", tensors["finish_reason"])
+    states = zip(
+        _split(tensors, "context_ids", "num_context_ids"),
+        tensors["num_held_ids"].tolist(),
+        tensors["sequence_length"].tolist(),
+        strict=True,
+    )
+    ids = _split(tensors, "output_ids", "num_output_tokens")
+    for new_ids, (context_ids, num_held, length), reason in zip(ids, states, reasons, strict=True):
+        state = StreamState(context_ids, num_held, length - len(new_ids))
+        finish_reason = None if reason == "None" else FinishReason(reason)
+        delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason)
+        yield passed.prompt + delta.text
+
+
+def _split(tensors: Tensors, name: str, counts: str) -> list[list[int]]:
+    """The parts of a flat tensor that belong to the answers."""
+    sizes = tensors[counts]
+    if sizes.sum() != tensors[name].size:
+        raise InvalidRequest(name, f"has {tensors[name].size} elements, {counts} says otherwise")
+    return [part.tolist() for part in np.split(tensors[name], np.cumsum(sizes)[:-1])]

@@ -1,0 +1,85 @@
+"""The pipeline's first step: a caller's text or messages become ids and one JSON of parameters."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paged_backend.serving import contract, triton
+from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.parsing import sampling_values
+from paged_backend.serving.pipeline import Llm, PassThrough, load_llm, named
+from paged_backend.serving.prompts import SOURCES
+
+INPUTS = named(
+    contract.INPUTS,
+    *SOURCES,
+    *("add_special_tokens", "stream", "exclude_input_in_output"),
+    *("sampling_parameters", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
+    *("return_finish_reason", "return_num_output_tokens", "return_output_ids"),
+)
+
+_FOR_MODEL = named(contract.INPUTS, "input_ids", "stream", "sampling_parameters")
+_NOTES = named(contract.INPUTS, "call_id", "pass_through")
+# What the last step needs, whatever the caller has asked for; it puts the prompt before the text.
+_ALWAYS_SET = named(
+    contract.INPUTS,
+    *("exclude_input_in_output", "return_context_ids", "return_finish_reason"),
+    *("return_num_output_tokens", "return_output_ids"),
+)
+OUTPUTS = (*_FOR_MODEL, *_NOTES, *_ALWAYS_SET)  # all of them are inputs of the model
+
+
+class TritonPythonModel:
+    """The step for callers that use this package's names."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Add the tensors."""
+        return triton.complete_config(config, INPUTS, OUTPUTS)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer of the pipeline's model."""
+        self._llm = load_llm(args)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Each request by itself."""
+        return [triton.respond(partial(self._answer, request)) for request in requests]
+
+    def _answer(self, request: Any) -> dict[str, Array]:
+        tensors = triton.read_tensors(request, INPUTS)
+        return prepare(self._llm, tensors, request.parameters())
+
+
+def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array]:
+    """The model's inputs for a call.
+
+    They are checked here, although the model does so too: tritonserver 24.10 does not always get
+    over an error of an ensemble's decoupled step, and then takes half a minute to stop.
+
+    Raises:
+        InvalidRequest: naming the field and what it accepts.
+    """
+    call_id = uuid.uuid4().hex
+    parsed = llm.parser.parse(call_id, tensors, parameters)
+    prompt_token_ids = parsed.request.prompt_token_ids
+    passed = PassThrough(
+        call_id=call_id,
+        num_input_tokens=len(prompt_token_ids),
+        prompt=parsed.prompt_text,
+        wanted=tuple(sorted(parsed.options.wanted)),
+        params=parsed.request.params,
+    )
+    return {
+        "input_ids": np.array(prompt_token_ids, np.int32),
+        "stream": np.array([parsed.options.stream]),
+        "sampling_parameters": as_strings([json.dumps(sampling_values(tensors, parameters))]),
+        "call_id": as_strings([call_id]),
+        "pass_through": passed.as_tensor(),
+        **dict.fromkeys((spec.name for spec in _ALWAYS_SET), np.array([True])),
+    }

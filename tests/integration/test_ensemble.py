@@ -1,0 +1,572 @@
+"""Pipelines on a real server: preprocess, the model, postprocess, and what is built of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import MODEL, Server
+from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
+from paged_client import Client, InvalidRequest, RequestCancelled
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import np_to_triton_dtype
+
+from paged_backend.demo import load_questions
+from paged_backend.errors import ConfigError
+from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
+from paged_backend.launch.repository import model_names, write_pipeline
+from paged_backend.launch.server_process import RunningServer, start_server
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "text"))
+from sample_tokenizers import KINDS  # noqa: E402
+
+PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
+BUNDLED = Path(__file__).parents[2] / "model_repository"
+QUESTIONS = load_questions()
+GREEDY = {"temperature": 0, "max_tokens": 64}
+OURS = ["llm", "llm_bls"]
+STOP_S = 15.0  # a server that waits for calls it has lost count of takes twice as long
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model, with two instances, and its pipeline."""
+    repository = tmp_path_factory.mktemp("pipeline")
+    write_pipeline(repository, MODEL, {"model": "demo", "max_num_seqs": 64}, instances=2)
+    with start_server(repository) as running:
+        yield Server(running)
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < STOP_S
+
+
+@pytest.fixture(params=OURS)
+def llm(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
+    """A client of the ensemble, and one of the program that does the same."""
+    with Client(server.running.grpc_url, request.param, timeout=60) as client:
+        yield client
+
+
+def post(server: Server, model: str, verb: str, fields: dict[str, Any]) -> tuple[int, str]:
+    with server.connection() as connection:
+        connection.request("POST", f"/v2/models/{model}/{verb}", json.dumps(fields).encode())
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def generate(server: Server, model: str, **fields: Any) -> dict[str, Any]:
+    status, body = post(server, model, "generate", fields)
+    assert status == 200, body
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+def generate_stream(server: Server, model: str, **fields: Any) -> list[dict[str, Any]]:
+    status, body = post(server, model, "generate_stream", {"stream": True, **fields})
+    assert status == 200, body
+    return [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: ")]
+
+
+# --- the ensemble with our names, and the program that calls the same steps -------------------
+
+
+@pytest.mark.server
+def test_a_stream_through_the_steps_is_the_models_own(llm: Client, client: Client) -> None:
+    question = QUESTIONS[0].question
+    with llm.stream(question, **GREEDY) as stream:
+        chunks = list(stream)
+    direct = client.generate(question, **GREEDY)
+    assert "".join(chunk.text for chunk in chunks) == direct.text
+    assert tuple(id_ for chunk in chunks for id_ in chunk.token_ids) == direct.token_ids
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert len(chunks) > 1
+    assert {chunk.num_input_tokens for chunk in chunks} == {direct.num_input_tokens}
+
+
+@pytest.mark.server
+def test_several_answers_with_their_probabilities(llm: Client, client: Client) -> None:
+    wishes = {"n": 3, "seed": 5, "max_tokens": 20, "logprobs": 2, "temperature": 1.5}
+    through, direct = llm.generate("What does", **wishes), client.generate("What does", **wishes)
+    assert through.answers == direct.answers
+    assert len({answer.num_output_tokens for answer in direct.answers}) > 1
+
+
+@pytest.mark.server
+def test_64_streams_at_once_keep_their_order(llm: Client) -> None:
+    questions = (QUESTIONS * 2)[:64]
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda q: llm.generate(q.question, **GREEDY).text, questions))
+    assert answers == ["\n" + question.answer for question in questions]
+
+
+@pytest.mark.server
+def test_stop_strings_that_lie_across_responses(llm: Client) -> None:
+    answer = QUESTIONS[4].answer
+    first, second, third = answer.split()[:3]
+    cases = [[f"{second} {third}"], [f"{first} {second} {third}?", third[:3]], ["never there"]]
+    for stop in cases:
+        found = [answer.index(text) for text in stop if text in answer]
+        with llm.stream(QUESTIONS[4].question, **GREEDY, stop=stop) as stream:
+            chunks = list(stream)
+        expected = answer[: min(found)] if found else answer
+        assert "".join(chunk.text for chunk in chunks) == "\n" + expected
+        assert chunks[-1].finish_reason == "stop"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("model", OURS)
+def test_generate_with_plain_fields(server: Server, model: str) -> None:
+    question = QUESTIONS[1]
+    text = "\n" + question.answer
+    fields = {"text_input": question.question, "stop": ["no such", "text"], **GREEDY}
+    assert generate(server, model, **fields)["text_output"] == question.question + text
+    answer = generate(
+        server, model, **fields, exclude_input_in_output=True, return_finish_reason=True
+    )
+    assert (answer["text_output"], answer["finish_reason"]) == (text, "stop")
+    assert "output_ids" not in answer and "num_input_tokens" not in answer
+    events = generate_stream(server, model, **fields)
+    assert "".join(event["text_output"] for event in events) == text
+    assert len(events) > 1
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("model", OURS)
+def test_messages_are_rendered_with_the_models_template(server: Server, model: str) -> None:
+    question = QUESTIONS[3]
+    chat = json.dumps([{"role": "user", "content": question.question}])
+    answer = generate(server, model, messages=chat, **GREEDY)
+    prompt = f"<|user|>{question.question}<|end|><|assistant|>"
+    assert answer["text_output"] == prompt + question.answer
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("model", OURS)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "text_input: is missing"),
+        ({"text_input": "x", "input_ids": [1]}, "text_input: give either"),
+        ({"text_input": "word " * 3000}, "max_model_len"),
+        ({"messages": "[]"}, "messages: must be an array"),
+        ({"messages": '[{"role": "user"}]'}, "messages[0].content: must be"),
+        ({"text_input": "x", "sampling_parameters": "["}, "sampling_parameters: is not valid"),
+        ({"text_input": "x", "stop": [""]}, "stop: each string has 1 to 256"),
+        ({"text_input": "x", "temprature": 1}, "did you mean temperature?"),
+        ({"text_input": "x", "max_tokens": 10**6}, "max_tokens: must be at most max_model_len"),
+        ({"input_ids": [10**6]}, "token ids must be from 0"),
+        ({"text_input": "x", "stream": True, "exclude_input_in_output": False}, "When streaming"),
+    ],
+)
+def test_a_mistake_is_named_whichever_step_finds_it(
+    server: Server, model: str, fields: dict[str, Any], message: str
+) -> None:
+    for verb in ("generate", "generate_stream"):
+        status, body = post(server, model, verb, fields)
+        assert (status, message in body) == (400, True), body
+
+
+@pytest.mark.server
+def test_a_bad_call_is_its_own_affair(llm: Client) -> None:
+    def ask(number: int) -> str:
+        if number % 2:
+            with pytest.raises(InvalidRequest, match="temperature: must be"):
+                llm.generate("What does", temperature=-1)
+            return ""
+        return llm.generate(QUESTIONS[2].question, **GREEDY).text
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(48)))
+    assert set(answers[::2]) == {"\n" + QUESTIONS[2].answer}
+
+
+# --- leaving ----------------------------------------------------------------------------------
+
+
+def start_endless(client: Client) -> Any:
+    """A stream that would run to the model's longest context, after its first chunk."""
+    stream = client.stream("What does", temperature=0, max_tokens=1500, ignore_eos=True)
+    next(stream)
+    return stream
+
+
+@pytest.mark.server
+def test_a_stream_that_is_cancelled_gives_its_blocks_back(llm: Client, server: Server) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        streams = list(pool.map(start_endless, [llm] * 8))
+    for stream in streams[1:]:
+        stream.cancel()
+    server.wait_for("num_requests_running", 1, timeout_s=3)
+    assert next(streams[0]).num_output_tokens  # the one that stays goes on
+    streams[0].cancel()
+    assert server.wait_for("kv_blocks_used", 0) < 2.0
+    with pytest.raises(RequestCancelled):
+        list(streams[1])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("model", [*OURS, "ensemble"])
+def test_a_dropped_connection_gives_its_blocks_back(server: Server, model: str) -> None:
+    host, port = server.running.http_url.removeprefix("http://").split(":")
+    fields = {"text_input": "What does", "max_tokens": 1500, "stream": True}
+    fields |= {"end_id": -1} if model == "ensemble" else {"ignore_eos": True}
+    body = json.dumps(fields)
+    head = f"POST /v2/models/{model}/generate_stream HTTP/1.1\r\nHost: x\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall((head + body).encode())
+        assert b"data: " in connection.recv(4096) + connection.recv(4096)
+        server.wait_for("num_requests_running", 1)
+    assert server.wait_for("kv_blocks_used", 0) < 3.0
+
+
+@pytest.mark.server
+def test_the_program_cancels_a_call_that_waits(server: Server, client: Client) -> None:
+    """The ensemble cannot: no step of it hears of the caller before the first token."""
+    with (
+        Client(server.running.grpc_url, "llm_bls", timeout=60) as bls,
+        ThreadPoolExecutor(64) as pool,
+    ):
+        streams = list(pool.map(start_endless, [client] * 64))
+        server.wait_for("num_requests_running", 64)
+        waiting = bls.stream("What does", max_tokens=4)
+        server.wait_for("num_requests_waiting", 1)
+        waiting.cancel()
+        server.wait_for("num_requests_waiting", 0)
+        assert server.metrics()["num_requests_running"] == 64
+        for stream in streams:
+            stream.cancel()
+
+
+@pytest.mark.server
+def test_a_call_can_be_ended_by_its_name(server: Server) -> None:
+    fields = {"text_input": "What does", "max_tokens": 1500, "ignore_eos": True}
+    wishes = {"call_id": "mine", "return_finish_reason": True, "pass_through": "a note"}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(generate, server, MODEL, **fields, **wishes)
+        server.wait_for("num_requests_running", 1)
+        for _ in range(6):  # of both instances, whichever has the call
+            status, _ = post(server, MODEL, "generate", {"task": "cancel", "call_id": "mine"})
+            assert status == 200
+        assert answer.result(5)["finish_reason"] == "abort"
+        assert answer.result()["pass_through"] == "a note"
+    server.wait_for("kv_blocks_used", 0)
+    for call_id in ("", "a b", "x" * 65):
+        status, body = post(server, MODEL, "generate", fields | {"call_id": call_id})
+        assert (status, "call_id: must have 1 to 64" in body) == (400, True)
+    status, body = post(server, MODEL, "generate", {"task": "cancel"})
+    assert (status, "call_id: is missing" in body) == (400, True)
+
+
+# --- text that is whole, whatever the tokens --------------------------------------------------
+
+NUM_SEQUENCES = 1000
+TOKENIZERS = ("byte_level", "byte_fallback", "word_piece")
+
+
+@dataclass
+class Chains:
+    """For each kind of tokenizer a model that walks at random over its tokens, with an ensemble."""
+
+    running: RunningServer
+    backends: dict[str, tokenizers.Tokenizer]
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chains]:
+    folder = tmp_path_factory.mktemp("chains")
+    backends = {kind: KINDS[kind]() for kind in TOKENIZERS}  # training is not reproducible
+    for kind, backend in backends.items():
+        make_markov_checkpoint(backend, folder / kind)
+        options = {"model": str(folder / kind)}
+        for path in write_pipeline(
+            folder / "repository", f"{kind}.paged_llm", options, 1, prefix=f"{kind}."
+        ):
+            if "bls" in path.name or "ensemble" in path.name or "tensorrtllm" in path.name:
+                shutil.rmtree(path)  # each model takes a second to load
+    with start_server(folder / "repository") as running:
+        yield Chains(running, backends)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_joined_streams_are_the_one_shot_decode(chains: Chains, kind: str) -> None:
+    """Of 1,000 random sequences each; half of them spell text, the others mostly none."""
+    backend = chains.backends[kind]
+
+    def walk(seed: int) -> list[str]:
+        valid, skip = seed % 2 == 0, seed % 4 < 2
+        token_ids: list[int] = []
+        texts: list[str] = []
+        wishes = {"temperature": TEXT if valid else ANYTHING, "skip_special_tokens": skip}
+        length = random.Random(seed).randint(1, 24)
+        with client.stream([1], seed=seed, max_tokens=length, **wishes) as stream:
+            for chunk in stream:
+                token_ids += chunk.token_ids
+                texts.append(chunk.text)
+        assert len(token_ids) == length
+        assert "".join(texts) == backend.decode(token_ids, skip_special_tokens=skip), token_ids
+        if valid and not ends_within_character(backend, token_ids):
+            assert "\N{REPLACEMENT CHARACTER}" not in "".join(texts)
+        return texts
+
+    with (
+        Client(chains.running.grpc_url, f"{kind}.llm", timeout=60) as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        walks = list(pool.map(walk, range(NUM_SEQUENCES)))
+    # They did come in pieces, of which a busy machine makes fewer.
+    assert sum(map(len, walks)) > 1.5 * NUM_SEQUENCES
+    whole = "".join(text for texts in walks[::2] for text in texts)
+    assert sum(character > "\x7f" for character in whole) > NUM_SEQUENCES
+
+
+# --- a step that is too slow ------------------------------------------------------------------
+
+SLOW_POSTPROCESS = """\
+import time
+from paged_backend.serving.postprocess import TritonPythonModel as Fast
+
+class TritonPythonModel(Fast):
+    def execute(self, requests):
+        time.sleep(0.05 * len(requests))
+        return super().execute(requests)
+"""
+
+
+@pytest.mark.server
+def test_a_slow_step_delays_its_own_streams_only(tmp_path: Path) -> None:
+    """Whatever waits for it keeps its order, nothing is lost, and the model goes on for others.
+
+    A server of 25.11 or later bounds what waits; the one here cannot.
+    """
+    write_pipeline(tmp_path, MODEL, {"model": "demo"}, instances=1)
+    for path in tmp_path.iterdir():
+        if "bls" in path.name or "ensemble" in path.name or "tensorrtllm" in path.name:
+            shutil.rmtree(path)
+    (tmp_path / "postprocess" / "1" / "model.py").write_text(SLOW_POSTPROCESS)
+    questions = QUESTIONS[:8]
+    with (
+        start_server(tmp_path) as running,
+        Client(running.grpc_url, "llm", timeout=60) as slow,
+        Client(running.grpc_url, MODEL, timeout=60) as direct,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        answers = [pool.submit(slow.generate, q.question, **GREEDY) for q in questions]
+        assert direct.generate(QUESTIONS[9].question, **GREEDY).text == "\n" + QUESTIONS[9].answer
+        assert not any(answer.done() for answer in answers)
+        assert [answer.result().text for answer in answers] == ["\n" + q.answer for q in questions]
+
+
+# --- tensorrtllm_backend's clients -------------------------------------------------------------
+
+
+def infer(server: Server, outputs: list[str], **inputs: Any) -> list[dict[str, Any]]:
+    """What a client of tensorrtllm_backend sends, each value with a batch dimension."""
+    arrays = {name: np.array([np.atleast_1d(value)]) for name, value in inputs.items()}
+    tensors = []
+    for name, array in arrays.items():
+        tensors.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
+        tensors[-1].set_data_from_numpy(array)
+    results: list[Any] = []
+    ended = threading.Event()
+
+    def take(result: Any, error: Any) -> None:
+        results.append(error or result)
+        if error or result.get_response().parameters["triton_final_response"].bool_param:
+            ended.set()
+
+    with InferenceServerClient(server.running.grpc_url) as client:
+        client.start_stream(take)
+        client.async_stream_infer(
+            "ensemble",
+            tensors,
+            outputs=[InferRequestedOutput(name) for name in outputs],
+            enable_empty_final_response=True,
+        )
+        assert ended.wait(30)
+        client.stop_stream()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    arrays_of = [{name: result.as_numpy(name) for name in outputs} for result in results]
+    return [arrays for arrays in arrays_of if arrays["text_output"] is not None]
+
+
+def text(value: str) -> Any:
+    return np.array([value.encode()], dtype=np.object_)
+
+
+@pytest.mark.server
+def test_a_tensorrtllm_client_gets_its_shapes(server: Server, client: Client) -> None:
+    question = QUESTIONS[5].question
+    direct = client.generate(question, **GREEDY, logprobs=0)
+    asked = ["text_output", "cum_log_probs", "output_log_probs", "sequence_length"]
+    wishes = {
+        "text_input": text(question),
+        "max_tokens": np.int32(64),
+        "stream": False,
+        "beam_width": np.int32(1),
+        "temperature": np.float32(1.0),
+        "exclude_input_in_output": True,
+        "return_log_probs": True,
+        "return_num_input_tokens": True,
+    }
+    (answer,) = infer(server, [*asked, "num_input_tokens", "batch_index"], **wishes)
+    assert answer["text_output"].tolist() == [direct.text.encode()]
+    assert answer["sequence_length"].tolist() == [[direct.num_output_tokens]]
+    assert answer["num_input_tokens"].tolist() == [[direct.num_input_tokens]]
+    assert answer["batch_index"].tolist() == [[0]]
+    assert direct.answers[0].logprobs is not None
+    logprobs = [position[0].logprob for position in direct.answers[0].logprobs]
+    np.testing.assert_allclose(answer["output_log_probs"], [[logprobs]], rtol=1e-5)
+    np.testing.assert_allclose(answer["cum_log_probs"], [[sum(logprobs)]], rtol=1e-5)
+
+    pieces = infer(server, asked, **wishes | {"stream": True})
+    assert len(pieces) > 1
+    assert b"".join(piece["text_output"][0] for piece in pieces).decode() == direct.text
+    together = np.concatenate([piece["output_log_probs"] for piece in pieces], axis=2)
+    np.testing.assert_allclose(together, [[logprobs]], rtol=1e-5)
+    np.testing.assert_allclose(pieces[-1]["cum_log_probs"], [[sum(logprobs)]], rtol=1e-5)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_sequence_has_responses_of_its_own(
+    server: Server, client: Client, stream: bool
+) -> None:
+    direct = client.generate("What does", n=3, seed=5, max_tokens=24, top_k=50)
+    wishes = {"num_return_sequences": np.int32(3), "seed": np.uint64(5), "top_k": np.int32(50)}
+    answers = infer(
+        server,
+        ["text_output", "sequence_index"],
+        text_input=text("What does"),
+        max_tokens=np.int32(24),
+        exclude_input_in_output=True,
+        stream=stream,
+        **wishes,
+    )
+    texts = [b"", b"", b""]
+    for answer in answers:
+        texts[answer["sequence_index"].item()] += answer["text_output"][0]
+    assert [found.decode() for found in texts] == [answer.text for answer in direct.answers]
+    assert (len(answers) > 3) == stream
+
+
+@pytest.mark.server
+def test_words_and_ids_of_a_tensorrtllm_client(server: Server, client: Client) -> None:
+    question, answer = QUESTIONS[6].question, QUESTIONS[6].answer
+    words = answer.split()
+    call = {"text_input": question, "max_tokens": 64}
+    plain = generate(server, "ensemble", **call, bad_words="", stop_words="")
+    assert plain["text_output"] == question + "\n" + answer
+    alone = call | {"exclude_input_in_output": True}
+    stopped = generate(server, "ensemble", **alone, stop_words=["never there", words[2]])
+    assert stopped["text_output"] == "\n" + answer[: answer.index(words[2])]
+    events = generate_stream(server, "ensemble", **call, stop_words=words[2])
+    assert "".join(event["text_output"] for event in events) == stopped["text_output"]
+    assert (
+        words[0] not in generate(server, "ensemble", **alone, bad_words=[words[0]])["text_output"]
+    )
+    bias = {"embedding_bias_words": [words[0]], "embedding_bias_weights": [-100.0]}
+    assert words[0] not in generate(server, "ensemble", **alone, **bias)["text_output"]
+    token_ids = client.generate(question, **GREEDY).token_ids
+    ended = generate(server, "ensemble", **alone, end_id=token_ids[3], pad_id=0)
+    assert ended["sequence_length"] == 4
+    endless = generate(server, "ensemble", **alone | {"max_tokens": 100}, end_id=-1)
+    assert endless["sequence_length"] == 100
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"beam_width": 2}, "beam_width: must be 1: beam search is not supported"),
+        ({"length_penalty": 0.5}, "length_penalty: must be 1"),
+        ({"lora_task_id": 7}, "lora_task_id: is not supported"),
+        ({"return_context_logits": True}, "return_context_logits: is not supported"),
+        ({"guided_decoding_guide": "x"}, "guided_decoding_guide: is not supported"),
+        ({"num_return_sequences": 0}, "num_return_sequences: must be an integer from 1"),
+        ({"stop_words": "x" * 300}, "stop_words: each string has 1 to 256"),
+        ({"end_id": 10**6}, "end_id: must be below"),
+        ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: is missing"),
+        (
+            {"embedding_bias_words": ["a"], "embedding_bias_weights": [1.0, 2.0]},
+            "embedding_bias_weights: has 2 elements for 1 words",
+        ),
+        (
+            {"embedding_bias_words": ["a"], "embedding_bias_weights": [1e6]},
+            "embedding_bias_weights: each must be",
+        ),
+        ({"max_tokens": 0}, "max_tokens: must be an integer from 1"),
+        ({"max_tokens": 10**6}, "max_tokens: must be at most max_model_len"),
+        ({"text_input": ["a", "b"]}, "text_input"),
+        ({"text_input": ""}, "prompt: is empty"),
+    ],
+)
+def test_what_a_tensorrtllm_client_cannot_have_is_refused_by_its_name(
+    server: Server, fields: dict[str, Any], message: str
+) -> None:
+    call = {"text_input": "x", "max_tokens": 4, **fields}
+    status, body = post(server, "ensemble", "generate", call)
+    assert (status, message in body) == (400, True), body
+    neutral = {"beam_width": 1, "length_penalty": 1.0, "lora_task_id": 0, "use_draft_logits": False}
+    generate(server, "ensemble", text_input="x", max_tokens=4, **neutral)
+
+
+# --- the repository -----------------------------------------------------------------------------
+
+
+def test_the_bundled_repository_is_the_written_one(tmp_path: Path) -> None:
+    write_pipeline(tmp_path, MODEL, {"model": "demo"}, instances=1, bounded=False)
+
+    def content(root: Path) -> dict[str, str]:
+        files = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        return {str(path.relative_to(root)): path.read_text() for path in files}
+
+    assert content(tmp_path) == content(BUNDLED)
+
+
+def test_serve_writes_a_pipeline_if_asked(tmp_path: Path) -> None:
+    command = [PAGED_BACKEND, "serve", "demo", "--pipeline", "--write-to", tmp_path]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    assert {MODEL, "llm", "ensemble"} < set(model_names(tmp_path / "models"))
+
+
+def test_only_servers_that_know_the_bound_are_told_of_it(tmp_path: Path) -> None:
+    assert not knows_the_bound({})
+    assert not knows_the_bound({"TRITON_SERVER_VERSION": "2.51.0"})
+    assert not knows_the_bound({"TRITON_SERVER_VERSION": "unknown"})
+    assert knows_the_bound({"TRITON_SERVER_VERSION": "2.63.0"})
+    assert knows_the_bound({"TRITON_SERVER_VERSION": "3.0.0"})
+    for bounded in (False, True):
+        folder = tmp_path / str(bounded)
+        write_pipeline(folder, MODEL, {"model": "demo"}, instances=1, bounded=bounded)
+        for ensemble in ("llm", "ensemble"):
+            config = (folder / ensemble / "config.pbtxt").read_text()
+            assert (f"max_inflight_requests: {MAX_INFLIGHT_REQUESTS}" in config) == bounded
+
+
+def test_pipelines_stand_side_by_side_under_prefixes(tmp_path: Path) -> None:
+    write_pipeline(tmp_path, "one", {}, 1, prefix="one.")
+    write_pipeline(tmp_path, "two", {}, 1, prefix="two.")
+    names = model_names(tmp_path)
+    assert len(names) == 16
+    assert {"one", "one.llm", "two.ensemble", "two.postprocess"} <= set(names)
+    with pytest.raises(ConfigError, match="model name"):
+        write_pipeline(tmp_path, "three", {}, 1, prefix="../")
+    with pytest.raises(ConfigError, match="there already"):
+        write_pipeline(tmp_path, "llm", {}, 1)
