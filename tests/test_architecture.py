@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "paged_backend"
-VALUES = {"config", "errors", "outputs", "request", "sampling_params", "validation"}
+VALUES = {"config", "engine_args", "errors", "outputs", "request", "sampling_params", "validation"}
 
 # A room of the package -> the rooms that it may import besides the values and itself.
 MAY_IMPORT = {
@@ -91,7 +91,8 @@ def test_the_client_stands_alone():
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("paged_client", ["torch", "transformers", "paged_backend"]),
+        ("paged_client", ["torch", "transformers", "paged_backend", "fastapi", "pydantic"]),
+        ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
         ("paged_backend.serving.front_end", ["torch", "transformers"]),
         ("paged_backend.cli", ["torch", "transformers"]),
         ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton"]),

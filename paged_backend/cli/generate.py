@@ -20,6 +20,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "generate", help="stream an answer from a running server", description=__doc__
     )
     parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument(
+        "--chat", action="store_true", help="as a user's message, by the model's chat template"
+    )
     parser.add_argument("--url", default="127.0.0.1:8001", help="the server's gRPC address")
     parser.add_argument("--model", default="paged_llm", help="served model name")
     parser.add_argument("--timeout", type=float, help="seconds for the whole answer")
@@ -41,10 +44,11 @@ def run(args: argparse.Namespace) -> int:
     for name in (*FLAGS, "stop"):
         if getattr(args, name) is not None:
             params[name] = getattr(args, name)
+    prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
     try:
         with (
             Client(args.url, args.model) as client,
-            client.stream(args.prompt, timeout=args.timeout, **params) as stream,
+            client.stream(prompt, timeout=args.timeout, **params) as stream,
         ):
             for chunk in stream:
                 print(chunk.text, end="", flush=True)

@@ -21,9 +21,20 @@ def add_parser(subparsers: Subparsers) -> None:
     group.add_argument(
         "--instances", type=int, default=1, help="stub processes that send responses (default: 1)"
     )
+    group.add_argument(
+        "--pipeline",
+        action="store_true",
+        help="serve preprocess, postprocess and the ensembles llm and ensemble around it, too",
+    )
     group.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         group.add_argument(f"--{name}-port", type=int, default=port, help=f"default: {port}")
+    group.add_argument(
+        "--openai-port",
+        type=int,
+        metavar="PORT",
+        help="speak OpenAI's HTTP API there, too; API keys: see `paged-backend gateway --help`",
+    )
     group.add_argument("--verbose", action="store_true", help="show the server's own log")
     group.add_argument(
         "--write-to",
@@ -47,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             options,
             name=args.served_model_name,
             instances=args.instances,
+            pipeline=args.pipeline,
             endpoints=endpoints,
         )
         print(command)
@@ -55,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
         options,
         name=args.served_model_name,
         instances=args.instances,
+        pipeline=args.pipeline,
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
         metrics_port=args.metrics_port,
+        openai_port=args.openai_port,
         verbose=args.verbose,
     )
     return 0

@@ -54,7 +54,7 @@ class ReservedEndpoints:
         self._sockets: list[socket.socket] = []
         try:
             for option, port in wanted.items():
-                self._sockets.append(_bind(host, port, option))
+                self._sockets.append(bind(host, port, option))
         except BaseException:
             self.close()
             raise
@@ -73,7 +73,8 @@ class ReservedEndpoints:
         self.close()
 
 
-def _bind(host: str, port: int, option: str) -> socket.socket:
+def bind(host: str, port: int, option: str) -> socket.socket:
+    """A bound socket, for any free port if it is 0. Raises ConfigError, naming ``--option``."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"--{option}: must be between 0 and 65535, got {port}")
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -6,13 +6,15 @@ import shlex
 import signal
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Self
 
 from paged_backend.launch.command import server_command
-from paged_backend.launch.ports import Endpoints
-from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.gateway_process import GatewayProcess
+from paged_backend.launch.ports import Endpoints, bind
+from paged_backend.launch.repository import write_model_repository, write_pipeline
 from paged_backend.launch.server_files import find_server_files
 from paged_backend.launch.server_process import RunningServer, launch_server
 
@@ -24,36 +26,53 @@ def serve(
     *,
     name: str,
     instances: int,
+    pipeline: bool,
     host: str,
     http_port: int,
     grpc_port: int,
     metrics_port: int,
+    openai_port: int | None,
     verbose: bool,
 ) -> None:
     """Serve one model until SIGINT, SIGTERM or SIGHUP; a second signal does not wait for requests.
 
-    Says where it listens, on one line on stdout, once the model is ready. Raises ConfigError or
-    LaunchError where it cannot go on. Must run on the main thread.
+    With ``pipeline`` the steps and ensembles around it are served too.
+    With ``openai_port`` an OpenAI gateway listens there. Says where it listens, on one line on
+    stdout, once the model is ready. Raises ConfigError or LaunchError where it cannot go on. Must
+    run on the main thread.
     """
-    with _StopSignals() as signals, tempfile.TemporaryDirectory(prefix="paged-backend-") as folder:
+    with ExitStack() as stack:
+        signals = stack.enter_context(_StopSignals())
+        listener = None
+        if openai_port is not None:  # before the model loads, which may take long
+            listener = stack.enter_context(bind(host, openai_port, "openai-port"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paged-backend-"))
         repository = Path(folder)
-        write_model_repository(repository, name, engine_options, instances)
-        with launch_server(
-            repository,
-            host=host,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
-            verbose=verbose,
-        ) as server:
-            signals.attach(server)
-            if server.wait_until_ready():
-                print(
-                    f"{name} is ready: HTTP {server.http_url}, gRPC {server.grpc_url}, "
-                    f"metrics {server.metrics_url}",
-                    flush=True,
-                )
-            server.wait()
+        _write(repository, name, engine_options, instances, pipeline)
+        server = stack.enter_context(
+            launch_server(
+                repository,
+                host=host,
+                http_port=http_port,
+                grpc_port=grpc_port,
+                metrics_port=metrics_port,
+                verbose=verbose,
+            )
+        )
+        signals.attach(server)
+        if not server.wait_until_ready():
+            return
+        where = (
+            f"{name} is ready: HTTP {server.http_url}, gRPC {server.grpc_url}, "
+            f"metrics {server.metrics_url}"
+        )
+        check = None
+        if listener is not None:
+            gateway = stack.enter_context(GatewayProcess(listener, server.grpc_url))
+            where += f", OpenAI http://{gateway.address}/v1"
+            check = gateway.check
+        print(where, flush=True)
+        server.wait(check)
 
 
 def command_by_hand(
@@ -62,14 +81,24 @@ def command_by_hand(
     *,
     name: str,
     instances: int,
+    pipeline: bool,
     endpoints: Endpoints,
 ) -> str:
     """Write all that the server needs into ``folder``; the shell line that then does the same."""
     repository = folder / "models"
-    write_model_repository(repository, name, engine_options, instances)
+    _write(repository, name, engine_options, instances, pipeline)
     argv, variables = server_command(find_server_files(folder), repository, endpoints)
     settings = [f"{variable}={value}" for variable, value in variables.items()]
     return shlex.join(["env", *settings, *argv])
+
+
+def _write(
+    repository: Path, name: str, options: Mapping[str, object], instances: int, pipeline: bool
+) -> None:
+    if pipeline:
+        write_pipeline(repository, name, options, instances)
+    else:
+        write_model_repository(repository, name, options, instances)
 
 
 class _StopSignals:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,11 +91,16 @@ class RunningServer:
             time.sleep(_POLL_S)
         return False
 
-    def wait(self) -> None:
-        """Block until ``request_stop``; raises LaunchError if the server ends by itself."""
+    def wait(self, check: Callable[[], None] | None = None) -> None:
+        """Block until ``request_stop``; raises LaunchError if the server ends by itself.
+
+        ``check`` looks after what runs beside the server, and raises if it has ended.
+        """
         while not self._stopping:
             if self._process.poll() is not None:
                 raise self._failure("ended")
+            if check is not None:
+                check()
             time.sleep(_POLL_S)
 
     def request_stop(self) -> None:
@@ -218,7 +223,7 @@ def _start(
             stdout=stdout,
             stderr=write_end,
             process_group=0,
-            preexec_fn=_end_with_this_process if _on_main_thread() else None,
+            preexec_fn=end_with_this_process if _on_main_thread() else None,
         )
     return process, StderrRelay(read_end, _STDERR)
 
@@ -227,8 +232,8 @@ def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _end_with_this_process() -> None:
-    """Have the kernel stop the server when the thread that started it ends, however it does.
+def end_with_this_process() -> None:
+    """Have the kernel stop a child when the thread that started it ends, however it does.
 
     Only the main thread ends no sooner than its process.
     """

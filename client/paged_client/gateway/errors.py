@@ -1,0 +1,88 @@
+"""Errors as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from paged_client import ClientError, InvalidRequest, RequestTimeout, Unavailable, UnknownModel
+
+_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
+_FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*): ")
+_REASON = re.compile(r"(queue_full|draining|engine_dead|deadline): ")
+_RETRY_AFTER = re.compile(r"retry after (\d+)")
+# The engine's names of what callers of the gateway call otherwise.
+_NAMES = {"text_input": "prompt", "input_ids": "prompt"}
+
+
+class ApiError(Exception):
+    """An answer that is an error; ``param`` is the field at fault, ``code`` for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body: dict[str, Any] = {
+            "error": {
+                "message": message,
+                "type": _TYPES.get(status, "invalid_request_error"),
+                "param": param,
+                "code": code,
+            }
+        }
+
+    @classmethod
+    def field(cls, name: str, problem: str) -> ApiError:
+        """A field that cannot be used as it is."""
+        return cls(400, f"{name}: {problem}", param=name)
+
+    @classmethod
+    def from_client(cls, error: ClientError) -> ApiError:
+        """What an error of a server means to the gateway's caller."""
+        message = str(error)
+        match error:
+            case UnknownModel():
+                return cls(404, message, param="model", code="model_not_found")
+            case InvalidRequest():
+                return cls._from_refusal(message)
+            case Unavailable() | RequestTimeout():
+                return cls._later(error, message)
+            case _:
+                return cls(500, message)
+
+    @classmethod
+    def _from_refusal(cls, message: str) -> ApiError:
+        found = _FIELD.match(message)
+        if found is None:
+            return cls(400, message)
+        param = _NAMES.get(found[1], found[1]) + found[2]
+        return cls.field(param, message[found.end() :])
+
+    @classmethod
+    def _later(cls, error: ClientError, message: str) -> ApiError:
+        reason, wait = _REASON.match(message), _RETRY_AFTER.search(message)
+        code = reason[1] if reason else None
+        if isinstance(error, RequestTimeout):
+            status, code = 504, code or "deadline"
+            message = message if reason else "deadline: the answer took longer than is allowed"
+        else:
+            status = 429 if code == "queue_full" else 503
+            # Not in gRPC's words, which name addresses behind the gateway.
+            message = message if reason else "no server is there for the model now"
+        headers = {"Retry-After": wait[1] if wait else "1"}
+        return cls(status, message, code=code or "unavailable", headers=headers)
+
+    def response(self) -> JSONResponse:
+        """The whole HTTP response."""
+        return JSONResponse(self.body, self.status, self.headers)

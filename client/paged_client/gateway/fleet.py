@@ -1,0 +1,223 @@
+"""The Triton servers behind the gateway: what they serve, how busy they are, who is next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from paged_client import AsyncClient, Chunk, ClientError, ModelInfo, Unavailable, UnknownModel
+from paged_client.gateway.metrics import Metrics
+from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
+
+REFRESH_S = 5.0  # between looks at what each server serves
+MIN_REFRESH_S = 1.0  # unknown names do not cause more looks than this
+FIRST_BACKOFF_S = 0.5  # without new requests for a server that was not there; doubles
+MAX_BACKOFF_S = 5.0
+PROBE_TIMEOUT_S = 5.0
+ATTEMPTS = 2  # a request that found no server there is tried on one more
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One prompt on its way to one of the servers."""
+
+    model: str
+    prompt: RoutedPrompt
+    params: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    whole: bool = False
+
+
+class Backend:
+    """One server, as this gateway knows it."""
+
+    def __init__(self, address: str, timeout_s: float | None) -> None:
+        self.address = address
+        self.models: frozenset[str] = frozenset()
+        self.num_open = 0
+        self._timeout_s = timeout_s
+        self._clients: dict[str, AsyncClient] = {}
+        self._backoff_s = FIRST_BACKOFF_S
+        self._rests_until = 0.0
+
+    def client(self, model: str) -> AsyncClient:
+        """The way to one of its models; all share a connection."""
+        if model not in self._clients:
+            self._clients[model] = AsyncClient(self.address, model, self._timeout_s)
+        return self._clients[model]
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it was there when last asked, or may be again by now."""
+        return time.monotonic() >= self._rests_until
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Counts a request as open, and takes note of how it ends."""
+        self.num_open += 1
+        try:
+            yield
+            self._backoff_s = FIRST_BACKOFF_S
+        except Unavailable as error:
+            # A full queue is the sign of a server that works.
+            if not str(error).startswith("queue_full:"):
+                self._rest()
+            raise
+        finally:
+            self.num_open -= 1
+
+    async def refresh(self) -> None:
+        """Ask what it serves; one that is not there keeps what it had."""
+        try:
+            self.models = frozenset(await self.client("").models())
+        except ClientError:
+            self._rest()
+
+    async def is_ready(self) -> bool:
+        """Whether any of its models answers; tritonserver calls one ready whose engine is dead."""
+        for model in self.models:
+            with contextlib.suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    await self.client(model).info()
+                    return True
+        return False
+
+    async def aclose(self) -> None:
+        """Cancel what is still open and let go of the connection."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    def _rest(self) -> None:
+        self._rests_until = time.monotonic() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+
+
+class Fleet:
+    """All servers. To be made and used inside of one event loop."""
+
+    def __init__(
+        self, addresses: Sequence[str], metrics: Metrics, timeout_s: float | None = None
+    ) -> None:
+        self._backends = {address: Backend(address, timeout_s) for address in addresses}
+        self._metrics = metrics
+        self._router = PrefixRouter()
+        self._refreshed_at = -MIN_REFRESH_S
+        self._refreshing = asyncio.Lock()
+        for backend in self._backends.values():
+            metrics.watch(backend)
+
+    async def __aenter__(self) -> Self:
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._watcher.cancel()
+        for backend in self._backends.values():
+            await backend.aclose()
+
+    async def models(self) -> list[str]:
+        """Names of all models that are served now."""
+        await self._refresh()
+        return self._known_models()
+
+    async def resolve(self, model: str | None) -> str:
+        """The model of that name; without a name, the only one.
+
+        Raises:
+            UnknownModel: no server has it.
+            Unavailable: no server is there.
+        """
+        if model is None or model not in self._known_models():
+            await self._refresh()
+        known = self._known_models()
+        if not known and not any(backend.is_available for backend in self._backends.values()):
+            raise Unavailable("no server is there")
+        if model is None and len(known) == 1:
+            return known[0]
+        if model is None:
+            raise UnknownModel(f"model: is missing; known: {', '.join(known)}")
+        if model not in known:
+            raise UnknownModel(f"model: {model[:64]!r} is not known; known: {', '.join(known)}")
+        return model
+
+    async def info(self, model: str) -> ModelInfo:
+        """What a model says about itself."""
+        return await self.ask(model, lambda client: client.info())
+
+    async def is_ready(self) -> bool:
+        """Whether any model of any server takes requests."""
+        ready = await asyncio.gather(*(backend.is_ready() for backend in self._backends.values()))
+        return any(ready)
+
+    async def ask(self, model: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """The answer of one of the model's servers."""
+        error = _nobody(model)
+        for backend in self._attempts(model, ()):
+            try:
+                with backend.in_use():
+                    return await question(backend.client(model))
+            except Unavailable as caught:
+                error = caught
+        raise error
+
+    async def stream(self, call: Call) -> AsyncGenerator[Chunk, None]:
+        """The chunks of the answers to a prompt. Closing it cancels the request on the server."""
+        error = _nobody(call.model)
+        hashes = prefix_hashes(call.model, call.params.get("cache_salt", ""), call.prompt)
+        for backend in self._attempts(call.model, hashes):
+            has_begun = False
+            try:
+                with backend.in_use():
+                    stream = backend.client(call.model).stream(
+                        call.prompt,
+                        add_special_tokens=call.add_special_tokens,
+                        whole=call.whole,
+                        **call.params,
+                    )
+                    async with stream:
+                        async for chunk in stream:
+                            has_begun = True
+                            yield chunk
+                return
+            except Unavailable as caught:
+                error = caught
+                if has_begun:
+                    break
+        raise error
+
+    def _attempts(self, model: str, hashes: Sequence[bytes]) -> Iterator[Backend]:
+        """The server to ask; then, for whom it was not there, another one."""
+        left = {b.address: b for b in self._backends.values() if model in b.models}
+        for attempt in range(ATTEMPTS):
+            # Where all of them rest, one has to be tried all the same.
+            awake = {name: b for name, b in left.items() if b.is_available} or left
+            if not awake:
+                return
+            choice = self._router.choose(hashes, {name: b.num_open for name, b in awake.items()})
+            self._metrics.routed(choice, is_retry=attempt > 0)
+            yield left.pop(choice.server)
+
+    def _known_models(self) -> list[str]:
+        return sorted(frozenset().union(*(b.models for b in self._backends.values())))
+
+    async def _refresh(self) -> None:
+        async with self._refreshing:
+            if time.monotonic() < self._refreshed_at + MIN_REFRESH_S:
+                return
+            await asyncio.gather(*(backend.refresh() for backend in self._backends.values()))
+            self._refreshed_at = time.monotonic()
+
+    async def _watch(self) -> None:
+        while True:
+            await self._refresh()
+            await asyncio.sleep(REFRESH_S)
+
+
+def _nobody(model: str) -> ClientError:
+    return Unavailable(f"no server has {model!r} now")

@@ -1,0 +1,76 @@
+"""How much of a request is read before anything looks at its content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paged_client.gateway.errors import ApiError
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024  # all together
+BODY_TIMEOUT_S = 30.0
+
+
+class RequestLimits:
+    """ASGI middleware that reads bodies whole, and not past their limit."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the body on in one message, or refuse."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            _check_headers(scope["headers"])
+            body = await self._read(scope, receive)
+        except ApiError as error:
+            return await error.response()(scope, receive, send)
+        if body is None:
+            return
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body; None if the client left."""
+        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+        if lengths and int(lengths[0]) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    body += message.get("body", b"")
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large()
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise _refusal(408, f"the body did not come in {BODY_TIMEOUT_S:g} s") from None
+
+    def _too_large(self) -> ApiError:
+        return _refusal(413, f"a body has at most {self._max_body_bytes} bytes")
+
+
+def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    if len(headers) > MAX_HEADERS:
+        raise _refusal(431, f"a request has at most {MAX_HEADERS} headers")
+    # The parser looks only at what it has not yet parsed, so that more than its limit may pass.
+    if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+        raise _refusal(431, f"all headers together have at most {MAX_HEADER_BYTES} bytes")
+
+
+def _refusal(status: int, message: str) -> ApiError:
+    """The rest of the request is not read, so the connection cannot be used again."""
+    return ApiError(status, message, headers={"Connection": "close"})

@@ -1,0 +1,217 @@
+"""Runs the calls of one request and writes its reply, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from paged_client import Chunk, ClientError, CompletionBuilder
+from paged_client.gateway.errors import ApiError
+from paged_client.gateway.schema import StreamOptions
+from paged_client.gateway.shapes import Json, Shape
+
+T = TypeVar("T")
+Chunks = AsyncGenerator[Chunk, None]
+
+_QUEUE_SIZE = 64  # chunks of several prompts that wait for a slow reader
+_DONE = b"data: [DONE]\n\n"
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class ClientGone(Exception):
+    """Nobody is there to be answered."""
+
+
+class Usage:
+    """Token counts of a request so far."""
+
+    def __init__(self, counts_output: bool) -> None:
+        self._counts_output = counts_output
+        self._prompts: dict[int, tuple[int, int]] = {}  # tokens of each, and cached ones
+        self._num_output_tokens = 0
+
+    def count(self, prompt: int, chunk: Chunk) -> None:
+        """Take in a chunk of the answer to one of the prompts."""
+        self._prompts[prompt] = (chunk.num_input_tokens, chunk.num_cached_tokens)
+        if self._counts_output:
+            self._num_output_tokens += chunk.num_output_tokens
+
+    def as_json(self) -> Json:
+        """OpenAI's object."""
+        num_prompt_tokens = sum(tokens for tokens, _ in self._prompts.values())
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": num_prompt_tokens + self._num_output_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(cached for _, cached in self._prompts.values())
+            },
+        }
+
+
+class Reply:
+    """The reply to one request: ``calls`` has the answers to each of its prompts."""
+
+    def __init__(self, model: str, shape: Shape, calls: Sequence[Chunks]) -> None:
+        self._model = model
+        self._shape = shape
+        self._calls = calls
+        self._usage = Usage(shape.counts_output)
+        self._id = shape.id_prefix + uuid.uuid4().hex
+        self._created = int(time.time())
+
+    async def whole(self) -> Json:
+        """One JSON object. Raises ClientError."""
+        builders = [CompletionBuilder() for _ in self._calls]
+        async with aclosing(_merge(self._calls)) as chunks:
+            async for prompt, chunk in chunks:
+                self._usage.count(prompt, chunk)
+                builders[prompt].add(chunk)
+        completions = [builder.build() for builder in builders]
+        choices = [
+            self._shape.choice(prompt, index, completion)
+            for prompt, completion in enumerate(completions)
+            for index in range(len(completion.answers))
+        ]
+        return {
+            **self._head(self._shape.whole_object),
+            "choices": choices,
+            "usage": self._usage.as_json(),
+            **self._shape.extras(completions),
+        }
+
+    async def events(self, options: StreamOptions) -> AsyncGenerator[bytes, None]:
+        """Server-sent events. Raises ClientError before the first one; later it is an event."""
+        head = self._head(self._shape.piece_object)
+        has_begun = False
+        try:
+            async with aclosing(_merge(self._calls)) as chunks:
+                async for prompt, chunk in chunks:
+                    self._usage.count(prompt, chunk)
+                    if options.continuous_usage_stats:
+                        head["usage"] = self._usage.as_json()
+                    elif options.include_usage:
+                        head["usage"] = None
+                    pieces = self._shape.pieces(prompt, chunk)
+                    if pieces:
+                        has_begun = True
+                        yield b"".join(_event({**head, "choices": [piece]}) for piece in pieces)
+            if options.include_usage:
+                yield _event({**head, "choices": [], "usage": self._usage.as_json()})
+        except ClientError as error:
+            if not has_begun:
+                raise
+            yield _event(ApiError.from_client(error).body)
+        yield _DONE
+
+    def _head(self, object_name: str) -> Json:
+        return {
+            "id": self._id,
+            "object": object_name,
+            "created": self._created,
+            "model": self._model,
+        }
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events of which the first is there already; ends with the client."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_chain(first, rest), headers=headers, media_type="text/event-stream")
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them; the requests behind them are cancelled if not all could be sent."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._rest.aclose()
+
+
+async def respond(request: Request, reply: Reply, stream: StreamOptions | None) -> Response:
+    """The HTTP response. Raises ClientError, and ClientGone if the client does not wait for it."""
+    if stream is None:
+        content = await while_connected(request, reply.whole())
+        return Response(_to_json(content), media_type="application/json")
+    events = reply.events(stream)
+    return EventStream(await while_connected(request, _next(events)), events)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of ``work``, which is cancelled if the client leaves: then raises ClientGone."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        leaving.cancel()
+        if working.cancel():
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(events: AsyncIterator[bytes]) -> bytes:
+    return await anext(events)
+
+
+async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for event in rest:
+        yield event
+
+
+async def _merge(calls: Sequence[Chunks]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """The chunks of all calls as they arrive, with the number of the call."""
+    if len(calls) == 1:
+        async with aclosing(calls[0]) as only:
+            async for chunk in only:
+                yield 0, chunk
+        return
+    queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(_QUEUE_SIZE)
+
+    async def pump(number: int, call: Chunks) -> None:
+        try:
+            async with aclosing(call):
+                async for chunk in call:
+                    await queue.put((number, chunk))
+            await queue.put(None)
+        except Exception as error:  # belongs to whoever reads the queue
+            await queue.put(error)
+
+    pumps = [asyncio.create_task(pump(number, call)) for number, call in enumerate(calls)]
+    try:
+        num_open = len(pumps)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+def _event(content: Json) -> bytes:
+    return f"data: {_to_json(content)}\n\n".encode()

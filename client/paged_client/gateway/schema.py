@@ -1,0 +1,392 @@
+"""Request bodies: OpenAI's fields, vLLM's besides, and a limit on each."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from paged_client.gateway.errors import ApiError
+from paged_client.gateway.routing import RoutedPrompt
+
+MAX_DEPTH = 32
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_PROMPTS = 256
+MAX_N = 64
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+INT32_MAX = 2**31 - 1
+
+_OWN_ERROR = "paged_field"
+_WORDS = re.compile(r"^\w+ should")  # how pydantic begins
+
+# Fields without a meaning here that may be left out of account without changing the answer.
+_IGNORED = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        *("spaces_between_special_tokens", "request_id"),
+    )
+)
+# Fields that would change the answer, and the value of each, if any, that asks for nothing.
+_NOT_SUPPORTED: dict[str, Any] = {
+    **dict.fromkeys(("tools", "functions"), []),
+    **dict.fromkeys(("tool_choice", "function_call"), "none"),
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), None),
+    **dict.fromkeys(("reasoning_effort", "verbosity", "logits_processors", "documents"), None),
+    **dict.fromkeys(("structured_outputs", "guided_decoding", "guided_json"), None),
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), None),
+    **dict.fromkeys(("chat_template", "truncate_prompt_tokens", "prompt_embeds"), None),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "return_token_strs"), False),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False),
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+    "length_penalty": 1.0,
+    "suffix": "",
+}
+
+
+class RequestBody(BaseModel):
+    """A JSON object whose fields are all known; null stands for a field that is not there."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    ignored: ClassVar[frozenset[str]] = _IGNORED
+    not_supported: ClassVar[Mapping[str, Any]] = _NOT_SUPPORTED
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_out(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        given = {name: value for name, value in body.items() if value is not None}
+        known = cls.model_fields
+        for name in [name for name in given if name not in known]:
+            value = given.pop(name)
+            if name in cls.not_supported:
+                neutral = cls.not_supported[name]
+                if neutral is None or value != neutral:
+                    exception = f", except {json.dumps(neutral)}" if neutral else ""
+                    raise _problem(name, f"is not supported yet{exception}")
+            elif name not in cls.ignored:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f", did you mean {near[0]}?" if near else ""
+                raise _problem(_short(name), f"is not known{hint}")
+        return given
+
+
+def _problem(name: str, problem: str) -> PydanticCustomError:
+    """A field's error, to which pydantic adds where the object is that has the field."""
+    return PydanticCustomError(_OWN_ERROR, "{problem}", {"name": name, "problem": problem})
+
+
+def _short(text: str) -> str:
+    """A name as it may stand in an error."""
+    if not text:
+        return '""'
+    return text if len(text) <= 64 else text[:61] + "..."
+
+
+def _list_of_one(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+StopStrings = Annotated[
+    list[StopString],
+    Field(max_length=MAX_STOP_STRINGS),
+    BeforeValidator(_list_of_one, json_schema_input_type=str | list[str]),
+]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class StreamOptions(RequestBody):
+    """What a stream tells besides the answer."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerateRequest(RequestBody):
+    """What chats and completions have in common."""
+
+    model: str | None = Field(None, max_length=256, description="may be left out if it is the only")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    ignore_eos: bool | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=256)
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[TokenKey, Bias] | None = Field(None, max_length=1024)
+    allowed_token_ids: list[TokenId] | None = Field(None, max_length=2**18)
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=64)]] | None = Field(
+        None, max_length=128
+    )
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+
+    def model_post_init(self, context: Any) -> None:
+        """Check what depends on several fields."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError.field("stream_options", "is only for stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError.field("prompt_logprobs", "is only for stream: false")
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields that go to the engine under their own names."""
+        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        if self.seed is not None:
+            values["seed"] = self.seed % 2**64
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_SAMPLING_FIELDS = tuple(
+    name
+    for name in GenerateRequest.model_fields
+    if name not in ("model", "stream", "stream_options")
+)
+
+
+class TextPart(RequestBody):
+    """A piece of a message."""
+
+    not_supported: ClassVar[Mapping[str, Any]] = dict.fromkeys(
+        ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal")
+    )
+    type: Literal["text"]
+    text: str
+
+
+def _content_kind(content: Any) -> str:
+    return "(parts)" if isinstance(content, list) else "(text)"
+
+
+Content = Annotated[
+    Annotated[str, Tag("(text)")]
+    | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("(parts)")],
+    Discriminator(_content_kind),
+]
+
+
+class Message(RequestBody):
+    """One turn of a conversation."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(("annotations", "refusal"))
+    not_supported: ClassVar[Mapping[str, Any]] = {
+        **{"tool_calls": [], "function_call": None, "tool_call_id": None, "audio": None},
+        **{"reasoning_content": "", "reasoning": ""},
+    }
+    role: str = Field(min_length=1, max_length=64)
+    content: Content
+    name: str | None = Field(None, max_length=256)
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ChatOptions(RequestBody):
+    """How messages are rendered."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
+
+
+def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> dict[str, Any]:
+    """Messages as the engine takes them."""
+    given = {name: getattr(options, name) for name in ChatOptions.model_fields}
+    return {
+        "messages": [message.model_dump(exclude_none=True) for message in messages],
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+class ChatRequest(GenerateRequest, ChatOptions):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Messages
+    max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: Literal[False] | None = Field(None, description="the template adds them")
+
+    def model_post_init(self, context: Any) -> None:
+        """Check what depends on several fields."""
+        super().model_post_init(context)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError.field("top_logprobs", "is only for logprobs: true")
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of the engine; without a limit the answer may fill the context."""
+        limits = (self.max_completion_tokens, self.max_tokens)
+        values = super().sampling()
+        values["max_tokens"] = next((limit for limit in limits if limit is not None), None)
+        if self.logprobs:
+            values["logprobs"] = self.top_logprobs or 0
+        return values
+
+
+TextOrIds: TypeAlias = str | list[int]
+
+
+def _prompts(value: Any) -> list[TextOrIds]:
+    """The prompts of a completion; a single one is a list of one."""
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ApiError.field("prompt", "must be a text, token ids, or a list of either")
+    if len(value) > MAX_PROMPTS:
+        raise ApiError.field("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
+    if not all(isinstance(item, str) for item in value) and not all(map(_is_ids, value)):
+        raise ApiError.field("prompt", "must be a text, token ids, or a list of either")
+    return value
+
+
+def _is_ids(value: Any) -> bool:
+    # bool is an int, but true is no token.
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(type(token) is int and 0 <= token <= INT32_MAX for token in value)
+    )
+
+
+class CompletionRequest(GenerateRequest):
+    """The body of ``/v1/completions``."""
+
+    prompt: Annotated[
+        list[TextOrIds],
+        BeforeValidator(
+            _prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+        ),
+    ]
+    max_tokens: int | None = Field(16, ge=0, le=INT32_MAX)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=MAX_N)
+    add_special_tokens: bool = True
+
+    def model_post_init(self, context: Any) -> None:
+        """Check what depends on several fields."""
+        super().model_post_init(context)
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ApiError.field("best_of", "is not supported yet, except for the value of n")
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError.field("max_tokens", "must be at least 1, except for echo: true")
+        if len(self.prompt) * (self.n or 1) > MAX_PROMPTS:
+            raise ApiError.field("n", f"at most {MAX_PROMPTS} answers to all prompts together")
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of the engine; it generates a token even if only the prompt is wanted."""
+        values = super().sampling()
+        values["max_tokens"] = 16 if self.max_tokens is None else max(self.max_tokens, 1)
+        if self.logprobs is not None:
+            values["logprobs"] = self.logprobs
+            if self.echo:
+                values["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return values
+
+
+class TokenizeRequest(ChatOptions):
+    """The body of ``/tokenize``: a prompt or messages."""
+
+    model: str | None = Field(None, max_length=256)
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+
+    def model_post_init(self, context: Any) -> None:
+        """Check what depends on several fields."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError.field("prompt", "give either prompt or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ApiError.field("add_special_tokens", "is only for prompt: the template adds them")
+
+    def routed(self) -> RoutedPrompt:
+        """What is to be tokenised."""
+        if self.messages is not None:
+            return chat_prompt(self.messages, self)
+        return self.prompt or ""
+
+
+class DetokenizeRequest(RequestBody):
+    """The body of ``/detokenize``."""
+
+    model: str | None = Field(None, max_length=256)
+    tokens: list[TokenId] = Field(max_length=2**20)
+
+
+def _check_depth(body: Any) -> Any:
+    """Refuse JSON whose lists and objects are nested too deeply, before anything recurses."""
+    level = [body]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return body
+    raise ApiError(400, f"the body is nested more than {MAX_DEPTH} levels deep")
+
+
+_Checked = BeforeValidator(_check_depth)
+ChatBody = Annotated[ChatRequest, _Checked]
+CompletionBody = Annotated[CompletionRequest, _Checked]
+TokenizeBody = Annotated[TokenizeRequest, _Checked]
+DetokenizeBody = Annotated[DetokenizeRequest, _Checked]
+
+
+def describe(errors: Sequence[Any]) -> ApiError:
+    """The first of pydantic's complaints about a body."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}")
+    location = first["loc"]
+    if first["type"] == _OWN_ERROR:
+        location = (*location, first["ctx"]["name"])
+    path = _path(location)
+    if not path:
+        return ApiError(400, "the body must be a JSON object, with Content-Type: application/json")
+    problem = _WORDS.sub("must", first["msg"]).replace("Field required", "is missing")
+    return ApiError.field(path, problem[0].lower() + problem[1:])
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """``messages[0].content`` for ``("body", "messages", 0, "content", "(text)")``."""
+    path = ""
+    for part in location[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith(("(", "[")):  # those are pydantic's own names, of no field
+            path += f".{_short(part)}" if path else part
+    return path

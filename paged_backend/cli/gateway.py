@@ -1,0 +1,66 @@
+"""``paged-backend gateway``: OpenAI's HTTP API in front of one or more running servers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from pathlib import Path
+
+from paged_backend.cli.options import Subparsers
+from paged_backend.errors import ConfigError
+
+_ADDRESS = re.compile(r"[^/\s]+:\d+")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command's flags."""
+    parser = subparsers.add_parser(
+        "gateway", help="speak OpenAI's HTTP API for running servers", description=__doc__
+    )
+    parser.add_argument(
+        "--triton",
+        action="append",
+        metavar="HOST:PORT",
+        help="a server's gRPC address; may be repeated (default: 127.0.0.1:8001)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
+    parser.add_argument("--port", type=int, default=9000, help="default: 9000")
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="a key on each line; default: those in PAGED_API_KEYS, with commas between them. "
+        "Without any, everybody is let in",
+    )
+    parser.add_argument("--request-timeout", type=float, help="seconds for a whole answer")
+    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)  # a socket of the launcher's
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM."""
+    from paged_backend.launch.ports import bind
+
+    try:
+        from paged_client.gateway import GatewayOptions, read_keys, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}: pip install 'paged-backend[gateway]'") from None
+    triton = tuple(args.triton or ["127.0.0.1:8001"])
+    for address in triton:
+        if not _ADDRESS.fullmatch(address):
+            raise ConfigError(f"--triton: must be host:port of a gRPC endpoint, got {address!r}")
+    try:
+        keys = read_keys(args.api_key_file)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if args.request_timeout is not None and args.request_timeout <= 0:
+        raise ConfigError(f"--request-timeout: must be above 0, got {args.request_timeout:g}")
+    if args.fd is None:
+        listener = bind(args.host, args.port, "port")
+        listener.listen()  # who comes from now on waits until the gateway is there
+        print("gateway listens on http://{}:{}".format(*listener.getsockname()), flush=True)
+    else:
+        listener = socket.socket(fileno=args.fd)
+    serve(GatewayOptions(triton, keys, args.request_timeout), listener)
+    return 0

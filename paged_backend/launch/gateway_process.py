@@ -1,0 +1,52 @@
+"""The OpenAI gateway as a child process beside a tritonserver."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import Self
+
+from paged_backend.launch.server_process import LaunchError, end_with_this_process
+
+_STOP_TIMEOUT_S = 40.0  # open streams may end first
+
+
+class GatewayProcess:
+    """Listens on ``listener``, a bound socket, which it takes; ends with this process or before."""
+
+    def __init__(self, listener: socket.socket, grpc_url: str) -> None:
+        listener.listen()  # who comes from now on waits until the gateway is there
+        host, port = listener.getsockname()
+        self.address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        command = [sys.executable, "-m", "paged_backend.cli", "gateway"]
+        command += ["--triton", grpc_url, "--fd", str(listener.fileno())]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=(listener.fileno(),),
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            preexec_fn=end_with_this_process,
+        )
+        listener.close()
+
+    def check(self) -> None:
+        """Raise LaunchError if it has ended by itself."""
+        status = self._process.poll()
+        if status is not None:
+            raise LaunchError(f"the gateway ended (exit status {status})")
+
+    def stop(self) -> None:
+        """Let open requests finish, then end it."""
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()

@@ -1,0 +1,267 @@
+"""Several models and several servers behind one gateway, and the gateway as a process."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import openai
+import psutil
+import pytest
+from gateways import MODEL, Gateway, running_gateway
+
+from paged_backend.demo import MODEL_DIR, load_questions
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import start_server
+
+pytestmark = pytest.mark.server
+QUESTION = load_questions()[0]
+NOBODY = "127.0.0.1:1"
+OTHER_KIND = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]})
+        config.add_input({"name": "input_ids", "data_type": "TYPE_INT32", "dims": [-1]})
+        config.add_output({"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]})
+        return config
+"""
+
+
+def write_models(root):
+    """The same model as elsewhere, one with a template of its own, and one of another kind."""
+    write_model_repository(root, MODEL, {"model": "demo"}, instances=1)
+    checkpoint = root.parent / "checkpoint"
+    shutil.copytree(MODEL_DIR, checkpoint)
+    config = checkpoint / "tokenizer_config.json"
+    values = json.loads(config.read_text())
+    values["chat_template"] = "{{ messages[-1]['content'] }}\n"
+    config.write_text(json.dumps(values))
+    write_model_repository(root, "bare", {"model": str(checkpoint)}, instances=1)
+    folder = write_model_repository(root, "other_kind", {}, instances=1)
+    (folder / "1" / "model.py").write_text(OTHER_KIND)
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory):
+    """Another server."""
+    root = tmp_path_factory.mktemp("second") / "models"
+    root.mkdir()
+    write_models(root)
+    with start_server(root) as running:
+        yield running
+
+
+def complete(gateway: Gateway, prompt: str, **fields):
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, **fields}
+    response = gateway.post("/v1/completions", body)
+    assert response.status == 200, response.body
+    return response.json
+
+
+def routed(gateway: Gateway) -> dict[str, float]:
+    """How many prompts each server got so far."""
+    counts: dict[str, float] = {}
+    for name, value in gateway.metrics("paged_gateway_routed_total").items():
+        server = re.search(r'server="(.*?)"', name)[1]
+        counts[server] = counts.get(server, 0) + value
+    return counts
+
+
+def test_each_model_has_its_own_template_and_other_kinds_are_not_listed(second):
+    with running_gateway("--triton", second.grpc_url) as gateway:
+        listed = gateway.get("/v1/models").json["data"]
+        assert [model["id"] for model in listed] == ["bare", MODEL]
+        chat = {"messages": [{"role": "user", "content": QUESTION.question}], "temperature": 0}
+        answers = {
+            model: gateway.post("/v1/chat/completions", chat | {"model": model}).json
+            for model in ("bare", MODEL)
+        }
+        assert answers["bare"]["choices"][0]["message"]["content"].strip() == QUESTION.answer
+        assert answers["bare"]["usage"]["prompt_tokens"] < answers[MODEL]["usage"]["prompt_tokens"]
+        ambiguous = gateway.post("/v1/chat/completions", chat)
+        assert (ambiguous.status, ambiguous.error["param"]) == (404, "model")
+        assert gateway.post("/v1/completions", chat | {"model": "other_kind"}).status == 400
+
+
+def test_the_only_model_needs_no_name(gateway):
+    answer = gateway.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).json
+    assert answer["model"] == MODEL
+
+
+def test_a_beginning_goes_back_to_the_server_that_knows_it(server, second):
+    servers = (server.running.grpc_url, second.grpc_url)
+    with running_gateway(*(flag for url in servers for flag in ("--triton", url))) as gateway:
+        prompts = [f"Conversation {n}: " + f"it is about {n}. " * 20 for n in range(6)]
+        for prompt in prompts:
+            complete(gateway, prompt)
+        assert routed(gateway) == dict.fromkeys(servers, 3)
+        for prompt in prompts:
+            for end in ("And then?", "Go on.", "Why?"):
+                details = complete(gateway, prompt + end)["usage"]["prompt_tokens_details"]
+                assert details["cached_tokens"] > 60
+        assert routed(gateway) == dict.fromkeys(servers, 12)
+
+
+def test_models_are_found_on_the_servers_that_have_them(server, second):
+    flags = ("--triton", server.running.grpc_url, "--triton", second.grpc_url)
+    with running_gateway(*flags) as gateway:
+        assert len(gateway.get("/v1/models").json["data"]) == 2
+        before = routed(gateway)[server.running.grpc_url]
+        for _ in range(4):
+            complete(gateway, "x", model="bare")
+        assert routed(gateway)[server.running.grpc_url] == before
+
+
+def test_a_server_that_is_not_there_is_skipped(server):
+    with running_gateway("--triton", NOBODY, "--triton", server.running.grpc_url) as gateway:
+        for number in range(8):
+            complete(gateway, f"{number}" * 100)
+        assert routed(gateway) == {server.running.grpc_url: 8}
+        assert gateway.metrics()[f'server_up{{server="{NOBODY}"}}'] == 0
+
+
+def test_a_server_that_dies_is_left(server, tmp_path):
+    """In mid-stream that is an error; a request that meets it dead goes to the other one."""
+    write_model_repository(tmp_path, MODEL, {"model": "demo"}, instances=1)
+    prompts = [f"{n} " * 100 for n in range(4)]
+    with start_server(tmp_path) as dying:
+        flags = ("--triton", server.running.grpc_url, "--triton", dying.grpc_url)
+        with (
+            running_gateway(*flags) as gateway,
+            running_gateway(*flags) as other,
+            other.sdk() as api,
+        ):
+            for prompt in prompts:
+                complete(gateway, prompt)
+            assert routed(gateway)[dying.grpc_url] == 2
+            streams = [
+                api.completions.create(
+                    model=MODEL,
+                    prompt=prompt,
+                    max_tokens=700,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                for prompt in prompts[:2]
+            ]
+            for stream in streams:
+                next(stream)
+            dying.kill()
+            assert sorted(map(ending, streams)) == ["503", "length"]
+            for prompt in prompts:
+                complete(gateway, prompt)
+            assert gateway.metrics()["retries_total"] >= 1
+            assert gateway.get("/health").status == 200
+
+
+def ending(stream) -> str:
+    """The finish reason of a stream, or 503 for the error that says so."""
+    try:
+        return [chunk.choices[0].finish_reason for chunk in stream][-1]
+    except openai.APIError as error:
+        assert error.body["code"] == "unavailable"
+        return "503"
+
+
+def test_without_any_server_there_is_503_and_then_there_is_not(tmp_path):
+    with running_gateway("--triton", NOBODY) as gateway:
+        response = gateway.post("/v1/completions", {"model": MODEL, "prompt": "x"})
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert response.error["type"] == "server_error"
+        assert gateway.get("/health").status == 503
+        assert gateway.get("/v1/models").json["data"] == []
+
+
+def test_told_to_stop_it_lets_streams_finish(server, gateway):
+    with running_gateway("--triton", server.running.grpc_url) as ending:
+        with ending.sdk() as api:
+            stream = api.completions.create(
+                model=MODEL,
+                prompt="What does",
+                max_tokens=200,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            next(stream)
+            ending.process.send_signal(signal.SIGTERM)
+            assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert ending.process.wait(10) == 0
+
+
+def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "openai")]
+    command = [sys.executable, "-m", "paged_backend.cli", "serve", "demo", *ports]
+    monkeypatch.setenv("PAGED_API_KEYS", "secret")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        line = launcher.stdout.readline()
+        address = re.search(r", OpenAI http://(\S+)/v1$", line)[1]
+        gateway = Gateway(launcher, address)
+        assert gateway.get("/v1/models").status == 401
+        with gateway.sdk("secret") as api:
+            answer = api.completions.create(
+                model=MODEL, prompt=QUESTION.question, temperature=0, max_tokens=64
+            )
+            assert answer.choices[0].text == "\n" + QUESTION.answer
+        assert gateway.get("/health").status == 200
+        processes = psutil.Process(launcher.pid).children(recursive=True)
+        kill_engine(processes)
+        key = {"Authorization": "Bearer secret"}
+        response = gateway.post("/v1/completions", {"prompt": "x"}, **key)
+        assert (response.status, response.error["code"]) == (503, "engine_dead")
+        assert response.headers["retry-after"] == "1"
+        assert gateway.get("/health").status == 503
+        assert gateway.get("/v1/models", **key).json["data"] == []
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(60) == 0
+    assert not psutil.wait_procs(processes, timeout=5)[1]
+
+
+def kill_engine(processes):
+    """And wait until its server knows, which is not at once."""
+    (engine,) = [p for p in processes if any("engine_process" in arg for arg in p.cmdline())]
+    engine.kill()
+    time.sleep(1)
+
+
+def test_a_port_in_use_is_said_before_the_model_loads(gateway):
+    started = time.monotonic()
+    for command in (f"gateway --port {gateway.port}", f"serve demo --openai-port {gateway.port}"):
+        run = subprocess.run(
+            [sys.executable, "-m", "paged_backend.cli", *command.split()],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert (run.returncode, run.stdout) == (2, "")
+        assert f"port: port {gateway.port} is in use" in run.stderr
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--api-key-file", "missing"), "cannot read missing"),
+        (("--request-timeout", "0"), "--request-timeout: must be above 0, got 0"),
+        (("--triton", "http://127.0.0.1:8000"), "--triton: must be host:port"),
+        (("--port", "70000"), "--port: must be between 0 and 65535"),
+    ],
+)
+def test_what_cannot_start_is_one_line(flags, problem):
+    run = subprocess.run(
+        [sys.executable, "-m", "paged_backend.cli", "gateway", *flags],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert run.returncode == 2
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("paged-backend: error: ") and problem in line
