@@ -40,7 +40,7 @@ class Oracle:
         self._model = make_checkpoint(family, folder, **overrides)
 
     @torch.inference_mode()
-    def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
+    def generate(self, prompt: list[int], max_tokens: int, **options: object) -> list[int]:
         """Greedy tokens of ``generate``, with the end-of-sequence token if there is one."""
         ids = torch.tensor([prompt])
         out = self._model.generate(
@@ -49,6 +49,7 @@ class Oracle:
             do_sample=False,
             max_new_tokens=max_tokens,
             pad_token_id=0,
+            **options,
         )
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens

@@ -1,4 +1,4 @@
-"""Log-probabilities of the whole engine beside those of transformers' logits."""
+"""Log-probabilities and edits of logits beside those of transformers."""
 
 from __future__ import annotations
 
@@ -85,6 +85,30 @@ def test_answers_to_one_prompt_have_their_own(oracle: Oracle) -> None:
 def test_nobody_gets_what_he_did_not_ask_for(oracle: Oracle) -> None:
     (outputs,) = answers(make_engine(oracle.folder), [[5, 6, 7]], max_tokens=3)
     assert all(output.logprobs is output.prompt_logprobs is None for output in outputs)
+
+
+def test_edited_answers_are_those_of_transformers(oracle: Oracle) -> None:
+    """Its own processors of logits do the same to the same prompts."""
+    prompts = [prompt for prompt, _ in mixed_work(6, seed=2)]
+    usual = [oracle.generate(prompt, 12) for prompt in prompts]
+    for prompt, answer in zip(prompts, usual, strict=True):
+        first, second, third, *_ = answer
+        bias = {first: -1.0, (first + 7) % 199: 0.4, 11: 0.3}
+        words = [[second], [third, answer[3]], answer[4:7]]
+        allowed = sorted({*answer[::2], *range(40, 60)})
+        cases = [
+            ({"logit_bias": bias}, {"sequence_bias": {(k,): v for k, v in bias.items()}}),
+            ({"bad_words_token_ids": words}, {"bad_words_ids": words}),
+            (
+                {"allowed_token_ids": allowed},
+                {"prefix_allowed_tokens_fn": lambda *_, allowed=allowed: allowed},
+            ),
+        ]
+        for ours, theirs in cases:
+            fields = {"temperature": 0, "max_tokens": 12, **ours}
+            (outputs,) = answers(make_engine(oracle.folder), [prompt], **fields)
+            tokens = [token for output in outputs for token in output.new_token_ids]
+            assert tokens == oracle.generate(prompt, 12, **theirs), ours
 
 
 def test_the_offline_api_has_them_and_reads_bad_words() -> None:
