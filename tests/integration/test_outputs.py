@@ -78,6 +78,7 @@ def test_the_model_tells_its_limits(server, llm):
     assert info == {
         "max_model_len": llm.engine.limits.max_model_len,
         "vocab_size": llm.engine.limits.vocab_size,
+        "max_num_seqs": llm.engine.limits.max_num_seqs,
         "has_chat_template": True,
     }
 
