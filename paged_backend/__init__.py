@@ -11,7 +11,7 @@ from paged_backend.errors import (
     PagedError,
     RequestRefused,
 )
-from paged_backend.outputs import CompletionOutput, FinishReason, RequestOutput
+from paged_backend.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
 from paged_backend.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "RequestOutput",
     "RequestRefused",
     "SamplingParams",
+    "TokenLogprobs",
 ]
 
 

@@ -17,7 +17,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
-MAX_BAD_WORD_LENGTH = 64  # characters, or tokens
+MAX_WORD_LENGTH = 64  # characters, or tokens
 MAX_ALLOWED_TOKEN_IDS = 2**18
 INT32_MAX = 2**31 - 1
 
@@ -163,7 +163,7 @@ def _bad_words(name: str, value: object) -> tuple[tuple[int, ...], ...]:
         raise InvalidRequest(name, f"must be a list of lists of integers, got {shorten(value)}")
     if len(value) > 2 * MAX_BAD_WORDS:  # a word has two spellings, with a space before it or not
         raise InvalidRequest(name, f"at most {2 * MAX_BAD_WORDS}, got {len(value)}")
-    words = tuple(_token_ids(name, word, max_number=MAX_BAD_WORD_LENGTH) for word in value)
+    words = tuple(_token_ids(name, word, max_number=MAX_WORD_LENGTH) for word in value)
     if not all(words):
         raise InvalidRequest(name, "each list has at least one token id")
     return words
@@ -201,6 +201,6 @@ _LISTS: dict[str, Callable[[str, object], object]] = {
     "stop_token_ids": partial(_token_ids, max_number=MAX_STOP_TOKEN_IDS),
     "logit_bias": _logit_bias,
     "allowed_token_ids": partial(_token_ids, max_number=MAX_ALLOWED_TOKEN_IDS),
-    "bad_words": partial(_strings, max_number=MAX_BAD_WORDS, max_length=MAX_BAD_WORD_LENGTH),
+    "bad_words": partial(_strings, max_number=MAX_BAD_WORDS, max_length=MAX_WORD_LENGTH),
     "bad_words_token_ids": _bad_words,
 }

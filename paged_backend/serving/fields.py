@@ -10,6 +10,8 @@ from paged_backend.errors import InvalidRequest
 from paged_backend.serving.contract import Array
 from paged_backend.validation import shorten
 
+MAX_ELEMENTS = 2**18  # of a list, unless something narrower bounds it
+
 Tensors = Mapping[str, Array]
 """Input tensors by name; absent ones are missing."""
 
@@ -31,9 +33,17 @@ def string(name: str, tensor: Array) -> str:
     return text(name, single(name, tensor))
 
 
+def elements(name: str, tensor: Array, max_number: int = MAX_ELEMENTS) -> list[Any]:
+    """All elements, if they are not too many to be looked at."""
+    if tensor.size > max_number:
+        raise InvalidRequest(name, f"has {tensor.size} elements, more than {max_number}")
+    values: list[Any] = tensor.reshape(-1).tolist()
+    return values
+
+
 def strings(name: str, tensor: Array) -> list[str]:
     """All elements as text."""
-    return [text(name, value) for value in tensor.reshape(-1)]
+    return [text(name, value) for value in elements(name, tensor)]
 
 
 def text(name: str, value: Any) -> str:

@@ -150,7 +150,7 @@ def sampling_values(tensors: Tensors, parameters_json: str) -> dict[str, Any]:
             values[name] = fields.strings(name, tensors[name])
     for name in ("stop_token_ids", "allowed_token_ids"):
         if name in tensors:
-            values[name] = tensors[name].reshape(-1).tolist()
+            values[name] = fields.elements(name, tensors[name])
     return coerce(SamplingParams, values)
 
 

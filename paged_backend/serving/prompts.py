@@ -44,7 +44,7 @@ class PromptReader:
             raise InvalidRequest(given[0], f"give either {' or '.join(given)}, not both")
         (name,) = given
         if name == "input_ids":
-            return Prompt(tensors[name].reshape(-1).tolist(), None)
+            return Prompt(fields.elements(name, tensors[name], self._max_model_len), None)
         if name == "messages":
             return self._encode(name, self._render(tensors), add_special_tokens=False)
         return self._encode(

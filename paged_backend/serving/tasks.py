@@ -58,7 +58,7 @@ class TaskReader:
     def _detokenize(self, tensors: Tensors) -> dict[str, Array]:
         if "input_ids" not in tensors:
             raise InvalidRequest("input_ids", "is missing")
-        token_ids = tensors["input_ids"].reshape(-1).tolist()
+        token_ids = fields.elements("input_ids", tensors["input_ids"])
         for token in token_ids:
             if not 0 <= token < self._limits.vocab_size:
                 raise InvalidRequest(

@@ -15,6 +15,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from paged_backend.errors import InvalidRequest
+from paged_backend.sampling_params import MAX_WORD_LENGTH
 from paged_backend.serving import contract, fields, postprocess, preprocess, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -174,13 +175,18 @@ def _bias(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, float]:
         if name not in tensors:
             raise InvalidRequest(name, "is missing; words and weights come together")
     words = fields.strings("embedding_bias_words", tensors["embedding_bias_words"])
-    weights = tensors["embedding_bias_weights"].reshape(-1).tolist()
+    weights = fields.elements("embedding_bias_weights", tensors["embedding_bias_weights"])
     if len(words) != len(weights):
         raise InvalidRequest(
             "embedding_bias_weights", f"has {len(weights)} elements for {len(words)} words"
         )
     bias: defaultdict[str, float] = defaultdict(float)
     for word, weight in zip(words, weights, strict=True):
+        if len(word) > MAX_WORD_LENGTH:
+            raise InvalidRequest(
+                "embedding_bias_words",
+                f"each has at most {MAX_WORD_LENGTH} characters, got {len(word)}",
+            )
         for token_id in tokenizer.encode(word, add_special_tokens=False):
             bias[str(token_id)] += weight
     return dict(bias)
@@ -188,7 +194,7 @@ def _bias(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, float]:
 
 def _refuse_what_is_on(tensors: Tensors) -> None:
     for name in _OFF:
-        if name in tensors and any(tensors[name].reshape(-1).tolist()):
+        if name in tensors and tensors[name].any():
             raise InvalidRequest(name, "is not supported")
     for name in ("beam_width", "length_penalty"):
         if name in tensors and fields.single(name, tensors[name]) not in _WITHOUT_BEAMS[name]:

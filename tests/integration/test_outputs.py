@@ -251,6 +251,10 @@ def test_each_response_has_what_a_detokenizer_without_memory_needs(server, llm):
         ({"text_input": "x", "lora_name": "doll"}, "LoRA feature is not enabled."),
         ({"text_input": "x", "allowed_token_ids": [10**6]}, "allowed_token_ids: must be below"),
         ({"text_input": "x", "bad_words": ["x"] * 200}, "bad_words: at most 128 strings"),
+        ({"text_input": "x", "stop_token_ids": [1] * 2**18}, "stop_token_ids: at most 256"),
+        ({"text_input": "x", "stop": ["x"] * 300_000}, "stop: has 300000 elements, more than"),
+        ({"input_ids": [5] * 9000}, "input_ids: has 9000 elements, more than 2048"),
+        ({"task": "detokenize", "input_ids": [5] * 300_000}, "input_ids: has 300000 elements"),
         (
             {"text_input": "x", "sampling_parameters": json.dumps({"logit_bias": {"5": 101}})},
             "logit_bias: each must be a number from -100 up to 100",
