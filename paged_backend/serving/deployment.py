@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ class Deployment:
         """The labels of its metrics."""
         labels = {"model": self.name, "version": self.version}
         return labels if self.gpu is None else {**labels, "gpu": self.gpu}
+
+
+def has_model_control(server_pid: int) -> bool:
+    """Whether the server's command line lets models be loaded and unloaded."""
+    words = Path(f"/proc/{server_pid}/cmdline").read_bytes().split(b"\0")
+    flag, value = b"--model-control-mode", b"explicit"
+    return flag + b"=" + value in words or (flag, value) in pairwise(words)
 
 
 def _is_true(config: Mapping[str, Any], parameter: str) -> bool:

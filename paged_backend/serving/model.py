@@ -11,7 +11,7 @@ from paged_backend.engine_args import read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
 from paged_backend.process.engine_client import connect
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
-from paged_backend.serving.deployment import Deployment
+from paged_backend.serving.deployment import Deployment, has_model_control
 from paged_backend.serving.front_end import Cancelled, FrontEnd
 from paged_backend.serving.metrics import Metrics
 from paged_backend.serving.observer import Observer
@@ -74,14 +74,18 @@ class TritonPythonModel:
             self._log.info("Shutdown complete")
 
     def _unload(self) -> None:
-        """Ask the server to take the model away, once; with explicit model control it does."""
-        if not self._unloading:
-            self._unloading = True
-            self._log.error("Engine is not healthy and model will be unloaded")
-            try:
-                pb_utils.unload_model(self._deployment.name)
-            except Exception as error:  # without that control; the server aborts if this leaves
-                self._log.error(f"The server does not unload the model: {error}")
+        """Ask the server to take the model away, once."""
+        if self._unloading:
+            return
+        self._unloading = True
+        if not has_model_control(os.getppid()):  # it would refuse, and now and then crash over it
+            self._log.error("Engine is not healthy; without explicit model control the model stays")
+            return
+        self._log.error("Engine is not healthy and model will be unloaded")
+        try:
+            pb_utils.unload_model(self._deployment.name)
+        except Exception as error:  # the server aborts if this leaves `execute`
+            self._log.error(f"The server does not unload the model: {error}")
 
 
 class Unhealthy(RequestRefused):

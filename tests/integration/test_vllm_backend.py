@@ -585,4 +585,4 @@ def test_a_server_without_model_control_and_metrics_outlives_an_engine(tmp_path)
         kill_engine(server, MODEL)
         (answer,) = server.infer(text_input="Tell me")
         assert answer.error.message() == UNHEALTHY
-        assert server.log().count("The server does not unload the model") == 1
+        assert server.log().count("without explicit model control the model stays") == 1

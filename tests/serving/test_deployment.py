@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from paged_backend.serving.deployment import Deployment
+from paged_backend.serving.deployment import Deployment, has_model_control
 
 
 def deployment(kind="MODEL", device="0", backend="vllm", **parameters):
@@ -43,3 +45,22 @@ def test_nothing_is_switched_on_by_default():
     found = deployment(backend="python")
     assert (found.report_vllm_metrics, found.unload_if_dead) == (False, False)
     assert (found.backend, str(found.folder)) == ("paged", "/models/m/3")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], False),
+        (["--model-control-mode=none"], False),
+        (["--model-control-mode=explicit"], True),
+        (["--log-verbose=0", "--model-control-mode", "explicit"], True),
+    ],
+    ids=str,
+)
+def test_model_control_is_read_from_the_servers_command_line(flags, expected):
+    command = [sys.executable, "-c", "print(flush=True); input()", *flags]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.readline()  # it runs
+        assert has_model_control(process.pid) is expected
+        process.communicate(b"\n")
