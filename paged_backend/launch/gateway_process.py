@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Self
 
+from paged_backend.launch.ports import reachable
 from paged_backend.launch.server_process import LaunchError, end_with_this_process
 
 _STOP_TIMEOUT_S = 40.0  # open streams may end first
@@ -17,8 +18,7 @@ class GatewayProcess:
 
     def __init__(self, listener: socket.socket, grpc_url: str) -> None:
         listener.listen()  # who comes from now on waits until the gateway is there
-        host, port = listener.getsockname()
-        self.address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        self.address = reachable(*listener.getsockname())
         command = [sys.executable, "-m", "paged_backend.cli", "gateway"]
         command += ["--triton", grpc_url, "--fd", str(listener.fileno())]
         self._process = subprocess.Popen(

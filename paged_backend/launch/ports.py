@@ -35,8 +35,12 @@ class Endpoints:
         return f"http://{self._reachable(self.metrics_port)}/metrics"
 
     def _reachable(self, port: int) -> str:
-        address = "127.0.0.1" if self.address == "0.0.0.0" else self.address
-        return f"{address}:{port}"
+        return reachable(self.address, port)
+
+
+def reachable(address: str, port: int) -> str:
+    """Where a client on this machine finds who listens there."""
+    return f"{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
 
 
 class ReservedEndpoints:

@@ -213,7 +213,7 @@ def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
             assert answer.choices[0].text == "\n" + QUESTION.answer
         assert gateway.get("/health").status == 200
         processes = psutil.Process(launcher.pid).children(recursive=True)
-        kill_engine(processes)
+        kill_engine(processes, gateway)
         key = {"Authorization": "Bearer secret"}
         response = gateway.post("/v1/completions", {"prompt": "x"}, **key)
         assert (response.status, response.error["code"]) == (503, "engine_dead")
@@ -225,11 +225,14 @@ def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
     assert not psutil.wait_procs(processes, timeout=5)[1]
 
 
-def kill_engine(processes):
+def kill_engine(processes, gateway):
     """And wait until its server knows, which is not at once."""
     (engine,) = [p for p in processes if any("engine_process" in arg for arg in p.cmdline())]
     engine.kill()
-    time.sleep(1)
+    deadline = time.monotonic() + 10
+    while gateway.get("/health").status == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_port_in_use_is_said_before_the_model_loads(gateway):
