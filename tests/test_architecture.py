@@ -11,7 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "paged_backend"
-VALUES = {"config", "engine_args", "errors", "outputs", "request", "sampling_params", "validation"}
+VALUES = {
+    "config",
+    "engine_args",
+    "errors",
+    "flags",
+    "outputs",
+    "request",
+    "sampling_params",
+    "validation",
+}
 
 # A room of the package -> the rooms that it may import besides the values and itself.
 MAY_IMPORT = {
@@ -80,6 +89,15 @@ def test_kernels_know_tensors_only():
         assert not names & {"paged_backend", "paged_client", "transformers"}, path
     users = {room(path) for path in modules(PACKAGE) if "paged_kernels" in path.read_text()}
     assert users <= {"bench", "models", "runner"}
+
+
+def test_the_load_tester_knows_clients_and_values_only():
+    for path in modules(ROOT / "loadtest" / "paged_loadtest"):
+        names = imports(path)
+        assert not {name.split(".")[0] for name in names} & {"torch", "paged_kernels"}, path
+        for name in names:
+            if name.startswith("paged_backend"):
+                assert name.split(".")[1] in VALUES, f"{path} imports {name}"
 
 
 def test_the_client_stands_alone():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.config import EngineConfig
-from paged_backend.validation import Rule
+from paged_backend.flags import add_flags, flag_values
 
 Subparsers = Any
 """What ``ArgumentParser.add_subparsers`` returns; argparse does not name its type."""
@@ -16,25 +16,11 @@ Subparsers = Any
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add ``MODEL`` and a flag for each option of :class:`EngineConfig`."""
-    group = parser.add_argument_group("engine")
-    for spec in fields(EngineConfig):
-        rule: Rule = spec.metadata["rule"]
-        help = spec.metadata["help"]
-        if spec.name == "model":
-            parser.add_argument(
-                "model", metavar="MODEL", nargs="?", default=spec.default, help=help
-            )
-            continue
-        flag = "--" + spec.name.replace("_", "-")
-        shown = "" if spec.default is None else f" (default: {spec.default})"
-        if rule.kind is bool:
-            action = argparse.BooleanOptionalAction
-            group.add_argument(flag, action=action, default=spec.default, help=help + shown)
-        else:
-            kind, choices = rule.kind, rule.choices or None
-            group.add_argument(
-                flag, type=kind, choices=choices, default=spec.default, help=help + shown
-            )
+    model = next(spec for spec in fields(EngineConfig) if spec.name == "model")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default=model.default, help=model.metadata["help"]
+    )
+    add_flags(parser.add_argument_group("engine"), EngineConfig, leave_out=["model"])
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -43,7 +29,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: an option lies outside its range.
     """
-    values = {spec.name: getattr(args, spec.name) for spec in fields(EngineConfig)}
+    values = flag_values(args, EngineConfig)
     for name in ("model", "tokenizer"):
         if values[name] is not None and Path(values[name]).is_dir():
             values[name] = str(Path(values[name]).resolve())

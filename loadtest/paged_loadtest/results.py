@@ -1,0 +1,181 @@
+"""Figures of runs, as they are printed, saved, compared and drawn."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paged_backend.errors import ConfigError
+from paged_loadtest.slo import Slo, meets
+from paged_loadtest.timeline import Timeline
+
+SCHEMA = 1
+PERCENTILES = (50, 90, 99)
+LATENCIES = {
+    "ttft_ms": "Time to first token",
+    "tpot_ms": "Time per output token (without the first)",
+    "itl_ms": "Inter-token latency",
+    "e2e_ms": "End-to-end latency",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of one latency, in milliseconds; NaN is never stored: no samples, no distribution."""
+
+    mean: float
+    std: float
+    median: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Distribution | None:
+        """Percentiles are interpolated linearly, as NumPy's and vLLM's are."""
+        if not samples:
+            return None
+        median, p90, p99 = (float(value) for value in np.percentile(samples, PERCENTILES))
+        return cls(
+            statistics.fmean(samples), statistics.pstdev(samples), median, p90, p99, max(samples)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSample:
+    """What the server's own metrics said at a moment of the run."""
+
+    at_s: float  # after the beginning of the run
+    kv_usage: float  # part of the KV blocks in use, from 0 to 1
+    num_running: float
+    num_waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything about one run of one workload under one load."""
+
+    label: str  # what sets it apart from the other runs of a report
+    max_concurrency: int | None
+    request_rate: float | None  # requests a second; None: as fast as the concurrency allows
+    duration_s: float
+    num_completed: int
+    num_failed: int
+    errors: dict[str, int]  # message -> how many calls ended so
+    num_input_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int | None
+    goodput: float | None  # requests a second that met every SLO; None without SLOs
+    latencies: dict[str, Distribution]  # keys of LATENCIES, those with samples
+    samples: dict[str, list[float]]  # the same keys, every sample in milliseconds
+    server: list[ServerSample] = field(default_factory=list)
+
+    @property
+    def request_throughput(self) -> float:
+        """Completed requests a second."""
+        return self.num_completed / self.duration_s
+
+    @property
+    def output_throughput(self) -> float:
+        """Output tokens a second."""
+        return self.num_output_tokens / self.duration_s
+
+    @property
+    def total_throughput(self) -> float:
+        """Input and output tokens a second."""
+        return (self.num_input_tokens + self.num_output_tokens) / self.duration_s
+
+
+def summarise(
+    label: str,
+    timelines: Sequence[Timeline],
+    duration_s: float,
+    *,
+    max_concurrency: int | None,
+    request_rate: float | None,
+    slos: Sequence[Slo] = (),
+    server: Sequence[ServerSample] = (),
+) -> Run:
+    """The figures of a run; latencies, tokens and goodput are of the calls that succeeded."""
+    done = [timeline for timeline in timelines if timeline.is_success]
+    cached = [t.num_cached_tokens for t in done if t.num_cached_tokens is not None]
+    samples = {
+        "ttft_ms": [t.ttft_s * 1e3 for t in done],
+        "tpot_ms": [t.tpot_s * 1e3 for t in done if t.tpot_s is not None],
+        "itl_ms": [gap * 1e3 for t in done for gap in t.itl_s],
+        "e2e_ms": [t.e2e_s * 1e3 for t in done],
+    }
+    latencies = {name: Distribution.of(values) for name, values in samples.items()}
+    good = sum(all(meets(timeline, slo) for slo in slos) for timeline in done)
+    return Run(
+        label=label,
+        max_concurrency=max_concurrency,
+        request_rate=request_rate,
+        duration_s=duration_s,
+        num_completed=len(done),
+        num_failed=len(timelines) - len(done),
+        errors=dict(Counter(t.error or "no token came" for t in timelines if not t.is_success)),
+        num_input_tokens=sum(t.num_input_tokens for t in done),
+        num_output_tokens=sum(t.num_output_tokens for t in done),
+        num_cached_tokens=sum(cached) if cached else None,
+        goodput=good / duration_s if slos else None,
+        latencies={name: value for name, value in latencies.items() if value is not None},
+        samples=samples,
+        server=list(server),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Runs of one command, with all that they depend on."""
+
+    kind: str  # the bench that made it: serve, sweep, prefix
+    config: dict[str, Any]  # every option of the command
+    environment: dict[str, str]
+    runs: list[Run]
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON."""
+        values = {"schema": SCHEMA, **asdict(self)}
+        for run, written in zip(self.runs, values["runs"], strict=True):
+            written |= {
+                "request_throughput": run.request_throughput,
+                "output_throughput": run.output_throughput,
+                "total_throughput": run.total_throughput,
+            }
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def load_report(path: Path) -> Report:
+    """Read what :meth:`Report.save` wrote.
+
+    Raises:
+        ConfigError: the file cannot be read or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["schema"] != SCHEMA:
+            raise ConfigError(f"{path}: schema must be {SCHEMA}, got {values['schema']!r}")
+        runs = [_run(entry) for entry in values["runs"]]
+        return Report(values["kind"], values["config"], values["environment"], runs)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} holds no results of `paged-backend bench` ({error!r})"
+        ) from error
+
+
+def _run(entry: Mapping[str, Any]) -> Run:
+    derived = {"request_throughput", "output_throughput", "total_throughput"}
+    values = {name: value for name, value in entry.items() if name not in derived}
+    values["latencies"] = {n: Distribution(**v) for n, v in values["latencies"].items()}
+    values["server"] = [ServerSample(**sample) for sample in values["server"]]
+    return Run(**values)

@@ -1,0 +1,36 @@
+"""Command-line flags made from checked fields, so that names, defaults and help are written once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any
+
+from paged_backend.validation import DataclassInstance, Rule
+
+
+def add_flags(
+    group: argparse.ArgumentParser | argparse._ArgumentGroup,
+    cls: type[DataclassInstance],
+    *,
+    leave_out: Collection[str] = (),
+) -> None:
+    """Add a flag for each field of a dataclass whose fields are made by ``validation.checked``."""
+    for spec in fields(cls):
+        if spec.name in leave_out:
+            continue
+        rule: Rule = spec.metadata["rule"]
+        shown = "" if spec.default is None else f" (default: {spec.default})"
+        flag, help = "--" + spec.name.replace("_", "-"), spec.metadata["help"] + shown
+        if rule.kind is bool:
+            action = argparse.BooleanOptionalAction
+            group.add_argument(flag, action=action, default=spec.default, help=help)
+        else:
+            kind, choices = rule.kind, rule.choices or None
+            group.add_argument(flag, type=kind, choices=choices, default=spec.default, help=help)
+
+
+def flag_values(args: argparse.Namespace, cls: type[DataclassInstance]) -> dict[str, Any]:
+    """What was given for each field of the dataclass."""
+    return {spec.name: getattr(args, spec.name) for spec in fields(cls)}
