@@ -1,4 +1,4 @@
-"""Command-line flags made from checked fields, so that names, defaults and help are written once."""
+"""Command-line flags made from checked fields: names, defaults and help are written once."""
 
 from __future__ import annotations
 
