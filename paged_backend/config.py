@@ -6,6 +6,7 @@ The command line, ``1/model.json`` and :class:`paged_backend.LLM` all read these
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
 MIB = 2**20
+_METRICS_PREFIX = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,63}")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -94,8 +96,24 @@ class EngineConfig:
         False, Rule(bool), "launch each kernel of a decode step instead of a CUDA graph"
     )
 
+    enable_inspect: bool = checked(
+        False,
+        Rule(bool),
+        "answer the task `inspect`, which shows the sequences and blocks of all callers, for "
+        "`paged-backend top`; each look takes the engine's time",
+    )
+    metrics_prefix: str = checked(
+        "paged_", Rule(str), "what the names of the metrics begin with; vLLM's have vllm:"
+    )
+
     def __post_init__(self) -> None:
         check_fields(self, refuse)
+        if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
+            raise refuse(
+                "metrics_prefix",
+                "must have up to 64 letters, digits, '_' and ':', not a digit first, "
+                f"got {shorten(self.metrics_prefix)}",
+            )
         if self.block_size & (self.block_size - 1):
             raise refuse(
                 "block_size", f"must be a power of two from 8 to 256, got {self.block_size}"

@@ -7,13 +7,16 @@ It knows neither text nor sockets; :class:`paged_backend.LLM` runs it in-process
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Scheduler, SchedulerConfig
-from paged_backend.outputs import EngineStats, SequenceOutput
+from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.outputs import EngineStats, EngineView, SequenceOutput
 from paged_backend.request import Request, RequestLimits
 from paged_backend.runner.model_runner import ModelRunner
 from paged_backend.runner.step import PendingOutput
@@ -53,7 +56,8 @@ class Engine:
             ),
         )
         self._seeds = random.Random(config.seed)
-        self._under_way: deque[PendingOutput] = deque()
+        self._under_way: deque[_UnderWay] = deque()
+        self._last_end_s = 0.0  # of a step
         self._max_under_way = 1 if steps.async_scheduling else 0  # when a step returns
 
     def add_request(self, request: Request) -> None:
@@ -65,9 +69,13 @@ class Engine:
         self.limits.check(request.prompt_token_ids, request.params)
         self.scheduler.add_request(request, self._seeds.getrandbits(64))
 
-    def abort_request(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers, now; unknown ids are ignored."""
-        self.scheduler.abort_request(request_id, index)
+    def abort_request(self, request_id: str) -> None:
+        """End a request now; unknown ids are ignored."""
+        self.scheduler.abort_request(request_id)
+
+    def stop_answer(self, request_id: str, index: int) -> None:
+        """End an answer whose text has come to a stop string; unknown ones are ignored."""
+        self.scheduler.stop_answer(request_id, index)
 
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
         """End a request for a caller who still listens; the last outputs, none for unknown ids."""
@@ -88,13 +96,37 @@ class Engine:
         With asynchronous scheduling that are the tokens of the step before, so that the device
         computes while the next step is planned.
         """
+        started_s = time.monotonic()
         plan = self.scheduler.schedule()
         if plan.scheduled:
-            self._under_way.append(self.runner.submit(plan))
+            self._under_way.append(_UnderWay(started_s, plan, self.runner.submit(plan)))
             if len(self._under_way) <= self._max_under_way:
                 return []
-        return self.scheduler.update_from_output(self._under_way.popleft().result())
+        return self.scheduler.update_from_output(self._wait())
 
     def stats(self) -> EngineStats:
         """Counts since the start and the present state."""
         return self.scheduler.stats()
+
+    def view(self) -> EngineView:
+        """All unfinished sequences with their blocks."""
+        return self.scheduler.view()
+
+    def _wait(self) -> ModelRunnerOutput:
+        """The result of the earliest step under way."""
+        step = self._under_way.popleft()
+        result = step.pending.result()
+        now = time.monotonic()
+        # One that was planned ahead begins when the step before it is over.
+        seconds = now - max(step.started_s, self._last_end_s)
+        self._last_end_s = now
+        scheduled = step.plan.scheduled
+        num_tokens = sum(len(slice_.token_ids) for slice_ in scheduled)
+        self.scheduler.measurements.step(seconds, len(scheduled), num_tokens)
+        return result
+
+
+class _UnderWay(NamedTuple):
+    started_s: float  # of the monotonic clock
+    plan: SchedulerOutput
+    pending: PendingOutput

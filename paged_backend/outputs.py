@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from paged_backend.histogram import HistogramCounts
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended."""
@@ -38,6 +40,53 @@ class SequenceOutput:
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    *(20.0, 40.0, 60.0, 120.0, 300.0),
+)
+_STEP_SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.25, 0.5, 1.0, 2.5),
+)
+
+ENGINE_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "request_queue_time_seconds": ("From arrival at the engine to the first step", _SECONDS),
+    "request_prefill_time_seconds": ("From the first step to the first token", _SECONDS),
+    "request_decode_time_seconds": ("From the first token to the last", _SECONDS),
+    "request_inference_time_seconds": ("From the first step to the last token", _SECONDS),
+    "engine_step_seconds": ("Of one step", _STEP_SECONDS),
+    "engine_step_sequences": ("Sequences of one step", tuple(2.0**n for n in range(10))),
+    "iteration_tokens_total": ("Tokens of one step", tuple(2.0**n for n in range(15))),
+}
+"""What the engine measures: name -> description and upper bounds of its buckets.
+
+The first four are of each sequence that ended with an answer, so ``n`` answers count ``n`` times.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """One unfinished sequence; a block in the tables of several is shared by them."""
+
+    request_id: str
+    index: int
+    status: str  # waiting or running
+    num_prompt_tokens: int
+    num_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """Sequences and blocks at one moment, for whoever wants to look."""
+
+    block_size: int
+    num_blocks: int  # the null block included
+    sequences: list[SequenceView]
+    cached_block_ids: list[int]  # free blocks whose content can still be found
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counts since the engine started and its present state."""
@@ -55,6 +104,7 @@ class EngineStats:
     num_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
+    histograms: dict[str, HistogramCounts] = field(default_factory=dict)  # as ENGINE_HISTOGRAMS
 
     @property
     def utilization(self) -> float:

@@ -16,6 +16,7 @@ VALUES = {
     "engine_args",
     "errors",
     "flags",
+    "histogram",
     "outputs",
     "request",
     "sampling_params",
@@ -34,8 +35,9 @@ MAY_IMPORT = {
     "process": {"engine", "models"},
     "serving": {"process", "text"},
     "launch": set(),
+    "top": set(),
     "bench": {"engine", "models"},
-    "cli": {"bench", "demo", "launch"},
+    "cli": {"bench", "demo", "launch", "top"},
 }
 
 

@@ -18,7 +18,16 @@ from paged_client._errors import (
 )
 from paged_client._protocol import Messages, Prompt
 from paged_client._sync import Client, Stream
-from paged_client._types import Answer, Chunk, Completion, ModelInfo, Position, TokenLogprob
+from paged_client._types import (
+    Answer,
+    Chunk,
+    Completion,
+    EngineView,
+    ModelInfo,
+    Position,
+    SequenceView,
+    TokenLogprob,
+)
 
 __all__ = [
     "Answer",
@@ -29,6 +38,7 @@ __all__ = [
     "ClientError",
     "Completion",
     "CompletionBuilder",
+    "EngineView",
     "InvalidRequest",
     "Messages",
     "ModelInfo",
@@ -36,6 +46,7 @@ __all__ = [
     "Prompt",
     "RequestCancelled",
     "RequestTimeout",
+    "SequenceView",
     "ServerError",
     "Stream",
     "TokenLogprob",

@@ -22,13 +22,14 @@ from paged_client._protocol import (
     decode_info,
     decode_text,
     decode_token_ids,
+    decode_view,
     index_request,
     ready_request,
     speaks_this_contract,
     stream_request,
     task_request,
 )
-from paged_client._types import Chunk, Completion, ModelInfo
+from paged_client._types import Chunk, Completion, EngineView, ModelInfo
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -146,6 +147,10 @@ class AsyncClient:
     async def info(self) -> ModelInfo:
         """What the model says about itself."""
         return decode_info(await self._answer(task_request("info", self._model)))
+
+    async def inspect(self) -> EngineView:
+        """The engine's sequences and blocks, if its option ``enable_inspect`` is set."""
+        return decode_view(await self._answer(task_request("inspect", self._model)))
 
     async def models(self) -> tuple[str, ...]:
         """Names of the server's models that are ready and that this library can talk to."""

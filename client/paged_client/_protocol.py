@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,14 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from paged_client._errors import InvalidRequest, ServerError, from_text
-from paged_client._types import Chunk, ModelInfo, Position, TokenLogprob
+from paged_client._types import (
+    Chunk,
+    EngineView,
+    ModelInfo,
+    Position,
+    SequenceView,
+    TokenLogprob,
+)
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages | Mapping[str, Any]
@@ -44,6 +51,7 @@ def stream_request(
     *,
     whole: bool = False,
     add_special_tokens: bool = True,
+    asked_for: Iterable[str] = _ASKED_FOR,
 ) -> Any:
     """A ``ModelInferRequest`` for an answer to a prompt, piece by piece or ``whole``.
 
@@ -53,7 +61,7 @@ def stream_request(
     if params:
         _add_text(request, "sampling_parameters", _json("sampling_parameters", params))
     _add_flag(request, "exclude_input_in_output" if whole else "stream")
-    for name in _ASKED_FOR:
+    for name in asked_for:
         _add_flag(request, name)
     for field, name in _ASKED_FOR_WITH.items():
         if params.get(field) is not None:
@@ -108,6 +116,24 @@ def decode_info(response: Any) -> ModelInfo:
         return ModelInfo(**{name: values[name] for name in ModelInfo.__slots__})
     except KeyError as error:
         raise ServerError(f"the model's info has no {error}") from None
+
+
+def decode_view(response: Any) -> EngineView:
+    """What the response to the task ``inspect`` says."""
+    values = json.loads(decode_text(response))
+    try:
+        sequences = [
+            SequenceView(**{**entry, "block_ids": tuple(entry["block_ids"])})
+            for entry in values["sequences"]
+        ]
+        return EngineView(
+            block_size=values["block_size"],
+            num_blocks=values["num_blocks"],
+            sequences=tuple(sequences),
+            cached_block_ids=tuple(values["cached_block_ids"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ServerError(f"the engine's view cannot be read: {error!r}") from None
 
 
 class StreamDecoder:

@@ -20,11 +20,12 @@ from paged_client._protocol import (
     decode_info,
     decode_text,
     decode_token_ids,
+    decode_view,
     ready_request,
     stream_request,
     task_request,
 )
-from paged_client._types import Chunk, Completion, ModelInfo
+from paged_client._types import Chunk, Completion, EngineView, ModelInfo
 
 
 class Stream(Iterator[Chunk]):
@@ -126,6 +127,10 @@ class Client:
     def info(self) -> ModelInfo:
         """What the model says about itself."""
         return decode_info(self._answer(task_request("info", self._model)))
+
+    def inspect(self) -> EngineView:
+        """The engine's sequences and blocks, if its option ``enable_inspect`` is set."""
+        return decode_view(self._answer(task_request("inspect", self._model)))
 
     def is_ready(self) -> bool:
         """Whether the server is there and the model takes requests."""

@@ -55,6 +55,29 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceView:
+    """One answer that the engine has under way; a block in several of these is shared."""
+
+    request_id: str
+    index: int  # which of the request's n answers
+    status: str  # waiting or running
+    num_prompt_tokens: int
+    num_tokens: int  # of prompt and output so far
+    num_computed_tokens: int  # those whose K and V are in the blocks
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """The engine's sequences and blocks at one moment."""
+
+    block_size: int
+    num_blocks: int  # the null block 0, which nobody owns, included
+    sequences: tuple[SequenceView, ...]
+    cached_block_ids: tuple[int, ...]  # free blocks whose content can be found
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One finished answer to a prompt."""
 

@@ -89,6 +89,10 @@ class BlockPool:
                 else:
                     self.num_cached += 1
 
+    def cached_block_ids(self) -> list[int]:
+        """Free blocks with findable content, the next to be reused first."""
+        return [block_id for block_id in self._free if self._hashes[block_id] is not None]
+
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, used or free."""
         return self._block_by_hash.get(block_hash)

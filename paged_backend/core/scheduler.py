@@ -7,12 +7,14 @@ recompute is PagedAttention's (Kwon et al., SOSP 2023, section 4.5).
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from paged_backend.core.kv_cache_manager import BlockCopies, KVCacheManager
+from paged_backend.core.measurements import Measurements
 from paged_backend.core.scheduler_output import (
     ModelRunnerOutput,
     PromptLogprobsSpec,
@@ -22,7 +24,14 @@ from paged_backend.core.scheduler_output import (
 )
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.waiting_queue import WaitingQueue
-from paged_backend.outputs import EngineStats, FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.outputs import (
+    EngineStats,
+    EngineView,
+    FinishReason,
+    SequenceOutput,
+    SequenceView,
+    TokenLogprobs,
+)
 from paged_backend.request import Request
 
 
@@ -48,6 +57,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self.config = config
         self.kv = kv
+        self.measurements = Measurements()
         self._waiting = WaitingQueue()
         self._running: dict[int, Sequence] = {}  # seq_id -> sequence, in the order of admission
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
@@ -81,15 +91,22 @@ class Scheduler:
             self._unforked[first.seq_id] = others
         self._waiting.add(first)
 
-    def abort_request(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers, and free the blocks; unknown ids are ignored.
+    def abort_request(self, request_id: str) -> None:
+        """End a request and free the blocks; unknown ids are ignored.
 
-        A request may end by itself while its caller's abort is under way. A single answer can be
-        ended once it has begun, that is, after its first token.
+        A request may end by itself while its caller's abort is under way.
         """
         for seq in list(self._by_request.get(request_id, ())):
-            if index is None or (index == seq.index and seq.num_output_tokens > 0):
-                self._finish(seq, FinishReason.ABORT)
+            self._finish(seq, FinishReason.ABORT)
+
+    def stop_answer(self, request_id: str, index: int) -> None:
+        """End an answer whose text has come to a stop string; unknown ones are ignored.
+
+        It can be ended once it has begun, that is, after its first token.
+        """
+        for seq in list(self._by_request.get(request_id, ())):
+            if index == seq.index and seq.num_output_tokens > 0:
+                self._finish(seq, FinishReason.STOP)
 
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
         """End a request with an output for each of its answers; none for unknown ids."""
@@ -213,6 +230,7 @@ class Scheduler:
             seq.num_cached_tokens = seq.num_computed_tokens
             self._counts["prompt_tokens"] += seq.num_prompt_tokens
             self._counts["cache_hits"] += seq.num_computed_tokens
+            seq.admitted_s = time.monotonic()
         seq.status = SequenceStatus.RUNNING
         self._running[seq.seq_id] = seq
 
@@ -256,6 +274,7 @@ class Scheduler:
         for other in others:
             self.kv.fork(seq, other)
             other.num_cached_tokens = seq.num_cached_tokens
+            other.admitted_s = seq.admitted_s
             other.status = SequenceStatus.RUNNING
             self._running[other.seq_id] = other
         return others
@@ -312,6 +331,8 @@ class Scheduler:
         self._release(seq)
         seq.status = SequenceStatus.FINISHED
         self._finished[reason] += 1
+        if reason is not FinishReason.ABORT:
+            self.measurements.finished(seq)
         siblings = self._by_request[seq.request.request_id]
         siblings.remove(seq)
         if not siblings:
@@ -345,6 +366,16 @@ class Scheduler:
             num_cache_hits=counts["cache_hits"],
             num_steps=counts["steps"],
             finished=dict(self._finished),
+            histograms=self.measurements.counts(),
+        )
+
+    def view(self) -> EngineView:
+        """All unfinished sequences with their blocks; costs as much as there are blocks."""
+        return EngineView(
+            block_size=self.kv.block_size,
+            num_blocks=self.kv.pool.num_blocks,
+            sequences=[_view(seq) for seqs in self._by_request.values() for seq in seqs],
+            cached_block_ids=self.kv.pool.cached_block_ids(),
         )
 
     def check_invariants(self) -> None:
@@ -396,6 +427,18 @@ class _Step:
             [copy for _, _, copies in self._slices.values() for copy in copies],
             released,
         )
+
+
+def _view(seq: Sequence) -> SequenceView:
+    return SequenceView(
+        request_id=seq.request.request_id,
+        index=seq.index,
+        status=seq.status.name.lower(),
+        num_prompt_tokens=seq.num_prompt_tokens,
+        num_tokens=seq.num_tokens,
+        num_computed_tokens=seq.num_computed_tokens,
+        block_ids=list(seq.block_ids),
+    )
 
 
 def _scheduled(seq: Sequence, num_tokens: int, others: Iterable[Sequence]) -> ScheduledSequence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import IntEnum
 
 from paged_backend.core.seeds import derive_seed
@@ -28,9 +29,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "block_hashes", "block_ids", "index", "num_cached_tokens", "num_computed_tokens",
-        "num_pending", "num_prompt_tokens", "prompt_logprobs", "request", "seed", "seq_id",
-        "status", "token_ids",
+        "admitted_s", "block_hashes", "block_ids", "first_token_s", "index", "num_cached_tokens",
+        "num_computed_tokens", "num_pending", "num_prompt_tokens", "prompt_logprobs", "queued_s",
+        "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, request: Request, index: int, seed: int) -> None:
@@ -49,6 +50,10 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # of full blocks, as far as needed yet
+        # Seconds of the monotonic clock.
+        self.queued_s = time.monotonic()
+        self.admitted_s: float | None = None  # for the first time
+        self.first_token_s: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +82,8 @@ class Sequence:
 
     def take_token(self, token_id: int) -> None:
         """Fill in the earliest pending token."""
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic()
         self.token_ids[-self.num_pending] = token_id
         self.num_pending -= 1
 

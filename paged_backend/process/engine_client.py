@@ -59,6 +59,7 @@ class EngineClient:
         self._requests = context.socket(zmq.PUSH)
         self._outputs = context.socket(zmq.DEALER)
         self._outputs.identity = self.identity.encode()
+        self._early: list[wire.FromEngine] = []  # came together with EngineReady
         self._poller = zmq.Poller()
         self._poller.register(self._outputs, zmq.POLLIN)
         self._poller.register(self._pidfd, zmq.POLLIN)
@@ -78,19 +79,29 @@ class EngineClient:
         """
         self._outputs.send(wire.encode(wire.Hello(os.getpid())))
         while True:
-            for message in self.receive(timeout_s=1.0):
+            messages = self.receive(timeout_s=1.0)
+            for index, message in enumerate(messages):
                 if isinstance(message, wire.EngineFailed):
                     raise ConfigError(message.message)
                 if isinstance(message, wire.EngineReady):
+                    self._early = messages[index + 1 :]
                     return message
 
     def add_request(self, request: Request) -> None:
         """Send a checked request."""
         self._send(wire.AddRequest(request))
 
-    def abort_request(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers, before the engine's next step."""
-        self._send(wire.AbortRequest(request_id, index))
+    def abort_request(self, request_id: str) -> None:
+        """End a request before the engine's next step."""
+        self._send(wire.AbortRequest(request_id))
+
+    def stop_answer(self, request_id: str, index: int) -> None:
+        """End an answer whose text has come to a stop string."""
+        self._send(wire.StopAnswer(request_id, index))
+
+    def inspect(self, request_id: str) -> None:
+        """Ask what the engine holds."""
+        self._send(wire.Inspect(request_id))
 
     def cancel_request(self, request_id: str) -> None:
         """End a request of any front-end, which hears of it by the last outputs."""
@@ -102,8 +113,8 @@ class EngineClient:
         Raises:
             EngineDead: the engine's process has ended and everything it said was received.
         """
-        ready = dict(self._poller.poll(int(timeout_s * 1000)))
-        messages: list[wire.FromEngine] = []
+        messages, self._early = self._early, []
+        ready = dict(self._poller.poll(0 if messages else int(timeout_s * 1000)))
         while self._outputs.poll(0):
             messages.append(wire.decode_from_engine(self._outputs.recv()))
         if not messages and self._pidfd in ready:

@@ -31,6 +31,7 @@ from paged_backend.request import Request
 IDLE_POLL_S = 0.5
 STATS_INTERVAL_S = 0.02
 FAREWELL_S = 10.0  # in which front-ends may still ask why the engine failed
+INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"
 SERVER = ""  # stands for the server among the front-ends
 
 
@@ -101,8 +102,11 @@ def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
 class EngineLoop:
     """Steps while there is work and answers front-ends; everything on one thread."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, model_folder: Path) -> None:
+    def __init__(
+        self, engine: Engine, mailbox: Mailbox, model_folder: Path, *, may_inspect: bool
+    ) -> None:
         self._engine = engine
+        self._may_inspect = may_inspect
         self._mailbox = mailbox
         self._ready = wire.EngineReady(engine.limits, str(model_folder))
         self._owners: dict[str, str] = {}  # request_id -> front-end
@@ -140,8 +144,13 @@ class EngineLoop:
                 self._mailbox.send(sender, self._ready)
             case wire.AddRequest(request):
                 self._add(sender, request)
-            case wire.AbortRequest(request_id, index):
-                self._abort(request_id, index)
+            case wire.AbortRequest(request_id):
+                self._abort(request_id)
+            case wire.StopAnswer(request_id, index):
+                self._engine.stop_answer(request_id, index)
+                self._forget(request_id)
+            case wire.Inspect(request_id):
+                self._inspect(sender, request_id)
             case wire.CancelRequest(request_id):
                 self._send(self._engine.cancel_request(request_id))
             case wire.Goodbye():
@@ -155,8 +164,16 @@ class EngineLoop:
         else:
             self._owners[request.request_id] = sender
 
-    def _abort(self, request_id: str, index: int | None = None) -> None:
-        self._engine.abort_request(request_id, index)
+    def _inspect(self, sender: str, request_id: str) -> None:
+        answer: wire.FromEngine
+        if self._may_inspect:
+            answer = wire.Inspection(request_id, self._engine.view())
+        else:
+            answer = wire.RequestRejected(request_id, INSPECT_IS_OFF)
+        self._mailbox.send(sender, answer)
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort_request(request_id)
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
@@ -231,12 +248,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     mailbox = Mailbox(args.run_dir, args.server_pid)
     try:
-        engine, folder = load(EngineConfig.from_mapping(json.loads(args.config)))
+        config = EngineConfig.from_mapping(json.loads(args.config))
+        engine, folder = load(config)
     except ConfigError as error:
         tell_failure(mailbox, str(error))
         return 1
     else:
-        loop = EngineLoop(engine, mailbox, folder)
+        loop = EngineLoop(engine, mailbox, folder, may_inspect=config.enable_inspect)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
         loop.run()
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from paged_backend.outputs import EngineStats, SequenceOutput
+from paged_backend.outputs import EngineStats, EngineView, SequenceOutput
 from paged_backend.request import Request, RequestLimits
 
 REQUESTS_SOCKET = "requests.sock"
@@ -30,14 +30,26 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
-    """End a request, or one of its answers, without any further output."""
+    """End a request without any further output."""
 
     request_id: str
-    index: int | None = None
+
+
+class StopAnswer(msgspec.Struct, frozen=True, tag=True):
+    """End one answer of a request, whose text has come to a stop string."""
+
+    request_id: str
+    index: int
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag=True):
     """End a request, whoever sent it; its own front-end gets the last outputs."""
+
+    request_id: str
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Tell what the engine holds; its answer carries the same id."""
 
     request_id: str
 
@@ -68,14 +80,21 @@ class RequestRejected(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Inspection(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Inspect."""
+
+    request_id: str
+    view: EngineView
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """The engine's counts, for the one front-end that reports them."""
 
     stats: EngineStats
 
 
-ToEngine = Hello | Goodbye | AddRequest | AbortRequest | CancelRequest
-FromEngine = EngineReady | EngineFailed | StepOutputs | RequestRejected | Stats
+ToEngine = Hello | Goodbye | AddRequest | AbortRequest | StopAnswer | CancelRequest | Inspect
+FromEngine = EngineReady | EngineFailed | StepOutputs | RequestRejected | Inspection | Stats
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

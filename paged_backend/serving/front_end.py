@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from typing import Protocol
 
 from paged_backend.errors import EngineDead, InvalidRequest, RequestRefused
-from paged_backend.outputs import SequenceOutput
+from paged_backend.outputs import EngineView, SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.engine_client import EngineClient
 from paged_backend.serving.allowance import Allowance
 from paged_backend.serving.answer import Answer
-from paged_backend.serving.contract import Array
+from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.observer import CallClock, Observer
 from paged_backend.serving.parsing import RequestParser
@@ -74,7 +75,8 @@ class FrontEnd:
         self._tokenizer = tokenizer
         self._observer = observer
         self._open: dict[str, OpenCall] = {}  # request_id -> call
-        self._lock = threading.Lock()  # over _open and _dead
+        self._inspecting: dict[str, Sender] = {}  # request_id -> who wants to look at the engine
+        self._lock = threading.Lock()  # over _open, _inspecting and _dead
         self._dead: EngineDead | None = None
         self._ids = count()
         self._sweep = CancelSweep()
@@ -112,11 +114,14 @@ class FrontEnd:
             return
         if self._dead is not None:  # for tasks, too: whoever probes with one is to hear of it
             raise self._dead
+        if self._parser.wants_inspection(tensors):
+            self._inspect(sender)
+            return
         answer = self._parser.answer_task(tensors)
         if answer is not None:
             sender.send(answer, True)
             return
-        request_id = self._parser.call_id(tensors) or f"{self._client.identity}-{next(self._ids)}"
+        request_id = self._parser.call_id(tensors) or self._new_id()
         parsed = self._parser.parse(request_id, tensors, parameters_json)
         with self._lock:
             if self._dead is not None:
@@ -127,13 +132,24 @@ class FrontEnd:
             # Under the lock, so that a cancel at once cannot reach the engine before the request.
             self._client.add_request(parsed.request)
 
+    def _inspect(self, sender: Sender) -> None:
+        request_id = self._new_id()
+        with self._lock:
+            if self._dead is not None:
+                raise self._dead
+            self._inspecting[request_id] = sender
+        self._client.inspect(request_id)
+
+    def _new_id(self) -> str:
+        return f"{self._client.identity}-{next(self._ids)}"
+
     # --- the sending thread ---------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
                 self._deliver(self._client.receive(POLL_S if self._open else IDLE_POLL_S))
-                self._observer.publish()
+                self._observer.publish(idle=not self._open)
                 for request_id in self._sweep.due(list(self._open)):
                     self._guarded(self._cancel_if_asked, request_id)
         except EngineDead as error:
@@ -158,6 +174,8 @@ class FrontEnd:
                     steps.append(outputs)
                 case wire.RequestRejected(request_id, text):
                     self._end(request_id, InvalidRequest.verbatim("request", text))
+                case wire.Inspection(request_id, view):
+                    self._show(request_id, view)
                 case wire.Stats(stats):
                     self._observer.report(stats)
                 case _:
@@ -180,7 +198,7 @@ class FrontEnd:
         self._observer.report_tokens(call.clock, outputs)
         for output in outputs:
             if call.answer.append(output):
-                self._client.abort_request(request_id, output.index)
+                self._client.stop_answer(request_id, output.index)
         if call.answer.is_due:
             final = call.answer.is_finished
             if final:
@@ -188,6 +206,11 @@ class FrontEnd:
             call.sender.send(call.answer.take(), final)
             if final:
                 self._close(request_id)
+
+    def _show(self, request_id: str, view: EngineView) -> None:
+        sender = self._close(request_id)
+        if sender is not None:
+            sender.send({"text_output": as_strings([json.dumps(asdict(view))])}, True)
 
     def _cancel_if_asked(self, request_id: str) -> None:
         with self._lock:
@@ -197,14 +220,15 @@ class FrontEnd:
             self._end(request_id, Cancelled(CANCELLED))
 
     def _end(self, request_id: str, error: Exception) -> None:
-        call = self._close(request_id)
-        if call is not None:
+        sender = self._close(request_id)
+        if sender is not None:
             with contextlib.suppress(Exception):  # the server may have ended the call already
-                call.sender.fail(error)
+                sender.fail(error)
 
-    def _close(self, request_id: str) -> OpenCall | None:
+    def _close(self, request_id: str) -> Sender | None:
         with self._lock:
-            return self._open.pop(request_id, None)
+            call = self._open.pop(request_id, None)
+            return self._inspecting.pop(request_id, None) if call is None else call.sender
 
     def _die(self, error: EngineDead) -> None:
         with self._lock:
@@ -213,7 +237,7 @@ class FrontEnd:
         self._observer.report_dead()
 
     def _fail_all(self, error: Exception) -> None:
-        for request_id in list(self._open):
+        for request_id in [*self._open, *self._inspecting]:
             self._end(request_id, error)
 
 

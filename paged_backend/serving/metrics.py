@@ -1,12 +1,17 @@
-"""The engine's counts at Triton's own metrics endpoint, named as vLLM names them."""
+"""What Triton's own metrics endpoint tells of a model, named as vLLM names it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter as Numbers
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paged_backend.outputs import EngineStats, FinishReason
-from paged_backend.serving.observer import Observer
+from paged_backend.histogram import Histogram
+from paged_backend.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason, SequenceOutput
+from paged_backend.request import Request, RequestLimits
+from paged_backend.serving.observer import AnswerClock, CallClock, Observer
+from paged_backend.serving.registry import Registry, Series
 
 Read = Callable[[EngineStats], float]
 Table = Mapping[str, tuple[str, Read]]
@@ -27,6 +32,10 @@ GAUGES: Table = {
         "Part of the slots of used KV blocks that hold a token, from 0 to 1",
         lambda s: s.utilization,
     ),
+    "prefix_cache_hit_rate": (
+        "Part of all prompt tokens that was found cached, from 0 to 1",
+        lambda s: s.num_cache_hits / max(1, s.num_prompt_tokens),
+    ),
     "kv_blocks_total": ("KV blocks of the pool", lambda s: s.num_blocks),
     "kv_blocks_used": ("KV blocks in use", lambda s: s.num_used_blocks),
     "kv_blocks_cached": ("Free KV blocks with findable content", lambda s: s.num_cached_blocks),
@@ -46,92 +55,197 @@ COUNTERS: Table = {
     "engine_steps_total": ("Steps of the engine", lambda s: s.num_steps),
 }
 
-PREFIX = "paged_"
+# TensorRT-LLM's gauges: the server's ORCA header and the Gateway API Inference Extension read them.
+_TRTLLM_REQUESTS: dict[str, Read] = {
+    "active": lambda s: s.num_running + s.num_waiting,
+    "scheduled": lambda s: s.num_running,
+    "waiting": lambda s: s.num_waiting,
+}
+_TRTLLM_BLOCKS: dict[str, Read] = {
+    "max": lambda s: s.num_blocks,
+    "free": lambda s: s.num_blocks - s.num_used_blocks,
+    "used": lambda s: s.num_used_blocks,
+    "tokens_per": lambda s: s.block_size,
+    "fraction": lambda s: s.num_used_blocks / s.num_blocks,
+}
+
+_FIRST_TOKEN_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+)
+_GAP_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+)
+_WHOLE_CALL_S = (
+    *(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
+    *(50.0, 60.0, 120.0, 240.0, 480.0),
+)
+_LENGTHS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+_NUM_ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+VLLM_PREFIX = "vllm:"
+
+_FIRST_TOKEN = "time_to_first_token_seconds"
+_GAP = "inter_token_latency_seconds"
+_PER_TOKEN = "request_time_per_output_token_seconds"
+_WHOLE_CALL = "e2e_request_latency_seconds"
+_PROMPT_TOKENS = "request_prompt_tokens"
+_GENERATION_TOKENS = "request_generation_tokens"
+_LONGEST = "request_max_num_generation_tokens"
+_N = "request_params_n"
+_MAX_TOKENS = "request_params_max_tokens"
+
+CALL_HISTOGRAMS = {
+    _FIRST_TOKEN: ("From a call to its first token", _FIRST_TOKEN_S),
+    _GAP: ("From a token to the next of its answer", _GAP_S),
+    _PER_TOKEN: ("Mean time for each token of an answer after its first", _GAP_S),
+    _WHOLE_CALL: ("From a call to its last token", _WHOLE_CALL_S),
+    _PROMPT_TOKENS: ("Prompt tokens of a call", _LENGTHS),
+    _GENERATION_TOKENS: ("Tokens of all answers to a call", _LENGTHS),
+    _LONGEST: ("Tokens of the longest answer to a call", _LENGTHS),
+    _N: ("Answers asked for by a call", _NUM_ANSWERS),
+    _MAX_TOKENS: ("Tokens allowed for each answer to a call, where it says", _LENGTHS),
+}
+
+# 8 values take about 0.2 ms of the sending thread; there is such a moment every few milliseconds.
+_PER_MOMENT = 8
+_HISTOGRAM_INTERVAL_S = 0.5
 
 
-class Registry:
-    """Makes metric families of one prefix; a family ends with its Python object, so it keeps them.
-
-    Args:
-        families: Triton's ``MetricFamily`` class (``triton_python_backend_utils``).
-        labels: model and version.
-    """
-
-    def __init__(self, families: Any, labels: Mapping[str, str], prefix: str) -> None:
-        self._make_family = families
-        self._labels = dict(labels)
-        self._prefix = prefix
-        self._families: dict[str, Any] = {}
-
-    def gauge(self, name: str, help: str) -> Any:
-        """A value that goes up and down."""
-        return self._metric(self._make_family.GAUGE, name, help)
-
-    def counter(self, name: str, help: str, **labels: str) -> Any:
-        """A value that only grows; the same name with other labels is in the same family."""
-        return self._metric(self._make_family.COUNTER, name, help, labels)
-
-    def histogram(self, name: str, help: str, buckets: list[float]) -> Any:
-        """A distribution, by upper bounds of its buckets."""
-        return self._metric(self._make_family.HISTOGRAM, name, help, buckets=buckets)
-
-    def _metric(
-        self, kind: Any, name: str, help: str, labels: Mapping[str, str] | None = None, **more: Any
-    ) -> Any:
-        if name not in self._families:
-            self._families[name] = self._make_family(
-                name=self._prefix + name, description=help, kind=kind
-            )
-        return self._families[name].Metric(labels={**self._labels, **(labels or {})}, **more)
+def stats_series(
+    registry: Registry, prefix: str, gauges: Table, counters: Table
+) -> list[tuple[Series, Read]]:
+    """Gauges and counters of the engine's counts, each with what it shows."""
+    series: list[tuple[Series, Read]] = [
+        (registry.gauge(prefix + name, help), read) for name, (help, read) in gauges.items()
+    ]
+    series += [
+        (registry.counter(prefix + name, help, shared=True), read)
+        for name, (help, read) in counters.items()
+    ]
+    name, help = f"{prefix}request_success_total", "Sequences ended, by reason"
+    series += [
+        (registry.counter(name, help, shared=True, finished_reason=reason), _finished(reason))
+        for reason in FinishReason
+    ]
+    return series
 
 
-class StatsMetrics:
-    """Tables of gauges and counters; used by one thread, since the server's API needs that."""
-
-    def __init__(self, registry: Registry, gauges: Table, counters: Table) -> None:
-        self._gauges = [(registry.gauge(name, help), read) for name, (help, read) in gauges.items()]
-        self._counters = [
-            (registry.counter(name, help), read) for name, (help, read) in counters.items()
-        ]
-        name, help = "request_success_total", "Sequences ended, by reason"
-        for reason in FinishReason:
-            metric = registry.counter(name, help, finished_reason=reason)
-            self._counters.append((metric, _finished(reason)))
-        self._shown: list[float | None] = [None] * len(self._gauges)
-        self._counted: list[float] | None = None  # what each counter shows
-
-    def report(self, stats: EngineStats) -> None:
-        """Publish counts; counters are shared by all instances and go on from where they stand."""
-        for index, (metric, read) in enumerate(self._gauges):
-            value = read(stats)
-            if value != self._shown[index]:
-                metric.set(value)
-                self._shown[index] = value
-        if self._counted is None:
-            self._counted = [metric.value() for metric, _ in self._counters]
-        for index, (metric, read) in enumerate(self._counters):
-            new = read(stats) - self._counted[index]
-            if new > 0:
-                metric.increment(new)
-                self._counted[index] += new
+def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[Series, Read]]:
+    requests = {**_TRTLLM_REQUESTS, "max": lambda _: limits.max_num_seqs}
+    name, help = "nv_trt_llm_request_metrics", "Requests, by state"
+    series: list[tuple[Series, Read]] = [
+        (registry.gauge(name, help, request_type=label), read) for label, read in requests.items()
+    ]
+    name, help = "nv_trt_llm_kv_cache_block_metrics", "KV blocks, by state"
+    series += [
+        (registry.gauge(name, help, kv_cache_block_type=label), read)
+        for label, read in _TRTLLM_BLOCKS.items()
+    ]
+    return series
 
 
 class Metrics(Observer):
-    """The engine's counts under this project's prefix."""
+    """The engine's counts and how long this instance's calls take.
 
-    def __init__(self, families: Any, labels: Mapping[str, str]) -> None:
-        self._registry = Registry(families, labels, PREFIX)
-        self._stats = StatsMetrics(self._registry, GAUGES, COUNTERS)
-        self._up = self._registry.gauge("engine_up", "1 while the engine runs")
-        self._up.set(1)
+    Args:
+        families: Triton's ``MetricFamily`` class.
+        labels: model and version.
+        prefix: what the names begin with.
+        limits: of the loaded model.
+    """
+
+    def __init__(
+        self, families: Any, labels: Mapping[str, str], prefix: str, limits: RequestLimits
+    ) -> None:
+        if prefix == VLLM_PREFIX:  # its dashboards know models by that label
+            labels = {**labels, "model_name": labels["model"]}
+        self._registry = registry = Registry(families, labels)
+        self._series = [
+            *stats_series(registry, prefix, GAUGES, COUNTERS),
+            *_trtllm_series(registry, limits),
+        ]
+        self._up = registry.gauge(f"{prefix}engine_up", "1 while the engine runs")
+        self._up.show(1)
+        self._calls = {name: Histogram(bounds) for name, (_, bounds) in CALL_HISTOGRAMS.items()}
+        self._of_calls = {
+            name: registry.histogram(prefix + name, help, bounds, shared=False)
+            for name, (help, bounds) in CALL_HISTOGRAMS.items()
+        }
+        self._of_engine = {
+            name: registry.histogram(prefix + name, help, bounds, shared=True)
+            for name, (help, bounds) in ENGINE_HISTOGRAMS.items()
+        }
+        self._stats: EngineStats | None = None  # whose histograms are not noted yet
+        self._histograms_due = 0.0
 
     def report(self, stats: EngineStats) -> None:
-        """Publish the counts."""
-        self._stats.report(stats)
+        """Show the counts; those of histograms are noted."""
+        for series, read in self._series:
+            series.show(read(stats))
+        self._stats = stats
 
     def report_dead(self) -> None:
         """Say that the engine has ended."""
-        self._up.set(0)
+        self._up.show(0)
+
+    def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
+        """Note how long these tokens were waited for; several that came together share a wait."""
+        now = time.monotonic()
+        numbers: Numbers[int] = Numbers()
+        for output in outputs:
+            numbers[output.index] += len(output.new_token_ids)
+        for index, number in numbers.items():
+            if number:
+                self._take(clock, index, number, now)
+
+    def report_end(self, clock: CallClock, request: Request) -> None:
+        """Note the size of a call and how long it took."""
+        calls, params = self._calls, request.params
+        calls[_WHOLE_CALL].observe(time.monotonic() - clock.started)
+        calls[_PROMPT_TOKENS].observe(len(request.prompt_token_ids))
+        calls[_GENERATION_TOKENS].observe(clock.num_tokens)
+        calls[_LONGEST].observe(max(answer.num_tokens for answer in clock.answers.values()))
+        calls[_N].observe(params.n)
+        if params.max_tokens is not None:
+            calls[_MAX_TOKENS].observe(params.max_tokens)
+        for answer in clock.answers.values():
+            if answer.seconds_per_token is not None:
+                calls[_PER_TOKEN].observe(answer.seconds_per_token)
+
+    def publish(self, *, idle: bool) -> None:
+        """Pass on a few values, and all of them while nobody waits for a response."""
+        now = time.monotonic()
+        if idle or (now >= self._histograms_due and not self._registry.num_due):
+            self._note_histograms()
+            self._histograms_due = now + _HISTOGRAM_INTERVAL_S
+        self._registry.publish(self._registry.num_due if idle else _PER_MOMENT)
+
+    def _note_histograms(self) -> None:
+        for name, histogram in self._calls.items():
+            self._of_calls[name].note(histogram.counts())
+        if self._stats is not None:
+            for name, counts in self._stats.histograms.items():
+                self._of_engine[name].note(counts)
+            self._stats = None
+
+    def _take(self, clock: CallClock, index: int, number: int, now: float) -> None:
+        answer = clock.answers.get(index)
+        if answer is not None:
+            self._observe_gap((now - answer.latest) / number, number)
+            answer.latest = now
+            answer.num_tokens += number
+            return
+        if not clock.answers:
+            self._observe_first_token(now - clock.started)
+        clock.answers[index] = AnswerClock(now, now, number)
+
+    def _observe_first_token(self, seconds: float) -> None:
+        self._calls[_FIRST_TOKEN].observe(seconds)
+
+    def _observe_gap(self, seconds: float, times: int) -> None:
+        self._calls[_GAP].observe(seconds, times)
 
 
 def _finished(reason: FinishReason) -> Read:

@@ -7,13 +7,14 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.engine_args import read_engine_args
+from paged_backend.engine_args import EngineArgs, read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
 from paged_backend.process.engine_client import connect
+from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
 from paged_backend.serving.deployment import Deployment, has_model_control
 from paged_backend.serving.front_end import Cancelled, FrontEnd
-from paged_backend.serving.metrics import Metrics
+from paged_backend.serving.metrics import VLLM_PREFIX, Metrics
 from paged_backend.serving.observer import Observer
 from paged_backend.serving.parsing import RequestParser
 from paged_backend.serving.triton import (
@@ -146,23 +147,24 @@ def _start_front_end(deployment: Deployment, log: Log) -> FrontEnd:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
     client, ready = connect(args.config, deployment.name, deployment.version, os.getppid())
     tokenizer = load_tokenizer(args.config.tokenizer or ready.model_folder)
-    max_model_len = ready.limits.max_model_len if args.log_stats else None
     front_end = FrontEnd(
         client,
         RequestParser(tokenizer, ready.limits),
         tokenizer,
-        _observer(deployment, max_model_len),
+        _observer(deployment, args, ready.limits),
     )
     front_end.start()
     return front_end
 
 
-def _observer(deployment: Deployment, max_model_len: int | None) -> Observer:
+def _observer(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -> Observer:
     """The metrics that are wanted; one that does nothing where the server has metrics off."""
+    prefix = args.config.metrics_prefix
+    # Under vLLM's prefix there are vllm_backend's names already.
+    both = deployment.report_vllm_metrics and args.log_stats and prefix != VLLM_PREFIX
+    kind = VllmMetrics if both else Metrics
     try:
-        if deployment.report_vllm_metrics and max_model_len is not None:
-            return VllmMetrics(pb_utils.MetricFamily, deployment.labels, max_model_len)
-        return Metrics(pb_utils.MetricFamily, deployment.labels)
+        return kind(pb_utils.MetricFamily, deployment.labels, prefix, limits)
     except pb_utils.TritonModelException as error:
         if "metrics not supported" not in str(error).lower():
             raise

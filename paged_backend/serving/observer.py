@@ -11,12 +11,32 @@ from paged_backend.request import Request
 
 
 @dataclass(slots=True)
+class AnswerClock:
+    """When tokens of one answer arrived, in seconds of the monotonic clock."""
+
+    first: float
+    latest: float
+    num_tokens: int
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Mean time for each token after the first; None where there is none."""
+        if self.num_tokens < 2:
+            return None
+        return (self.latest - self.first) / (self.num_tokens - 1)
+
+
+@dataclass(slots=True)
 class CallClock:
-    """When a call came and when tokens for it arrived, in seconds of the monotonic clock."""
+    """When a call came and when tokens for it arrived."""
 
     started: float = field(default_factory=time.monotonic)
-    latest: dict[int, float] = field(default_factory=dict)  # index of an answer -> its last tokens
-    num_tokens: int = 0  # of all answers
+    answers: dict[int, AnswerClock] = field(default_factory=dict)  # by index
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(answer.num_tokens for answer in self.answers.values())
 
 
 class Observer:
@@ -34,5 +54,5 @@ class Observer:
     def report_end(self, clock: CallClock, request: Request) -> None:
         """A call is answered in full."""
 
-    def publish(self) -> None:
-        """A moment to pass on what has been gathered."""
+    def publish(self, *, idle: bool) -> None:
+        """A moment to pass on what has been gathered, all of it while no call is open."""

@@ -13,7 +13,7 @@ from paged_backend.serving import fields
 from paged_backend.serving.contract import INPUTS, Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.prompts import PromptReader
-from paged_backend.serving.tasks import CANCEL, TaskReader
+from paged_backend.serving.tasks import CANCEL, INSPECT, TaskReader
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import Rule, coerce, from_string, shorten
@@ -90,12 +90,16 @@ class RequestParser:
         Raises:
             InvalidRequest: the other one is not named.
         """
-        if "task" not in tensors or fields.string("task", tensors["task"]) != CANCEL:
+        if not _has_task(tensors, CANCEL):
             return None
         call_id = self.call_id(tensors)
         if call_id is None:
             raise InvalidRequest("call_id", "is missing; it names the call to cancel")
         return call_id
+
+    def wants_inspection(self, tensors: Tensors) -> bool:
+        """Whether the call asks what the engine holds."""
+        return _has_task(tensors, INSPECT)
 
     def parse(self, request_id: str, tensors: Tensors, parameters_json: str) -> ParsedRequest:
         """Check one call.
@@ -152,6 +156,10 @@ def sampling_values(tensors: Tensors, parameters_json: str) -> dict[str, Any]:
         if name in tensors:
             values[name] = fields.elements(name, tensors[name])
     return coerce(SamplingParams, values)
+
+
+def _has_task(tensors: Tensors, task: str) -> bool:
+    return "task" in tensors and fields.string("task", tensors["task"]) == task
 
 
 def _cache_salt(value: object) -> str:

@@ -17,6 +17,7 @@ from paged_backend.validation import shorten
 
 GENERATE = "generate"
 CANCEL = "cancel"  # another call, which is the front-end's to do
+INSPECT = "inspect"  # the engine, which answers itself
 
 
 class TaskReader:
@@ -44,7 +45,7 @@ class TaskReader:
         if task == GENERATE:
             return None
         if task not in self._tasks:
-            known = ", ".join([GENERATE, CANCEL, *self._tasks])
+            known = ", ".join([GENERATE, CANCEL, INSPECT, *self._tasks])
             raise InvalidRequest("task", f"must be one of {known}, got {shorten(task)}")
         return self._tasks[task](tensors)
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from paged_backend.outputs import EngineStats, SequenceOutput
-from paged_backend.request import Request
+from paged_backend.request import Request, RequestLimits
 from paged_backend.serving.allowance import Allowance
 from paged_backend.serving.metrics import (
     VLLM_COUNTERS,
     VLLM_GAUGES,
+    VLLM_PREFIX,
     Metrics,
-    Registry,
-    StatsMetrics,
+    stats_series,
 )
 from paged_backend.serving.observer import CallClock
 
-PREFIX = "vllm:"
 # The server takes one value a call, in 20 microseconds: too much for each token of a busy engine.
 # What is over the rate waits, and what is over the backlog is left out, the oldest first.
 GAPS_PER_S = 1000
@@ -36,65 +34,62 @@ _NUM_ANSWERS = [1.0, 2.0, 5.0, 10.0, 20.0]
 
 
 class VllmMetrics(Metrics):
-    """What :class:`Metrics` shows, and vllm_backend's families besides."""
+    """What :class:`Metrics` shows, and vllm_backend's families besides.
 
-    def __init__(self, families: Any, labels: Mapping[str, str], max_model_len: int) -> None:
-        super().__init__(families, labels)
-        registry = self._vllm_registry = Registry(families, labels, PREFIX)
-        self._vllm_stats = StatsMetrics(registry, VLLM_GAUGES, VLLM_COUNTERS)
-        lengths = list(_one_two_five(max_model_len))
-        self._first_token = registry.histogram(
+    They are the server's own histograms, as there, and so cannot take every gap of a busy engine.
+    """
+
+    def __init__(
+        self, families: Any, labels: Mapping[str, str], prefix: str, limits: RequestLimits
+    ) -> None:
+        super().__init__(families, labels, prefix, limits)
+        self._series += stats_series(self._registry, VLLM_PREFIX, VLLM_GAUGES, VLLM_COUNTERS)
+        lengths = list(_one_two_five(limits.max_model_len))
+        self._first_token = self._observed(
             "time_to_first_token_seconds", "From a call to its first token", _FIRST_TOKEN_S
         )
-        self._gap = registry.histogram(
+        self._gap = self._observed(
             "time_per_output_token_seconds", "From a token to the next of its answer", _GAP_S
         )
-        self._whole_call = registry.histogram(
+        self._whole_call = self._observed(
             "e2e_request_latency_seconds", "From a call to its last token", _WHOLE_CALL_S
         )
-        self._prompt_tokens = registry.histogram(
+        self._prompt_tokens = self._observed(
             "request_prompt_tokens", "Prompt tokens of a call", lengths
         )
-        self._generation_tokens = registry.histogram(
+        self._generation_tokens = self._observed(
             "request_generation_tokens", "Tokens of all answers to a call", lengths
         )
-        self._num_answers = registry.histogram(
+        self._num_answers = self._observed(
             "request_params_n", "Answers asked for by a call", _NUM_ANSWERS
         )
         self._gaps: deque[float] = deque(maxlen=MAX_BACKLOG)
         self._allowance = Allowance(GAPS_PER_S, BURST)
 
-    def report(self, stats: EngineStats) -> None:
-        """Publish the counts under both prefixes."""
-        super().report(stats)
-        self._vllm_stats.report(stats)
-
-    def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
-        """Note how long these tokens were waited for; several that came together share a wait."""
-        now = time.monotonic()
-        if not clock.latest:
-            self._first_token.observe(now - clock.started)
-        numbers: Counter[int] = Counter()
-        for output in outputs:
-            numbers[output.index] += len(output.new_token_ids)
-        for index, number in numbers.items():
-            before = clock.latest.get(index)
-            if before is not None and number:
-                self._gaps.extend([(now - before) / number] * number)
-            clock.latest[index] = now
-            clock.num_tokens += number
-
     def report_end(self, clock: CallClock, request: Request) -> None:
         """Note the size of a call and how long it took."""
+        super().report_end(clock, request)
         self._whole_call.observe(time.monotonic() - clock.started)
         self._prompt_tokens.observe(len(request.prompt_token_ids))
         self._generation_tokens.observe(clock.num_tokens)
         self._num_answers.observe(request.params.n)
 
-    def publish(self) -> None:
+    def publish(self, *, idle: bool) -> None:
         """Pass on as many gaps as the rate allows."""
+        super().publish(idle=idle)
         for _ in range(self._allowance.take(len(self._gaps))):
             self._gap.observe(self._gaps.popleft())
+
+    def _observed(self, name: str, help: str, bounds: list[float]) -> Any:
+        return self._registry.observed(VLLM_PREFIX + name, help, bounds)
+
+    def _observe_first_token(self, seconds: float) -> None:
+        super()._observe_first_token(seconds)
+        self._first_token.observe(seconds)
+
+    def _observe_gap(self, seconds: float, times: int) -> None:
+        super()._observe_gap(seconds, times)
+        self._gaps.extend([seconds] * times)
 
 
 def _one_two_five(limit: int) -> Iterator[float]:

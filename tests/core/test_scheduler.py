@@ -134,6 +134,38 @@ def test_an_abort_frees_blocks_at_once_in_every_state():
     assert engine.scheduler.stats().finished == {"abort": 4}
 
 
+def test_a_stopped_answer_counts_as_stop_and_leaves_its_siblings_running():
+    engine = EngineWithoutModel()
+    engine.add(make_request("r", [1, 2, 3], n=2, max_tokens=20, ignore_eos=True))
+    engine.scheduler.stop_answer("r", 1)  # has not begun: nothing to stop
+    engine.step()
+    engine.scheduler.stop_answer("r", 1)
+    engine.scheduler.check_invariants()
+    assert [seq.index for seq in engine.scheduler.view().sequences] == [0]
+    engine.run()
+    assert engine.scheduler.stats().finished == {"stop": 1, "length": 1}
+    counts = engine.scheduler.stats().histograms["request_inference_time_seconds"]
+    assert counts.cumulative[-1] == 2
+
+
+def test_the_view_names_every_sequence_and_every_findable_block():
+    engine = EngineWithoutModel(max_num_seqs=1)
+    engine.add(make_request("done", range(1, 18), max_tokens=1))
+    engine.run()
+    engine.add(make_request("runs", range(1, 18), max_tokens=9, ignore_eos=True))
+    engine.add(make_request("waits", [4] * 5, max_tokens=9))
+    engine.step()
+    view = engine.scheduler.view()
+    runs, waits = view.sequences
+    assert (runs.request_id, runs.status, waits.status) == ("runs", "running", "waiting")
+    assert (runs.num_prompt_tokens, runs.num_tokens, runs.num_computed_tokens) == (17, 18, 17)
+    assert len(runs.block_ids) == -(-17 // view.block_size) and waits.block_ids == []
+    assert not set(view.cached_block_ids) & set(runs.block_ids)
+    engine.run()
+    stats = engine.scheduler.stats()
+    assert len(engine.scheduler.view().cached_block_ids) == stats.num_cached_blocks > 0
+
+
 def test_stop_tokens_count_only_after_min_tokens():
     engine = EngineWithoutModel()
     free = make_request("free", [5, 6, 7], max_tokens=12, ignore_eos=True)

@@ -1,0 +1,35 @@
+"""Distributions that are counted as they happen, in buckets as Prometheus has them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class HistogramCounts(NamedTuple):
+    """What a histogram has counted until a moment."""
+
+    cumulative: tuple[int, ...]  # values up to each bound; the last one: all values
+    total: float  # their sum
+
+
+class Histogram:
+    """Counts values by upper bounds, which grow; values beyond the last bound have a bucket too."""
+
+    __slots__ = ("_buckets", "_total", "bounds")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._buckets = [0] * (len(self.bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, or several equal ones."""
+        self._buckets[bisect_left(self.bounds, value)] += times
+        self._total += value * times
+
+    def counts(self) -> HistogramCounts:
+        """The counts now."""
+        return HistogramCounts(tuple(accumulate(self._buckets)), self._total)

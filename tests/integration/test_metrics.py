@@ -1,0 +1,262 @@
+"""Every metric of the model at the server's endpoint, moved by a known workload."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from paged_client import Client, InvalidRequest
+
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import RunningServer, start_server
+
+MODEL = "paged_llm"
+NUM_BLOCKS = 100
+BLOCK_BYTES = 98304  # of the demo model, 16 tokens
+OPTIONS = {
+    "model": "demo",
+    "max_num_seqs": 4,
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": (NUM_BLOCKS + 1) * BLOCK_BYTES,
+    "enable_inspect": True,
+}
+PER_CALL = (
+    "time_to_first_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
+)
+PER_ANSWER = (
+    "request_time_per_output_token_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+)
+_SAMPLE = re.compile(r"^((?:paged_|vllm:|nv_trt_llm_)\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+Page = dict[str, float]
+"""Name and labels but model and version, as Prometheus writes them -> value."""
+
+
+def read(server: RunningServer) -> Page:
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+        text = response.read().decode()
+    page: Page = {}
+    for name, labels, value in _SAMPLE.findall(text):
+        pairs = dict(_LABEL.findall(labels))
+        assert (pairs.pop("model"), pairs.pop("version")) == (MODEL, "1")
+        shown = ",".join(f'{label}="{text}"' for label, text in pairs.items())
+        page[name + (f"{{{shown}}}" if shown else "")] = float(value)
+    return page
+
+
+def settled(server: RunningServer) -> Page:
+    """The metrics once nothing is open and the last counts are published."""
+    deadline = time.monotonic() + 10
+    before: Page = {}
+    while time.monotonic() < deadline:
+        page = read(server)
+        if page == before and page["paged_num_requests_running"] == 0:
+            return page
+        before = page
+        time.sleep(0.7)  # longer than a front-end waits for anything to do
+    raise AssertionError("the metrics go on changing")
+
+
+class Growth:
+    """What metrics gained since an earlier page."""
+
+    def __init__(self, before: Page, after: Page) -> None:
+        self._before = before
+        self._after = after
+
+    def __call__(self, name: str) -> float:
+        key = f"paged_{name}"
+        return self._after[key] - self._before[key]
+
+    def histogram(self, name: str, values: list[float]) -> None:
+        """Exactly these values were observed."""
+        prefix = f"paged_{name}_bucket{{"
+        bounds = {k: float(k[len(prefix) + 4 : -2]) for k in self._after if k.startswith(prefix)}
+        assert len(bounds) > 4
+        for key, bound in bounds.items():
+            expected = sum(value <= bound for value in values)
+            assert self._after[key] - self._before[key] == expected, key
+        assert self(f"{name}_sum") == sum(values)
+        assert self(f"{name}_count") == len(values)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    repository: Path = tmp_path_factory.mktemp("metrics")
+    write_model_repository(repository, MODEL, OPTIONS, instances=2)
+    with start_server(repository) as running:
+        yield running
+
+
+@pytest.fixture
+def client(small: RunningServer) -> Iterator[Client]:
+    with Client(small.grpc_url, MODEL, timeout=60) as client:
+        yield client
+
+
+def exactly(num_tokens: int) -> dict[str, object]:
+    return {"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True}
+
+
+def test_all_families_are_there_before_any_call(small):
+    page = settled(small)
+    for name in (*PER_CALL, *PER_ANSWER, "inter_token_latency_seconds", "engine_step_seconds"):
+        assert page[f"paged_{name}_count"] == 0
+        assert page[f'paged_{name}_bucket{{le="+Inf"}}'] == 0
+    assert page["paged_engine_up"] == 1
+    assert page["paged_kv_blocks_total"] == page["paged_kv_blocks_free"] == NUM_BLOCKS
+
+
+def test_counts_and_sizes_are_exact(small, client):
+    before = settled(small)
+    prompt = list(range(100, 200))
+    client.generate(prompt, **exactly(20))
+    client.generate(prompt, **exactly(30))  # 96 of its 100 tokens are cached by now
+    client.generate([7] * 10, n=3, **exactly(5))
+    after = settled(small)
+    grew = Growth(before, after)
+    assert grew("prompt_tokens_total") == grew("prefix_cache_queries_total") == 210
+    assert grew("prefix_cache_hits_total") == 96
+    assert after["paged_prefix_cache_hit_rate"] == pytest.approx(
+        after["paged_prefix_cache_hits_total"] / after["paged_prompt_tokens_total"]
+    )
+    assert grew("generation_tokens_total") == 20 + 30 + 3 * 5
+    assert grew('request_success_total{finished_reason="length"}') == 5
+    assert grew('request_success_total{finished_reason="stop"}') == 0
+    assert grew('request_success_total{finished_reason="abort"}') == 0
+    assert grew("num_preemptions_total") == 0
+    grew.histogram("request_prompt_tokens", [100, 100, 10])
+    grew.histogram("request_generation_tokens", [20, 30, 15])
+    grew.histogram("request_max_num_generation_tokens", [20, 30, 5])
+    grew.histogram("request_params_n", [1, 1, 3])
+    grew.histogram("request_params_max_tokens", [20, 30, 5])
+    # One step for each prompt, whose last token gives the first of the answer; then one a token.
+    steps = [100] + [1] * 19 + [4] + [1] * 29 + [10] + [3] * 4
+    grew.histogram("iteration_tokens_total", steps)
+    grew.histogram("engine_step_sequences", [1] * 51 + [3] * 4)
+    assert grew("engine_steps_total") == grew("engine_step_seconds_count") == 55
+    for name in PER_CALL:
+        assert grew(f"{name}_count") == 3
+    for name in PER_ANSWER:
+        assert grew(f"{name}_count") == 5
+    assert grew("inter_token_latency_seconds_count") == 19 + 29 + 3 * 4
+
+
+def test_times_add_up(small, client):
+    before = settled(small)
+    completion = client.generate([11] * 40, **exactly(50))
+    grew = Growth(before, settled(small))
+    whole, first = grew("e2e_request_latency_seconds_sum"), grew("time_to_first_token_seconds_sum")
+    gaps = grew("inter_token_latency_seconds_sum")
+    assert whole == pytest.approx(first + gaps, abs=2e-3)
+    assert grew("request_time_per_output_token_seconds_sum") == pytest.approx(gaps / 49)
+    engine = grew("request_inference_time_seconds_sum")
+    prefill, decode = (grew(f"request_{part}_time_seconds_sum") for part in ("prefill", "decode"))
+    assert engine == pytest.approx(prefill + decode)
+    queue = grew("request_queue_time_seconds_sum")
+    assert 0 < queue + prefill < first and queue + engine < whole < completion.latency_s
+    assert engine * 0.5 < grew("engine_step_seconds_sum") < whole
+
+
+def test_a_stop_string_counts_as_stop_and_a_cancelled_call_as_abort(small, client):
+    before = settled(small)
+    question = "What does os.getcwd do?"
+    text = client.generate(question, temperature=0, max_tokens=60).text
+    answer = client.generate(question, temperature=0, max_tokens=60, stop=[text[4:8]])
+    assert answer.finish_reason == "stop" and text.startswith(answer.text)
+    stream = client.stream([3] * 20, **exactly(400))
+    next(stream)
+    stream.cancel()
+    grew = Growth(before, settled(small))
+    assert grew('request_success_total{finished_reason="stop"}') == 2
+    assert grew('request_success_total{finished_reason="abort"}') == 1
+    assert grew('request_success_total{finished_reason="length"}') == 0
+    for name in PER_ANSWER:
+        assert grew(f"{name}_count") == 2
+
+
+def test_gauges_under_load(small, client):
+    with ExitStack() as stack:
+        for number in range(6):
+            stack.enter_context(client.stream([20 + number] * 64, **exactly(300)))
+        deadline = time.monotonic() + 5
+        requests = 'nv_trt_llm_request_metrics{request_type="%s"}'
+        while (page := read(small))[requests % "active"] != 6:  # the last one to be shown
+            assert time.monotonic() < deadline
+    assert page["paged_num_requests_running"] == 4
+    assert page["paged_num_requests_waiting"] == 2
+    used = page["paged_kv_blocks_used"]
+    assert 4 * 4 <= used <= 4 * 23
+    assert page["paged_kv_blocks_free"] == NUM_BLOCKS - used
+    assert page["paged_kv_cache_usage_perc"] == pytest.approx(used / NUM_BLOCKS)
+    assert 0.5 < page["paged_kv_cache_utilization_perc"] <= 1
+    assert page[requests % "max"] == 4
+    assert page[requests % "scheduled"] == 4 and page[requests % "waiting"] == 2
+    blocks = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="%s"}'
+    assert page[blocks % "max"] == NUM_BLOCKS and page[blocks % "tokens_per"] == 16
+    assert page[blocks % "used"] == used and page[blocks % "free"] == NUM_BLOCKS - used
+    after = settled(small)
+    assert after["paged_kv_blocks_used"] == after["paged_num_requests_waiting"] == 0
+    assert after["paged_kv_blocks_cached"] > 0
+
+
+def test_preemption_is_counted_and_counts_no_token_twice(small, client):
+    before = settled(small)
+    with ExitStack() as stack:  # 4 x 30 blocks in a pool of 100
+        streams = [
+            stack.enter_context(client.stream([60 + i] * 40, **exactly(440))) for i in range(4)
+        ]
+        assert [sum(chunk.num_output_tokens for chunk in stream) for stream in streams] == [440] * 4
+    grew = Growth(before, settled(small))
+    assert grew("num_preemptions_total") > 0
+    assert grew("generation_tokens_total") == 4 * 440
+    assert grew("prompt_tokens_total") == 4 * 40
+    grew.histogram("request_generation_tokens", [440] * 4)
+    assert grew("iteration_tokens_total_sum") > 4 * (40 + 439)  # something was computed twice
+
+
+def test_inspect_shows_shared_blocks(client):
+    prefix = [5] * 64
+    client.generate(prefix, **exactly(1))
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(client.stream([*prefix, 9, i], **exactly(400))) for i in range(2)
+        ]
+        for stream in streams:
+            next(stream)
+        view = client.inspect()
+    assert (view.block_size, view.num_blocks) == (16, NUM_BLOCKS + 1)
+    first, second = view.sequences
+    assert first.status == second.status == "running"
+    assert first.block_ids[:4] == second.block_ids[:4]
+    assert not set(first.block_ids[4:]) & set(second.block_ids)
+    assert first.num_prompt_tokens == 66 and first.num_tokens > 66
+    assert not set(view.cached_block_ids) & {*first.block_ids, *second.block_ids}
+
+
+def test_inspect_is_off_unless_asked_for_and_prefixes_can_be_chosen(tmp_path):
+    write_model_repository(tmp_path, MODEL, {"model": "demo", "metrics_prefix": "vllm:"}, 1)
+    with start_server(tmp_path) as running, Client(running.grpc_url, MODEL) as client:
+        with pytest.raises(InvalidRequest, match="^task: inspect is off; .* enable_inspect"):
+            client.inspect()
+        client.generate("hello", temperature=0, max_tokens=3)
+        deadline = time.monotonic() + 5
+        name = f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}"}}'
+        while read(running)[name] != 1:
+            assert time.monotonic() < deadline
+        assert not any(key.startswith("paged_") for key in read(running))
