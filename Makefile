@@ -32,7 +32,7 @@ lint: install
 # Runs on the GPU machine's own python3 and installs nothing there; each part takes minutes.
 gpu: gpu-test gpu-kernels gpu-engine gpu-small
 
-gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(PYTHONPATH)
+gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(CURDIR)/loadtest:$(PYTHONPATH)
 gpu-%: RESULTS ?= loadtest/results
 gpu-%: BENCH = python3 -m paged_backend.cli bench decode --load-format dummy --device cuda
 

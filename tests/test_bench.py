@@ -11,7 +11,8 @@ import torch
 from checkpoints import make_checkpoint
 
 from paged_backend.bench.continuous_peer import PeerCase, run_peer, steady_rate
-from paged_backend.bench.decode import Roofline, Target, compilations, device_gaps
+from paged_backend.bench.decode import Roofline, Target, compilations
+from paged_backend.bench.device_trace import device_gaps
 from paged_backend.cli import main
 from paged_backend.models.model_config import load_model_config
 

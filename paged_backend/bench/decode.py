@@ -10,7 +10,6 @@ import gc
 import itertools
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,25 +19,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
 from tqdm import tqdm
 
+from paged_backend.bench.calls import drain, greedy
 from paged_backend.bench.continuous_peer import PeerCase, PeerResult, run_peer
+from paged_backend.bench.device_trace import device_gaps, traced
 from paged_backend.bench.environment import copy_bandwidth, environment
+from paged_backend.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.models.hub import resolve_model
 from paged_backend.models.llama import LlamaModel
 from paged_backend.models.loader import resolve_dtype
 from paged_backend.models.model_config import ModelConfig, load_model_config
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
 
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20
 PREFIX_TOKENS = 2048
-SUFFIX_TOKENS = 32
-PREFIX_REPEATS = 5
 # Of the batches at the shortest context, the one nearest to it is traced, and is the peer's.
 REFERENCE_BATCH = 32
 PEER_MAX_SECONDS = 120.0  # half of it for imports and the model
@@ -92,21 +89,6 @@ class DecodeRow:
 
 
 HEADER = "context  batch    tokens/s   step ms  roofline ms of roofline"
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixFigures:
-    """Time to the first token of a prompt, with its beginning in the cache and without."""
-
-    prefix_tokens: int
-    suffix_tokens: int
-    ttft_ms_without: float
-    ttft_ms_cached: float
-
-    @property
-    def speedup(self) -> float:
-        """Times faster with the cache."""
-        return self.ttft_ms_without / self.ttft_ms_cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,20 +261,8 @@ class DecodeBench:
                 yield self._time_steps(context, batch_size)
 
     def time_prefix(self) -> PrefixFigures | None:
-        """Medians over prompts of which each is asked for twice, with different ends."""
-        block_size = self._config.block_size
-        room = self._engine.limits.max_model_len - SUFFIX_TOKENS - 1
-        length = min(PREFIX_TOKENS, room) // block_size * block_size
-        if not self._config.enable_prefix_caching or length <= 0:
-            return None
-        without: list[float] = []
-        cached: list[float] = []
-        for _ in range(PREFIX_REPEATS):
-            prefix = self._tokens(1, length)[0]
-            for times in (without, cached):
-                times.append(self._time_first_token(prefix + self._tokens(1, SUFFIX_TOKENS)[0]))
-        medians = statistics.median(without) * 1e3, statistics.median(cached) * 1e3
-        return PrefixFigures(length, SUFFIX_TOKENS, *medians)
+        """The gain of a cached prefix."""
+        return time_prefix(self._engine, self._config, PREFIX_TOKENS, self._rng)
 
     def trace_idle(self, context: int, batch_size: int) -> IdleShare | None:
         """Trace steps of a batch that fits; None without a GPU."""
@@ -300,26 +270,12 @@ class DecodeBench:
             return None
         with self._decoding(context, batch_size):
             try:
-                gaps = device_gaps(self._trace_steps())
+                events = traced(self._engine.step, warm_up=WARM_UP_STEPS, num_steps=TRACED_STEPS)
             except (RuntimeError, AssertionError, ValueError) as error:
                 print(f"no trace: {error}")  # not every machine lets its device be traced
                 return None
+        gaps = device_gaps(events)
         return None if gaps is None else IdleShare(batch_size, context, *gaps)
-
-    def _trace_steps(self) -> list[dict[str, Any]]:
-        """Events of the device's Chrome trace of `TRACED_STEPS` steps."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            with profile(
-                activities=[ProfilerActivity.CUDA],
-                schedule=schedule(wait=0, warmup=WARM_UP_STEPS, active=TRACED_STEPS, repeat=1),
-                on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
-            ) as profiler:
-                for _ in range(WARM_UP_STEPS + TRACED_STEPS):
-                    self._engine.step()
-                    profiler.step()
-            events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-        return events
 
     def _misfit(self, context: int, batch_size: int) -> str | None:
         """Why the batch cannot decode all at once, if it cannot."""
@@ -361,7 +317,7 @@ class DecodeBench:
         finally:
             for name in names:
                 engine.abort_request(name)
-            self._drain()
+            drain(engine)
 
     def _time_steps(self, context: int, batch_size: int) -> DecodeRow:
         """Time the steps of a batch that is decoding."""
@@ -389,25 +345,10 @@ class DecodeBench:
             ),
         )
 
-    def _time_first_token(self, tokens: list[int]) -> float:
-        started = time.perf_counter()
-        name = self._submit(tokens)
-        while not self._engine.step():
-            pass
-        seconds = time.perf_counter() - started
-        self._engine.abort_request(name)
-        self._drain()
-        return seconds
-
     def _submit(self, tokens: list[int]) -> str:
         self._num_requests += 1
-        params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-        self._engine.add_request(Request(str(self._num_requests), tokens, params))
+        self._engine.add_request(greedy(str(self._num_requests), tokens))
         return str(self._num_requests)
-
-    def _drain(self) -> None:
-        while self._engine.has_unfinished:
-            self._engine.step()
 
     def _tokens(self, rows: int, columns: int) -> list[list[int]]:
         vocab_size = self._engine.limits.vocab_size
@@ -492,33 +433,6 @@ def compilations(device: torch.device) -> Iterator[list[str] | None]:
         yield names
     finally:
         knobs.runtime.jit_post_compile_hook = before
-
-
-def device_gaps(events: Iterable[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """Parts of a Chrome trace's span with nothing on the device: between launches, within one.
-
-    All kernels of a CUDA graph's replay belong to one launch. None if the trace has no device work.
-    """
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    work = sorted(
-        (event["ts"], event["ts"] + event["dur"], event["args"].get("correlation", 0))
-        for event in events
-        if event.get("ph") == "X" and event.get("cat") in kinds
-    )
-    if not work:
-        return None
-    between = within = 0.0
-    first, busy_until, last_launch = work[0]
-    for start, end, launch in work[1:]:
-        gap = max(0.0, start - busy_until)
-        if launch == last_launch:
-            within += gap
-        else:
-            between += gap
-        if end > busy_until:
-            busy_until, last_launch = end, launch
-    span = busy_until - first
-    return between / span, within / span
 
 
 def _reference(rows: Iterable[DecodeRow]) -> DecodeRow | None:

@@ -1,34 +1,23 @@
-"""The circumstances that a figure depends on besides the engine's code."""
+"""The circumstances that a figure of the engine depends on, and what its device can do."""
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
-import subprocess
 import time
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
+from paged_loadtest.machine import circumstances, output_of
 
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
 _COPIES = 20  # timed; as many before them bring the memory's clock up
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Date, code, machine and versions; `GIT_COMMIT` names the code where git cannot."""
-    commit = os.environ.get("GIT_COMMIT") or _output_of(
-        "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"
-    )
+    """Date, code, machine and versions."""
     return {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": commit or "unknown",
-        **_device(device),
-        "cores": str(os.cpu_count()),
+        **circumstances(_PACKAGES),
+        **_gpu(device),
         "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        **_versions(),
     }
 
 
@@ -70,38 +59,12 @@ def _copy_seconds(target: torch.Tensor, source: torch.Tensor) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _device(device: torch.device) -> dict[str, str]:
+def _gpu(device: torch.device) -> dict[str, str]:
     if device.type == "cpu":
-        return {"device": _cpu_name()}
-    driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        return {}
+    driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "device": torch.cuda.get_device_name(device),
         "driver": driver.partition("\n")[0] or "unknown",
         "cuda": str(torch.version.cuda),
     }
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
-
-
-def _output_of(*command: str) -> str:
-    """What a command prints; nothing where it fails or is not installed."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -16,29 +16,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from paged_loadtest.request import Request
+from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from paged_backend.bench.calls import drain, greedy, prompt_ids
 from paged_backend.bench.environment import environment
-from paged_backend.bench.trace import TraceRequest, make_trace, read_trace
+from paged_backend.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.bench.transformers_peer import TransformersPeer
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.models.hub import resolve_model
 from paged_backend.outputs import SequenceOutput
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
 
 PREFIX_TOKENS = 448
-SUFFIX_TOKENS = 32
-PREFIX_REPEATS = 5
+WARM_UP_SEED = 2**31  # unlike those that people choose
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What the engine did with the trace."""
+    """What the engine did with the workload."""
 
     seconds: float
     output_tokens_per_s: float
@@ -57,14 +58,14 @@ class OfflineReport:
     """The figures of one run and the circumstances that they hold for."""
 
     model: str
+    workload: dict[str, Any]
     concurrency: int
     num_requests: int
     prompt_tokens: int
     output_tokens: int
     engine: EngineFigures
     peer_output_tokens_per_s: float | None
-    ttft_ms_without_cache: float
-    ttft_ms_with_cached_prefix: float
+    prefix: PrefixFigures | None  # None: prefix caching is off
     environment: dict[str, str]
 
     @property
@@ -73,11 +74,6 @@ class OfflineReport:
         if self.peer_output_tokens_per_s is None:
             return None
         return self.engine.output_tokens_per_s / self.peer_output_tokens_per_s
-
-    @property
-    def cached_ttft_ratio(self) -> float:
-        """Time to first token with a cached prefix over the time without."""
-        return self.ttft_ms_with_cached_prefix / self.ttft_ms_without_cache
 
     def print(self) -> None:
         """Write a table to the terminal."""
@@ -88,10 +84,7 @@ class OfflineReport:
 
     def save(self, path: Path) -> None:
         """Write everything as JSON."""
-        values = asdict(self) | {
-            "speedup": self.speedup,
-            "cached_ttft_ratio": self.cached_ttft_ratio,
-        }
+        values = asdict(self) | {"speedup": self.speedup}
         path.write_text(json.dumps(values, indent=2) + "\n")
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -108,10 +101,15 @@ class OfflineReport:
             yield "step time outside the model", f"{engine.outside_model_share:.2%}"
         yield "KV utilisation", f"{engine.kv_utilization:.2%} of allocated slots"
         yield "preemptions", str(engine.num_preemptions)
-        yield (
-            f"TTFT with {PREFIX_TOKENS} of {PREFIX_TOKENS + SUFFIX_TOKENS} tokens cached",
-            f"{self.ttft_ms_with_cached_prefix:.1f} ms, {self.cached_ttft_ratio:.3f} of "
-            f"{self.ttft_ms_without_cache:.1f} ms without",
+        if self.prefix is not None:
+            yield self._prefix_row(self.prefix)
+
+    def _prefix_row(self, prefix: PrefixFigures) -> tuple[str, str]:
+        length = prefix.prefix_tokens + prefix.suffix_tokens
+        return (
+            f"TTFT with {prefix.prefix_tokens} of {length} tokens cached",
+            f"{prefix.ttft_ms_cached:.1f} ms, {1 / prefix.speedup:.3f} of "
+            f"{prefix.ttft_ms_without:.1f} ms without",
         )
 
 
@@ -129,49 +127,52 @@ class OfflineBench:
         self._folder = resolve_model(self._config.model)
         self._engine = Engine(self._config, self._folder)
 
-    def run(
-        self, *, trace: Path | None, num_prompts: int, concurrency: int, peer: bool
-    ) -> OfflineReport:
-        """Measure the trace, the peer on the same trace, and the gain of a cached prefix."""
-        vocab_size = self._engine.limits.vocab_size
-        requests = (
-            read_trace(trace)
-            if trace is not None
-            else make_trace(num_prompts, vocab_size, self._config.seed)
-        )
-        self._check(requests)
-        self._warm_up(vocab_size)
-        figures = self._run_trace(requests, concurrency)
-        without, cached = self._time_prefix(vocab_size)
+    def run(self, workload: WorkloadOptions, *, concurrency: int, peer: bool) -> OfflineReport:
+        """Measure the workload, the peer on the same, and the gain of a cached prefix.
+
+        Raises:
+            ConfigError: the workload cannot be made, or does not fit the model.
+        """
+        requests = make_requests(workload, self._material())
+        self._warm_up()
+        figures = self._run_requests(requests, concurrency)
+        rng = np.random.default_rng(self._config.seed)
+        prefix = time_prefix(self._engine, self._config, PREFIX_TOKENS, rng)
         rate = self._run_peer(requests, concurrency) if peer else None
         return OfflineReport(
             model=self._folder.name,
+            workload=asdict(workload),
             concurrency=concurrency,
             num_requests=len(requests),
-            prompt_tokens=sum(len(r.prompt_token_ids) for r in requests),
-            output_tokens=sum(r.max_tokens for r in requests),
+            prompt_tokens=sum(len(request.prompt) for request in requests),
+            output_tokens=sum(request.max_tokens for request in requests),
             engine=figures,
             peer_output_tokens_per_s=rate,
-            ttft_ms_without_cache=without * 1e3,
-            ttft_ms_with_cached_prefix=cached * 1e3,
+            prefix=prefix,
             environment=environment(self._engine.runner.device),
         )
 
-    def _check(self, requests: list[TraceRequest]) -> None:
-        for request in requests:
-            self._engine.limits.check(request.prompt_token_ids, _params(request.max_tokens))
+    def _material(self) -> Material:
+        limits = self._engine.limits
+        tokenizer = self._config.tokenizer or str(self._folder)
+        return Material(limits.vocab_size, limits.max_model_len, tokenizer)
 
-    def _warm_up(self, vocab_size: int) -> None:
-        for index, request in enumerate(make_trace(4, vocab_size, seed=2**31)):
-            self._submit(f"warm-up-{index}", TraceRequest(request.prompt_token_ids, 8))
-        while self._engine.has_unfinished:
-            self._engine.step()
+    def _warm_up(self) -> None:
+        half = self._engine.limits.max_model_len // 2
+        options = WorkloadOptions(
+            num_prompts=4,
+            seed=WARM_UP_SEED,
+            input_len=str(min(half, 256)),
+            output_len=str(min(half, 8)),
+        )
+        for index, request in enumerate(make_requests(options, self._material())):
+            self._submit(f"warm-up-{index}", request)
+        drain(self._engine)
 
-    def _submit(self, name: str, request: TraceRequest) -> None:
-        params = _params(request.max_tokens)
-        self._engine.add_request(Request(name, request.prompt_token_ids, params))
+    def _submit(self, name: str, request: Request) -> None:
+        self._engine.add_request(greedy(name, prompt_ids(request), request.max_tokens))
 
-    def _run_trace(self, requests: list[TraceRequest], concurrency: int) -> EngineFigures:
+    def _run_requests(self, requests: list[Request], concurrency: int) -> EngineFigures:
         engine, total = self._engine, sum(r.max_tokens for r in requests)
         before, model_before = engine.stats(), engine.runner.model_seconds
         clock = StepClock()
@@ -201,24 +202,7 @@ class OfflineBench:
             median_itl_ms=statistics.median(clock.itl or [0.0]) * 1e3,
         )
 
-    def _time_prefix(self, vocab_size: int) -> tuple[float, float]:
-        """Median seconds to the first token of a prompt, and of another with the same prefix."""
-        without: list[float] = []
-        cached: list[float] = []
-        length = 2 * SUFFIX_TOKENS + PREFIX_TOKENS
-        for repeat in range(PREFIX_REPEATS):
-            tokens = [(repeat * 7919 + i * 31 + 17) % vocab_size for i in range(length)]
-            prefix = tokens[:PREFIX_TOKENS]
-            suffixes = tokens[PREFIX_TOKENS:-SUFFIX_TOKENS], tokens[-SUFFIX_TOKENS:]
-            for times, suffix in zip((without, cached), suffixes, strict=True):
-                self._submit(f"prefix-{repeat}", TraceRequest(prefix + suffix, 1))
-                started = time.perf_counter()
-                while self._engine.has_unfinished:
-                    self._engine.step()
-                times.append(time.perf_counter() - started)
-        return statistics.median(without), statistics.median(cached)
-
-    def _run_peer(self, requests: list[TraceRequest], concurrency: int) -> float:
+    def _run_peer(self, requests: list[Request], concurrency: int) -> float:
         peer = TransformersPeer(self._folder, self._config, self._engine.runner.device)
         return peer.output_tokens_per_s(requests, concurrency)
 
@@ -262,7 +246,3 @@ class StepClock:
 def _rest(before: float | None, after: float | None, total: float) -> float | None:
     """The share of `total` seconds that did not pass between two readings of a clock."""
     return None if before is None or after is None else 1 - (after - before) / total
-
-
-def _params(max_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

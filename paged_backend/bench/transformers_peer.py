@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from paged_loadtest.request import Request
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paged_backend.bench.trace import TraceRequest
+from paged_backend.bench.calls import prompt_ids
 from paged_backend.config import EngineConfig
 from paged_backend.models.loader import resolve_dtype
 from paged_backend.models.model_config import load_model_config
@@ -26,9 +28,9 @@ class TransformersPeer:
         self._model.generation_config.pad_token_id = 0
         self._device = device
 
-    def output_tokens_per_s(self, requests: list[TraceRequest], batch_size: int) -> float:
+    def output_tokens_per_s(self, requests: list[Request], batch_size: int) -> float:
         """Run the requests in batches, in their order; counts only tokens that were asked for."""
-        self._generate([TraceRequest(r.prompt_token_ids, 2) for r in requests[:2]])
+        self._generate([replace(request, max_tokens=2) for request in requests[:2]])
         total = sum(request.max_tokens for request in requests)
         started = time.perf_counter()
         with tqdm(total=total, unit="token", desc="transformers", leave=False, disable=None) as bar:
@@ -39,12 +41,12 @@ class TransformersPeer:
         return total / (time.perf_counter() - started)
 
     @torch.inference_mode()
-    def _generate(self, batch: list[TraceRequest]) -> None:
-        longest = max(len(request.prompt_token_ids) for request in batch)
+    def _generate(self, batch: list[Request]) -> None:
+        longest = max(len(request.prompt) for request in batch)
         ids = torch.zeros(len(batch), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for row, request in enumerate(batch):  # decoders are padded on the left
-            prompt = torch.tensor(request.prompt_token_ids)
+            prompt = torch.tensor(prompt_ids(request))
             ids[row, -len(prompt) :] = prompt
             mask[row, -len(prompt) :] = 1
         self._model.generate(

@@ -1,0 +1,8 @@
+"""What is sent to a server: requests made by a recipe and a seed, or read from a file."""
+
+from __future__ import annotations
+
+from paged_loadtest.workloads.making import make_requests
+from paged_loadtest.workloads.options import Material, WorkloadOptions
+
+__all__ = ["Material", "WorkloadOptions", "make_requests"]
