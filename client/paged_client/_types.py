@@ -58,7 +58,7 @@ class ModelInfo:
 class SequenceView:
     """One answer that the engine has under way; a block in several of these is shared."""
 
-    request_id: str
+    request_id: str  # a digest of it, equal for the answers of one request
     index: int  # which of the request's n answers
     status: str  # waiting or running
     num_prompt_tokens: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import threading
 from collections import defaultdict, deque
@@ -210,7 +211,7 @@ class FrontEnd:
     def _show(self, request_id: str, view: EngineView) -> None:
         sender = self._close(request_id)
         if sender is not None:
-            sender.send({"text_output": as_strings([json.dumps(asdict(view))])}, True)
+            sender.send({"text_output": as_strings([_view_json(view)])}, True)
 
     def _cancel_if_asked(self, request_id: str) -> None:
         with self._lock:
@@ -239,6 +240,15 @@ class FrontEnd:
     def _fail_all(self, error: Exception) -> None:
         for request_id in [*self._open, *self._inspecting]:
             self._end(request_id, error)
+
+
+def _view_json(view: EngineView) -> str:
+    """A view for outsiders: who knows the id of a request can cancel it, so they get a digest."""
+    values = asdict(view)
+    for entry in values["sequences"]:
+        digest = hashlib.blake2b(entry["request_id"].encode(), digest_size=5)
+        entry["request_id"] = digest.hexdigest()
+    return json.dumps(values)
 
 
 def _portions(steps: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:

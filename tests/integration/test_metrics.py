@@ -242,6 +242,7 @@ def test_inspect_shows_shared_blocks(client):
         view = client.inspect()
     assert (view.block_size, view.num_blocks) == (16, NUM_BLOCKS + 1)
     first, second = view.sequences
+    assert first.request_id != second.request_id and len(first.request_id) == 10
     assert first.status == second.status == "running"
     assert first.block_ids[:4] == second.block_ids[:4]
     assert not set(first.block_ids[4:]) & set(second.block_ids)

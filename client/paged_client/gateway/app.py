@@ -206,6 +206,7 @@ async def _model_card(servers: Fleet, model: str) -> dict[str, Any]:
         "created": _STARTED_AT,
         "owned_by": "paged-backend",
         "max_model_len": info.max_model_len,
+        "vocab_size": info.vocab_size,
     }
 
 

@@ -1,0 +1,58 @@
+"""What to watch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paged_backend.errors import ConfigError
+from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
+
+METRICS_PORT = 8002  # Triton's
+_ADDRESS = re.compile(r"[^/\s]+:\d+")
+
+
+def refuse(name: str, problem: str) -> ConfigError:
+    """The error for an option that cannot be used."""
+    return ConfigError(f"option {name} {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopOptions:
+    """Options of ``paged-backend top``.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    url: str = checked("127.0.0.1:8001", Rule(str), "the server's gRPC address")
+    metrics_url: str | None = checked(
+        None,
+        Rule(str, optional=True),
+        f"the server's metrics page; default: http://HOST:{METRICS_PORT}/metrics of the same host",
+    )
+    model: str = checked("paged_llm", Rule(str), "served model name")
+    interval: float = checked(1.0, Rule(float, 0.1, 60), "seconds from one look to the next")
+
+    def __post_init__(self) -> None:
+        check_fields(self, refuse)
+        if not _ADDRESS.fullmatch(self.url):
+            raise refuse("url", f"must be host:port of a gRPC endpoint, got {shorten(self.url)}")
+
+    @property
+    def metrics_page(self) -> str:
+        """Where the metrics are."""
+        if self.metrics_url is not None:
+            return self.metrics_url
+        return f"http://{self.url.rpartition(':')[0]}:{METRICS_PORT}/metrics"
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> TopOptions:
+        """Build from names and values of unknown origin.
+
+        Raises:
+            ConfigError: a name is unknown or a value is not allowed.
+        """
+        return from_mapping(cls, values, refuse)

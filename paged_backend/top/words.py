@@ -1,0 +1,62 @@
+"""Numbers, curves and lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paged_loadtest.scrape import Histogram
+from rich.text import Text
+
+NOTHING = "-"
+QUIET = "bright_black"
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def count(value: float | None) -> str:
+    """A whole number."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def decimal(value: float | None) -> str:
+    """A number with two digits at least."""
+    if value is None:
+        return NOTHING
+    places = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
+    return f"{value:,.{places}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time with its unit."""
+    if seconds is None:
+        return NOTHING
+    return f"{decimal(seconds)} s" if seconds >= 1 else f"{decimal(seconds * 1e3)} ms"
+
+
+def percent(part: float | None) -> str:
+    """A part of one."""
+    if part is None:
+        return NOTHING
+    return f"{part:.1%}" if 0 < part < 0.1 else f"{part:.0%}"
+
+
+def quantile(histogram: Histogram | None, q: float) -> str:
+    """A time that the part ``q`` of the observations does not exceed."""
+    seconds = histogram.quantile(q) if histogram is not None else None
+    if histogram is not None and seconds == math.inf:
+        return f">{duration(histogram.bounds[-2])}"
+    return duration(seconds)
+
+
+def curve(values: Sequence[float], width: int) -> str:
+    """The last ``width`` values as columns, the highest of them full."""
+    shown = values[-width:]
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return _LEVELS[0] * len(shown)
+    return "".join(_LEVELS[round(value / top * (len(_LEVELS) - 1))] for value in shown)
+
+
+def line(*parts: str | Text | tuple[str, str]) -> Text:
+    """Parts, some with a style, on one line that ends where the screen does."""
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
