@@ -7,9 +7,13 @@ from pathlib import Path
 
 from paged_backend.launch.ports import Endpoints
 from paged_backend.launch.server_files import ServerFiles
+from paged_backend.launch.server_version import server_is_from
 
 EXIT_TIMEOUT_S = 30  # for requests in flight when the server is told to stop
 _CLOSED_APIS = "shared-memory,trace,logging"
+# Responses of one stream that wait for a slow reader. Without a bound they fill the memory; once it
+# is reached the reader holds up the others of its model. Hardly any answer has more than these.
+_MAX_WAITING_RESPONSES = 2**17
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -39,6 +43,10 @@ def server_command(
     }
     if files.backend_directory is not None:
         flags["backend-directory"] = files.backend_directory
+    if server_is_from(2, 56):  # release 25.03
+        flags["grpc-max-response-pool-size"] = _MAX_WAITING_RESPONSES
+    if server_is_from(2, 69):  # release 26.05; the restriction above closes it in older ones
+        flags["allow-client-shm"] = "false"
     if not _NVIDIA_DRIVER.exists():
         # Without a driver the search for devices only writes an error to stderr.
         flags["allow-gpu-metrics"] = "false"

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from paged_backend.launch.server_version import server_is_from
+
 # How many responses of the model may wait for the step after it, and how many calls for the model:
 # far more than run at once, and a bound to what can pile up before a step that hangs.
 MAX_INFLIGHT_REQUESTS = 1024
@@ -148,8 +150,7 @@ def pipeline_models(llm: str, prefix: str, *, bounded: bool) -> list[PipelineMod
 
 def knows_the_bound(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether this is an image of NVIDIA's whose server knows ``max_inflight_requests``."""
-    version = variables.get("TRITON_SERVER_VERSION", "0").split(".")[:2]
-    return all(map(str.isdecimal, version)) and tuple(map(int, version)) >= _KNOWS_THE_BOUND
+    return server_is_from(*_KNOWS_THE_BOUND, variables)
 
 
 def _python(parameters: Mapping[str, str], comment: str = "", lines: Sequence[str] = ()) -> str:

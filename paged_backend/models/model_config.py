@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from paged_backend.errors import ConfigError
 from paged_backend.models.config_file import ConfigFile
-from paged_backend.models.registry import Architecture, Biases, Windows, find_architecture
 from paged_backend.models.rope import Rope, read_rope
+from paged_backend.models.shape import Shape, read_dtype, read_shape
 from paged_backend.validation import shorten
 
 DTYPES = {
@@ -20,34 +19,13 @@ DTYPES = {
     "float16": torch.float16,
 }
 
-# Settings that change the result and that the decoder lacks, each with the values that mean "off".
-_OFF: dict[str, tuple[Any, ...]] = {
-    "hidden_act": (None, "silu"),
-    "quantization_config": (None,),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "is_encoder_decoder": (None, False),
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Sizes and variants of one decoder."""
+class ModelConfig(Shape):
+    """Sizes and variants of one decoder, and the numbers that it computes with."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int  # tokens of prompt and output that the model was made for
     rms_norm_eps: float
     rope: Rope
-    tied_embeddings: bool  # the output layer's weight is the embedding's
-    biases: Biases
-    qk_norm: bool  # queries and keys are normalised head by head
-    windows: Windows  # [num_layers]
     dtype: torch.dtype  # of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
 
@@ -61,63 +39,14 @@ def load_model_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise ConfigError(f"model folder {folder} does not exist")
     config = ConfigFile.read(folder / "config.json")
-    architecture = find_architecture(config)
-    for key, off in _OFF.items():
-        if config.value(key) not in off:
-            raise config.error(key, f"is {shorten(config.value(key))}, which is not supported")
-    num_heads = config.integer("num_attention_heads")
-    head_dim = _head_dim(config, architecture, num_heads)
-    num_layers = config.integer("num_hidden_layers")
-    max_positions = config.integer("max_position_embeddings")
-    vocab_size = config.integer("vocab_size")
+    shape = read_shape(config)
     return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(config, num_heads),
-        head_dim=head_dim,
-        max_position_embeddings=max_positions,
+        **{spec.name: getattr(shape, spec.name) for spec in fields(shape)},
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, head_dim, max_positions),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
-        biases=architecture.biases(config),
-        qk_norm=architecture.qk_norm,
-        windows=architecture.windows(config, num_layers),
-        dtype=_dtype(config),
-        eos_token_ids=_eos_token_ids(folder, config, vocab_size),
+        rope=read_rope(config, shape.head_dim, shape.max_position_embeddings),
+        dtype=DTYPES[read_dtype(config)],
+        eos_token_ids=_eos_token_ids(folder, config, shape.vocab_size),
     )
-
-
-def _head_dim(config: ConfigFile, architecture: Architecture, num_heads: int) -> int:
-    hidden_size = config.integer("hidden_size")
-    default = architecture.head_dim
-    if default is None:
-        if config.value("head_dim") is None and hidden_size % num_heads:
-            raise config.error(
-                "num_attention_heads", f"({num_heads}) must divide hidden_size ({hidden_size})"
-            )
-        default = hidden_size // num_heads
-    head_dim = config.integer("head_dim", default)
-    if head_dim % 2:
-        raise config.error("head_dim", f"must be even, got {head_dim}")
-    return head_dim
-
-
-def _num_kv_heads(config: ConfigFile, num_heads: int) -> int:
-    num_kv_heads = config.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise config.error(
-            "num_key_value_heads",
-            f"({num_kv_heads}) must divide num_attention_heads ({num_heads})",
-        )
-    return num_kv_heads
-
-
-def _dtype(config: ConfigFile) -> torch.dtype:
-    key = "dtype" if "dtype" in config else "torch_dtype"
-    return DTYPES[config.text(key, "float32", DTYPES)]
 
 
 def _eos_token_ids(folder: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

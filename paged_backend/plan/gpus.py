@@ -1,0 +1,109 @@
+"""The GPUs to plan for: what their makers promise, without sparsity."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paged_backend.errors import ConfigError
+from paged_backend.validation import shorten
+
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device."""
+
+    name: str
+    memory_mib: int  # as nvidia-smi reports it; the figure in the name is larger or smaller
+    bandwidth_gb_s: float  # 10^9 bytes
+    tflops: Mapping[str, float]  # dense, by dtype of what is multiplied
+    source: str
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of the device's memory."""
+        return self.memory_mib * MIB
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What the memory gives."""
+        return self.bandwidth_gb_s * 1e9
+
+    def flops_per_s(self, dtype: str) -> float:
+        """Where the device has no unit for it, the numbers are widened to bfloat16 first."""
+        return self.tflops.get(dtype, self.tflops["bfloat16"]) * 1e12
+
+
+# Data sheets print tensor-core figures with sparsity from Hopper on: half of that is here. float32
+# is the plain rate, as torch does not use TF32 unless told to.
+_TABLE: tuple[tuple[str, int, float, float, float, float, float | None, str], ...] = (
+    # name, MiB, GB/s, TFLOP/s of float32, bfloat16, int8 and fp8, where from
+    ("a100-40gb", 40960, 1555, 19.5, 312, 624, None, "NVIDIA A100 data sheet, SXM 40 GB"),
+    ("a100-80gb", 81920, 2039, 19.5, 312, 624, None, "NVIDIA A100 data sheet, SXM 80 GB"),
+    ("h100-sxm", 81559, 3350, 67, 989.5, 1979, 1979, "NVIDIA H100 data sheet, SXM"),
+    ("h100-pcie", 81559, 2000, 51, 756.5, 1513, 1513, "NVIDIA H100 data sheet of 2022, PCIe"),
+    ("h100-nvl", 95830, 3900, 60, 835.5, 1670.5, 1670.5, "NVIDIA H100 NVL data sheet"),
+    ("h200", 143771, 4800, 67, 989.5, 1979, 1979, "NVIDIA H200 data sheet, SXM"),
+    ("b200", 183359, 8000, 75, 2250, 4500, 4500, "NVIDIA HGX and DGX B200 data sheets, an eighth"),
+    ("l40s", 46068, 864, 91.6, 362, 733, 733, "NVIDIA L40S data sheet"),
+    ("l4", 23034, 300, 30.3, 121, 242.5, 242.5, "NVIDIA L4 data sheet"),
+    ("a10", 23028, 600, 31.2, 125, 250, None, "NVIDIA A10 data sheet"),
+)
+
+
+def _gpu(
+    name: str,
+    memory_mib: int,
+    bandwidth_gb_s: float,
+    float32: float,
+    bfloat16: float,
+    int8: float,
+    fp8: float | None,
+    source: str,
+) -> Gpu:
+    rates = {"float32": float32, "bfloat16": bfloat16, "int8": int8, "fp8": fp8}
+    tflops = {dtype: rate for dtype, rate in rates.items() if rate is not None}
+    return Gpu(name, memory_mib, bandwidth_gb_s, tflops, source)
+
+
+GPUS = {row[0]: _gpu(*row) for row in _TABLE}
+_ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm"}
+
+
+def find_gpu(text: str) -> Gpu:
+    """A GPU of the table, or one described as NAME=GIB:GB/S:TFLOPS.
+
+    Raises:
+        ConfigError: neither; the message names the nearest in the table.
+    """
+    if "=" in text:
+        return _described(text)
+    name = text.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
+    gpu = GPUS.get(_ALIASES.get(name, name))
+    if gpu is None:
+        near = difflib.get_close_matches(name, [*GPUS, *_ALIASES], n=1)
+        hint = f"did you mean {near[0]}? Known" if near else "known"
+        raise ConfigError(
+            f"--gpu: {shorten(text)} is not known; {hint}: {', '.join(GPUS)}, or describe one as "
+            "NAME=GIB:GB/S:TFLOPS, such as mine=24:1008:165"
+        )
+    return gpu
+
+
+def _described(text: str) -> Gpu:
+    name, _, figures = text.partition("=")
+    try:
+        memory, bandwidth, tflops = (float(figure) for figure in figures.split(":"))
+    except ValueError:
+        memory = bandwidth = tflops = math.nan
+    if not name or not all(0 < figure < math.inf for figure in (memory, bandwidth, tflops)):
+        raise ConfigError(
+            "--gpu: must be NAME=GIB:GB/S:TFLOPS with three numbers above 0, such as "
+            f"mine=24:1008:165; got {shorten(text)}"
+        )
+    rates = dict.fromkeys(("float32", "bfloat16", "fp8", "int8"), tflops)
+    return Gpu(name, round(memory * GIB / MIB), bandwidth, rates, "given on the command line")

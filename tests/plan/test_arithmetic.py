@@ -1,0 +1,328 @@
+"""The arithmetic of a plan, against values worked out by hand and the engine's own counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paged_backend.config import EngineConfig
+from paged_backend.errors import ConfigError
+from paged_backend.models.config_file import ConfigFile
+from paged_backend.models.llama import LlamaModel
+from paged_backend.models.model_config import load_model_config
+from paged_backend.models.shape import Shape, read_shape
+from paged_backend.plan.gpus import GPUS, find_gpu
+from paged_backend.plan.lengths import Lengths
+from paged_backend.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes
+from paged_backend.plan.model_file import find_config
+from paged_backend.plan.number_types import KV_TYPES, WEIGHT_TYPES
+from paged_backend.plan.prices import cost_per_million, read_prices
+from paged_backend.plan.roofline import Roofline
+from paged_backend.plan.sizes import KvSizes, count_parameters, prompt_attention_flops
+from paged_backend.runner.kv_cache import KVCacheSpec
+
+KIB, GIB = 2**10, 2**30
+BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]
+
+
+def shape_of(name: str) -> Shape:
+    return read_shape(ConfigFile.read(find_config(name)))
+
+
+LLAMA_8B, LLAMA_70B = shape_of("llama-3-8b"), shape_of("llama-3-70b")
+MHA = replace(LLAMA_8B, num_kv_heads=32)  # Llama-2-7B's cache
+MQA = replace(LLAMA_8B, num_kv_heads=1)
+
+
+def kv(shape: Shape, kind: str = "bfloat16", num_gpus: int = 1) -> KvSizes:
+    return KvSizes.of(shape, KV_TYPES[kind], num_gpus)
+
+
+# Parameters
+
+
+def test_parameters_of_llama_3_8b() -> None:
+    # Embedding and output: 128256 x 4096 each. A layer: q and o 4096 x 4096, k and v 4096 x 1024,
+    # three of 4096 x 14336, two norms of 4096. A last norm.
+    parameters = count_parameters(LLAMA_8B)
+    assert parameters.embedding == parameters.head == 525_336_576
+    assert parameters.linear == 32 * (2 * 16_777_216 + 2 * 4_194_304 + 3 * 58_720_256)
+    assert parameters.rest == 32 * 2 * 4096 + 4096
+    assert parameters.total == 8_030_261_248  # published as 8.03B
+
+
+def test_parameters_of_llama_3_70b() -> None:
+    assert count_parameters(LLAMA_70B).total == 70_553_706_496  # published as 70.55B
+
+
+def test_weights_take_two_bytes_each_in_bfloat16() -> None:
+    assert count_parameters(LLAMA_8B).bytes(BF16) == 2 * 8_030_261_248
+    assert count_parameters(LLAMA_8B).bytes(WEIGHT_TYPES["float32"]) == 4 * 8_030_261_248
+
+
+def test_quantised_weights_leave_the_embedding_and_norms_alone() -> None:
+    linear, others = 6_979_321_856, 8_030_261_248 - 6_979_321_856
+    parameters = count_parameters(LLAMA_8B)
+    assert parameters.bytes(WEIGHT_TYPES["fp8"]) == linear + 2 * others
+    # Of each group of 128: 64 bytes, a scale of two, a zero point of half a byte.
+    assert parameters.bytes(WEIGHT_TYPES["int4"]) == linear * 66.5 / 128 + 2 * others
+
+
+@pytest.mark.parametrize("name", ["demo", "llama-30m", "smollm2-135m", "llama-3-8b", "llama-3-70b"])
+def test_the_engine_makes_room_for_as_many_weights(name: str) -> None:
+    config = load_model_config(find_config(name).parent)
+    slots = LlamaModel(config, 2, torch.bfloat16, torch.device("meta")).weight_slots()
+    assert sum(slot.numel() for slot in slots.values()) == count_parameters(config).total
+    if not config.tied_embeddings:
+        del slots["model.embed_tokens.weight"]
+    read = count_parameters(config).bytes_of_step(BF16)
+    assert read == sum(slot.nbytes for slot in slots.values())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("Qwen2ForCausalLM", {}),
+        ("Qwen3ForCausalLM", {"attention_bias": True}),
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+        ("MistralForCausalLM", {"num_key_value_heads": 1}),
+    ],
+)
+def test_biases_and_head_norms_are_counted(
+    tmp_path: Path, architecture: str, changes: dict[str, object]
+) -> None:
+    values = json.loads(find_config("llama-30m").read_text())
+    values |= {"architectures": [architecture], **changes}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = load_model_config(tmp_path)
+    slots = LlamaModel(config, 2, torch.bfloat16, torch.device("meta")).weight_slots()
+    assert sum(slot.numel() for slot in slots.values()) == count_parameters(config).total
+
+
+# KV cache
+
+
+def test_kv_bytes_of_llama_3() -> None:
+    assert kv(LLAMA_8B).bytes_per_token == 128 * KIB  # 2 x 32 layers x 8 heads x 128 x 2 bytes
+    assert kv(LLAMA_8B).bytes_per_token * 8192 == GIB
+    assert kv(LLAMA_70B).bytes_per_token == 320 * KIB
+
+
+@pytest.mark.parametrize("name", ["demo", "smollm2-135m", "llama-3-70b"])
+def test_the_engine_makes_blocks_of_as_many_bytes(name: str) -> None:
+    shape = shape_of(name)
+    heads = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    spec = KVCacheSpec(*heads, block_size=32, dtype=torch.float16)
+    assert spec.bytes_per_block == 32 * kv(shape, "float16").bytes_per_token
+
+
+def test_kv_bytes_by_the_number_of_heads() -> None:
+    assert kv(MHA).bytes_per_token == 512 * KIB
+    assert kv(MQA).bytes_per_token == 16 * KIB
+
+
+@pytest.mark.parametrize(
+    ("kind", "kib"),
+    [
+        ("float32", 256),
+        ("float16", 128),
+        ("fp8", 64),
+        ("int8", 64 + 1),  # 512 vectors of 128 bytes with a scale of two bytes each
+        ("int4", 32 + 2),  # 64 bytes, scale and zero point
+    ],
+)
+def test_kv_bytes_by_dtype(kind: str, kib: int) -> None:
+    assert kv(LLAMA_8B, kind).bytes_per_token == kib * KIB
+
+
+def test_a_window_bounds_what_is_read_but_not_what_is_kept() -> None:
+    shape = replace(LLAMA_8B, windows=(4096,) * 32)
+    assert kv(shape).bytes_per_token == 128 * KIB
+    assert kv(shape).bytes_seen(4000) == 4000 * 128 * KIB
+    assert kv(shape).bytes_seen(32768) == 4096 * 128 * KIB
+    half = replace(LLAMA_8B, windows=(4096, None) * 16)
+    assert kv(half).bytes_seen(8192) == (4096 + 8192) * 64 * KIB
+
+
+def test_gpus_share_heads_until_there_are_none_left() -> None:
+    assert kv(LLAMA_70B, num_gpus=4).bytes_per_token == 80 * KIB
+    assert kv(LLAMA_70B, num_gpus=8).bytes_per_token == 40 * KIB
+    assert kv(LLAMA_70B, num_gpus=16).bytes_per_token == 40 * KIB  # each head twice
+    assert list(group_sizes(LLAMA_70B)) == [1, 2, 4, 8, 16, 32, 64]
+    assert list(group_sizes(shape_of("smollm2-135m"))) == [1, 3, 9]
+
+
+# Memory
+
+
+def planner(shape: Shape, gpu: str, block_size: int = 16) -> MemoryPlanner:
+    limits = EngineConfig().step_limits(on_gpu=True)
+    return MemoryPlanner(shape, BF16, KV16, find_gpu(gpu), 0.9, block_size, limits)
+
+
+def test_memory_of_llama_3_8b_on_an_h200() -> None:
+    memory = planner(LLAMA_8B, "h200").divide(1)
+    # Largest step: 8192 tokens of 2 x 4096 + 4096 + 6144 + 3 x 14336 numbers in two bytes, and
+    # 256 x 128256 logits twice in four; all of it twice.
+    assert memory.step_bytes == 2 * (8192 * 61440 * 2 + 256 * 128256 * 8)
+    usable = int(0.9 * 143771 * 2**20)
+    assert memory.pool_bytes == usable - CONTEXT_BYTES - 16_060_522_496 - memory.step_bytes
+    assert memory.num_blocks == memory.pool_bytes // (16 * 128 * KIB) - 1  # the null block
+    assert memory.num_sequences(8192) == memory.num_blocks // 512
+    assert memory.num_sequences(8193) == memory.num_blocks // 513
+
+
+def test_the_least_number_of_gpus() -> None:
+    def least(shape: Shape, gpu: str, sequences: int = 1) -> int | None:
+        memory = planner(shape, gpu).least(8192, sequences)
+        return memory and memory.num_gpus
+
+    # Of an L4's 20.2 GiB, weights take 15.0, a step 2.4 and CUDA 0.5; a sequence takes 1.
+    assert least(LLAMA_8B, "l4", sequences=2) == 1
+    assert least(LLAMA_8B, "l4", sequences=3) == 2
+    assert least(LLAMA_70B, "h100") == 2  # 2 x 71.7 GiB for 131.4 GiB of weights
+    assert least(LLAMA_70B, "h100", sequences=64) == 8  # and 160 GiB of KV: 4 x 71.7 do not do
+    assert least(LLAMA_70B, "b200") == 1
+    assert least(LLAMA_70B, "tiny=1:1:1") is None
+
+
+def test_memory_that_weights_alone_exceed_has_no_blocks() -> None:
+    memory = planner(LLAMA_70B, "l4").divide(1)
+    assert (memory.pool_bytes, memory.num_blocks, memory.num_sequences(16)) == (0, 0, 0)
+
+
+# Lengths
+
+
+def test_equal_lengths_by_hand() -> None:
+    # 10 of prompt, 6 of output: a sequence holds 11 ... 16 tokens, 13.5 on average. In blocks of 4
+    # those are 3, 3, 4, 4, 4, 4.
+    lengths = Lengths.lognormal(10, 6, 0, 100)
+    assert lengths.pairs == ((10, 6),)
+    assert lengths.mean_held == 13.5
+    assert lengths.mean_slots(4) == 4 * 22 / 6
+    assert lengths.mean_slots(1) == 13.5
+
+
+def test_lengths_weigh_by_the_steps_that_they_run() -> None:
+    # One step at 11 tokens, three at 11, 12 and 13.
+    assert Lengths(((10, 1), (10, 3))).mean_held == (11 + 11 + 12 + 13) / 4
+
+
+def test_log_normal_lengths_keep_their_mean_and_spread() -> None:
+    lengths = Lengths.lognormal(1000, 200, 1.0, 2**24)
+    assert lengths.mean_input == pytest.approx(1000, rel=1e-3)
+    assert lengths.mean_output == pytest.approx(200, rel=5e-3)
+    prompts = sorted({prompt for prompt, _ in lengths.pairs})
+    assert prompts[len(prompts) // 2] == pytest.approx(1000 * math.exp(-0.5), rel=0.03)
+
+
+def test_no_length_exceeds_the_context() -> None:
+    lengths = Lengths.lognormal(1000, 200, 2.0, 4096)
+    assert max(prompt + output for prompt, output in lengths.pairs) == 4096
+    assert min(min(pair) for pair in lengths.pairs) >= 1
+
+
+# Rooflines
+
+
+def test_decode_roofline_by_hand() -> None:
+    roofline = Roofline(LLAMA_8B, BF16, KV16, GPUS["h200"], 1)
+    # All weights but the embedding's table, and 128 KiB for each of 32 x 1024 tokens.
+    bytes_read = 2 * (8_030_261_248 - 525_336_576) + 32 * 1024 * 128 * KIB
+    step = roofline.decode(32, 1024)
+    assert step.bound == "memory"
+    assert step.seconds == pytest.approx(bytes_read / 4.8e12)
+    assert step.tokens_per_s == pytest.approx(32 / (bytes_read / 4.8e12))
+
+
+def test_large_batches_of_short_sequences_are_bound_by_computing() -> None:
+    step = Roofline(LLAMA_8B, BF16, KV16, GPUS["l40s"], 1).decode(2048, 16)
+    # Two operations for each weight; four for each query head's number and each token it sees.
+    flops = 2 * (8_030_261_248 - 525_336_576 - 266_240) + 4 * 32 * 4096 * 16
+    assert step.bound == "compute"
+    assert step.seconds == pytest.approx(2048 * flops / 362e12)
+
+
+def test_prefill_roofline_by_hand() -> None:
+    step = Roofline(LLAMA_8B, BF16, KV16, GPUS["h100-sxm"], 1).prefill(8192)
+    linear = 2 * 6_979_321_856 * 8192
+    attention = 32 * 4 * 4096 * (8192 * 8193 // 2)
+    assert step.bound == "compute"
+    assert step.seconds == pytest.approx((linear + attention + 2 * 525_336_576) / 989.5e12)
+
+
+def test_prompt_attention_within_a_window() -> None:
+    shape = replace(LLAMA_8B, windows=(3,))
+    assert prompt_attention_flops(shape, 5) == 4 * 4096 * (1 + 2 + 3 + 3 + 3)
+    assert prompt_attention_flops(shape, 2) == 4 * 4096 * (1 + 2)
+
+
+def test_gpus_share_the_work() -> None:
+    one, four = (Roofline(LLAMA_70B, BF16, KV16, GPUS["h200"], n) for n in (1, 4))
+    assert one.decode(16, 2048).seconds == pytest.approx(4 * four.decode(16, 2048).seconds)
+    assert one.prefill(4096).seconds == pytest.approx(4 * four.prefill(4096).seconds)
+
+
+def test_a_gpu_without_fp8_multiplies_as_bfloat16() -> None:
+    assert GPUS["a100-80gb"].flops_per_s("fp8") == 312e12
+    assert GPUS["h100-sxm"].flops_per_s("fp8") == 1979e12
+
+
+def test_the_tied_output_layer_is_computed_too() -> None:
+    shape = replace(LLAMA_8B, tied_embeddings=True)
+    tied, untied = (Roofline(s, BF16, KV16, GPUS["l4"], 1) for s in (shape, LLAMA_8B))
+    assert tied.decode(1, 10) == untied.decode(1, 10)
+
+
+# GPUs and prices
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("H200", "h200"), ("a100", "a100-80gb"), ("h100", "h100-sxm"), ("NVIDIA_A100 40GB", None)],
+)
+def test_names_of_gpus(text: str, name: str | None) -> None:
+    assert find_gpu(text).name == (name or "a100-40gb")
+
+
+def test_every_gpu_names_its_source() -> None:
+    assert all("data sheet" in gpu.source for gpu in GPUS.values())
+    assert all({"float32", "bfloat16", "int8"} <= set(gpu.tflops) for gpu in GPUS.values())
+
+
+def test_a_gpu_of_ones_own() -> None:
+    gpu = find_gpu("mine=24:1008:165")
+    assert (gpu.memory_bytes, gpu.bytes_per_s, gpu.flops_per_s("fp8")) == (
+        24 * GIB,
+        1.008e12,
+        165e12,
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["h300", "", "x=1:2", "x=1:2:nan", "=1:2:3", "x=1:2:-3", "x=a:b:c"]
+)
+def test_wrong_gpus(text: str) -> None:
+    with pytest.raises(ConfigError, match="^--gpu: "):
+        find_gpu(text)
+
+
+def test_costs_by_hand() -> None:
+    # 3.60 an hour are 0.001 a second, in which 1000 tokens come: a million take 1000 seconds.
+    assert cost_per_million(3.6, 1000) == pytest.approx(1.0)
+    assert cost_per_million(None, 1000) is None
+    assert read_prices(["2", "3"], 2) == [2, 3]
+    assert read_prices(["2"], 3) == [2, 2, 2]
+    assert read_prices([], 2) == [None, None]
+
+
+@pytest.mark.parametrize("prices", [["0"], ["-1"], ["nan"], ["inf"], ["free"], ["1", "2", "3"]])
+def test_wrong_prices(prices: list[str]) -> None:
+    with pytest.raises(ConfigError, match="^--price: "):
+        read_prices(prices, 2)
