@@ -1,0 +1,119 @@
+"""From Locust's command line to servers that answer and requests to send them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gevent
+from locust import User
+from locust.argument_parser import LocustArgumentParser
+
+from paged_backend.errors import ConfigError
+from paged_backend.flags import add_flags, flag_values
+from paged_loadtest.locust_options import NUM_PROMPTS, STOP_TIMEOUT_S, LocustOptions
+from paged_loadtest.locust_users import StreamingUser
+from paged_loadtest.locust_wires import Wire
+from paged_loadtest.request import Request
+from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+
+_LEAST_VOCABULARY = 256  # ids that every model has
+
+
+def add_arguments(parser: LocustArgumentParser, **_: Any) -> None:
+    """Add our flags. Those of groups are not on the web page, so that nobody changes them there."""
+    parser.set_defaults(stop_timeout=STOP_TIMEOUT_S)
+    add_flags(parser.add_argument_group("Traffic"), LocustOptions)
+    group = parser.add_argument_group("Workload")
+    add_flags(group, WorkloadOptions, leave_out=("num_prompts",))
+    group.add_argument(
+        "--num-prompts",
+        type=int,
+        help="different requests to make, which are gone through again and again (default: "
+        f"{NUM_PROMPTS}, and all of a trace, once)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What users need."""
+
+    options: LocustOptions
+    requests: Sequence[Request]
+    wires: Mapping[type[Wire], Wire]
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for wire in self.wires.values():
+            wire.close()
+
+
+def tagged(user_classes: Iterable[type[User]], common: Any) -> list[type[User]]:
+    """Those that --tags and --exclude-tags leave.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    wanted, unwanted = set(common.tags or ()), set(common.exclude_tags or ())
+    users = {user: _tags(user) for user in user_classes}
+    chosen = [user for user, tags in users.items() if not wanted or tags & wanted]
+    chosen = [user for user in chosen if not users[user] & unwanted]
+    if not chosen:
+        known = ", ".join(sorted(set().union(*users.values())))
+        raise ConfigError(f"--tags and --exclude-tags leave no users; the tags are {known}")
+    return chosen
+
+
+def _tags(user: type[User]) -> set[str]:
+    return {name for ask in user.tasks for name in getattr(ask, "locust_tag_set", ())}
+
+
+def prepare(user_classes: Iterable[type[User]], common: Any) -> Setup:
+    """See that the servers of these users answer, and make the requests.
+
+    Raises:
+        ConfigError: an option, a server or a file cannot be used.
+    """
+    options = LocustOptions(**flag_values(common, LocustOptions))
+    workload = WorkloadOptions(**flag_values(common, WorkloadOptions))
+    if workload.num_prompts is None and workload.dataset_name != "trace":
+        workload = replace(workload, num_prompts=NUM_PROMPTS)
+    wires: dict[type[Wire], Wire] = {}
+    try:
+        for user in user_classes:
+            if issubclass(user, StreamingUser):
+                wires[user.wire_type] = user.wire_type(options)
+        material = _material(wires.values(), options)
+        return Setup(options, _make_requests(workload, material), wires)
+    except BaseException:
+        for wire in wires.values():
+            wire.close()
+        raise
+
+
+def _make_requests(workload: WorkloadOptions, material: Material) -> list[Request]:
+    """In a thread: a tokenizer takes seconds, and a worker that is silent is taken for dead."""
+
+    def make() -> list[Request] | ConfigError:
+        try:
+            return make_requests(workload, material)
+        except ConfigError as error:
+            return error  # the thread would print what is raised
+
+    made: list[Request] | ConfigError = gevent.get_hub().threadpool.apply(make)
+    if isinstance(made, ConfigError):
+        raise made
+    return made
+
+
+def _material(wires: Iterable[Wire], options: LocustOptions) -> Material:
+    facts = [wire.check() for wire in wires]
+    vocab_sizes = [fact.vocab_size for fact in facts if fact.vocab_size is not None]
+    limits = [fact.max_model_len for fact in facts if fact.max_model_len is not None]
+    return Material(
+        options.vocab_size or min(vocab_sizes, default=_LEAST_VOCABULARY),
+        options.max_model_len or min(limits, default=sys.maxsize),
+        options.tokenizer,
+    )

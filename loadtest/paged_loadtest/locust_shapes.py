@@ -1,0 +1,126 @@
+"""How many users there are at each moment: Locust's load shapes.
+
+Each keeps to Locust's own --users, as the most that there are, and --run-time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from locust import LoadTestShape
+
+from paged_loadtest.locust_options import LocustOptions
+from paged_loadtest.locust_statistics import num_output_tokens
+from paged_loadtest.request import Request
+
+MAX_SPAWN_RATE = 100.0  # above it Locust warns
+_LOG = logging.getLogger(__name__)
+
+
+class Shape(LoadTestShape):
+    """A number of users that depends on the time."""
+
+    abstract = True
+    use_common_options: ClassVar[bool] = True
+
+    def __init__(self, options: LocustOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def users(self, at_s: float, most: int) -> int | None:
+        """How many of ``most`` there are ``at_s`` seconds after the beginning; None: the end."""
+        raise NotImplementedError
+
+    def tick(self) -> tuple[int, float] | None:
+        """What Locust asks for once a second."""
+        assert self.runner is not None and self.runner.environment.parsed_options is not None
+        common = self.runner.environment.parsed_options
+        at_s = self.get_run_time()
+        if common.run_time and at_s >= common.run_time:
+            return None
+        most = common.num_users or 1
+        users = self.users(at_s, most)
+        return None if users is None else (users, min(float(most), MAX_SPAWN_RATE))
+
+
+class Burst(Shape):
+    """All users at the end of each interval, and few before."""
+
+    def users(self, at_s: float, most: int) -> int:
+        """All of them in a burst."""
+        options = self.options
+        before_s = options.burst_every - options.burst_length
+        return most if at_s % options.burst_every >= before_s else _part(most, options.floor)
+
+
+class Wave(Shape):
+    """A day from night to night: fewest users at its ends, most in the middle."""
+
+    def users(self, at_s: float, most: int) -> int:
+        """A cosine between the fewest and all."""
+        height = (1 - math.cos(2 * math.pi * at_s / self.options.wave_period)) / 2
+        return _part(most, self.options.floor + (1 - self.options.floor) * height)
+
+
+class Ramp(Shape):
+    """1, 2, 4, ... users, until twice as many get hardly more tokens a second, or all are there."""
+
+    def reset_time(self) -> None:
+        """Begin anew."""
+        super().reset_time()
+        self._users = 1
+        self._step_began_s = 0.0
+        self._tokens_before = 0
+        self._best = 0.0
+
+    def users(self, at_s: float, most: int) -> int | None:
+        """As many as in the last step until it has lasted long enough."""
+        if at_s - self._step_began_s < self.options.ramp_step:
+            return min(self._users, most)
+        return self._next_step(at_s, most)
+
+    def _next_step(self, at_s: float, most: int) -> int | None:
+        assert self.runner is not None
+        tokens = num_output_tokens(self.runner.stats)
+        rate = (tokens - self._tokens_before) / (at_s - self._step_began_s)
+        _LOG.info("ramp: %d users, %.1f output tokens a second", self._users, rate)
+        if rate < self._best * (1 + self.options.ramp_gain):
+            _LOG.info("ramp: no more than %.1f output tokens a second: saturated", self._best)
+            return None
+        if self._users >= most:
+            _LOG.info("ramp: all users are there, and the server is not saturated")
+            return None
+        self._best, self._tokens_before, self._step_began_s = rate, tokens, at_s
+        self._users = min(2 * self._users, most)
+        return self._users
+
+
+class Replay(Shape):
+    """All users until a trace's last request has been sent."""
+
+    def __init__(self, options: LocustOptions, last_arrival_s: float) -> None:
+        super().__init__(options)
+        self._last_arrival_s = last_arrival_s
+
+    def users(self, at_s: float, most: int) -> int | None:
+        """Locust asks once a second, and users on other machines begin later."""
+        return None if at_s > self._last_arrival_s + 2.0 else most
+
+
+SHAPES: dict[str, type[Shape]] = {"ramp": Ramp, "burst": Burst, "wave": Wave}
+
+
+def make_shape(options: LocustOptions, requests: Sequence[Request]) -> Shape | None:
+    """The shape of a run; None leaves the number of users to Locust."""
+    last_arrival_s = requests[-1].arrival_s
+    if last_arrival_s is not None:
+        return Replay(options, last_arrival_s)
+    kind = SHAPES.get(options.shape)
+    return None if kind is None else kind(options)
+
+
+def _part(most: int, part: float) -> int:
+    return max(1, round(most * part))

@@ -1,0 +1,90 @@
+"""What the users of one process send, and what they have under way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle, islice
+from time import perf_counter
+
+import gevent
+from gevent import Greenlet
+from gevent.event import Event
+from gevent.pool import Group
+from locust.env import Environment
+
+from paged_backend.errors import ConfigError
+from paged_loadtest.locust_statistics import record
+from paged_loadtest.locust_wires import Wire
+from paged_loadtest.request import Request
+
+
+class Traffic:
+    """Hands out requests, and keeps their calls apart from the users.
+
+    A user that is taken away leaves its call to end by itself, so that every token is counted.
+    Of the requests, every ``count``-th from ``index`` on is this process's. ``user_rate`` is of
+    requests a second of each user; None: one after the other. ``give_up`` is called with the
+    reason when a server is no longer there.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        requests: Sequence[Request],
+        wires: Mapping[type[Wire], Wire],
+        give_up: Callable[[str], None],
+        *,
+        user_rate: float | None,
+        index: int = 0,
+        count: int = 1,
+    ) -> None:
+        is_replay = bool(requests) and requests[0].arrival_s is not None
+        endless: Iterable[Request] = requests if is_replay else cycle(requests)
+        self.user_rate = user_rate
+        self.is_open_loop = is_replay or user_rate is not None
+        self.began_s = perf_counter()
+        self.random = random.Random(index)
+        self._environment = environment
+        self._requests = islice(endless, index, None, count)
+        self._wires = wires
+        self._give_up = give_up
+        self._is_checking = False
+        self._calls = Group()
+        self._is_over = Event()
+
+    def next_request(self) -> Request | None:
+        """The next to be sent; None when there will be no more."""
+        return None if self._is_over.is_set() else next(self._requests, None)
+
+    def begin(self, wire_type: type[Wire], request: Request) -> Greenlet:
+        """Send a request, and what follows its answer, without waiting."""
+        return self._calls.spawn(self._converse, self._wires[wire_type], request)
+
+    def finish(self, timeout_s: float) -> None:
+        """Let nothing begin, and end what is under way; after the timeout it is cut off."""
+        self._is_over.set()
+        self._calls.join(timeout_s)
+        self._calls.kill()
+
+    def _converse(self, wire: Wire, request: Request | None) -> None:
+        while request is not None:
+            timeline, is_lost = wire.send(request)
+            record(self._environment, wire.name, timeline)
+            if is_lost:
+                self._check(wire)
+            goes_on = timeline.is_success and not self._is_over.is_set()
+            request = request.follow_up(timeline.text) if goes_on else None
+
+    def _check(self, wire: Wire) -> None:
+        """See whether the server is still there, once for all calls that failed together."""
+        if self._is_checking or self._is_over.is_set():
+            return
+        self._is_checking = True
+        try:
+            wire.check()
+        except ConfigError as error:
+            # Not in this greenlet: to give up is to wait for all calls, of which this is one.
+            gevent.spawn(self._give_up, str(error))
+        else:
+            self._is_checking = False

@@ -1,0 +1,89 @@
+"""Users, one class for each protocol."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import ClassVar
+
+from locust import User, tag, task
+from locust.exception import StopUser
+
+from paged_loadtest.locust_traffic import Traffic
+from paged_loadtest.locust_wires import GenerateStreamWire, GrpcWire, OpenAIWire, Wire
+from paged_loadtest.request import Request
+
+
+class StreamingUser(User):
+    """Sends one request after the other, or each at its time, and reads the answers as they come.
+
+    ``traffic`` is set before the first user begins.
+    """
+
+    abstract = True
+    wire_type: ClassVar[type[Wire]]
+    traffic: ClassVar[Traffic]
+
+    def on_start(self) -> None:
+        """Wait for the first request's time."""
+        self._request: Request | None = None
+        self._due_s = perf_counter()
+        self.wait()
+
+    def wait_time(self) -> float:
+        """Take the next request; seconds until its time."""
+        traffic = self.traffic
+        self._request = traffic.next_request()
+        if self._request is None:
+            return 0.0
+        if self._request.arrival_s is not None:
+            self._due_s = traffic.began_s + self._request.arrival_s
+        elif traffic.user_rate is not None:
+            self._due_s += traffic.random.expovariate(traffic.user_rate)
+        return max(0.0, self._due_s - perf_counter())
+
+    def send(self) -> None:
+        """Send the request whose time has come, a conversation to its end."""
+        if self._request is None:
+            raise StopUser
+        call = self.traffic.begin(self.wire_type, self._request)
+        if not self.traffic.is_open_loop:
+            call.join()
+
+
+# Locust finds tags at functions, so that each class has a task of its own.
+
+
+class GrpcUser(StreamingUser):
+    """Asks over Triton's gRPC."""
+
+    wire_type = GrpcWire
+
+    @tag("grpc")
+    @task
+    def ask(self) -> None:
+        """Send a request."""
+        self.send()
+
+
+class HttpUser(StreamingUser):
+    """Asks over Triton's HTTP, by ``generate_stream``."""
+
+    wire_type = GenerateStreamWire
+
+    @tag("http")
+    @task
+    def ask(self) -> None:
+        """Send a request."""
+        self.send()
+
+
+class OpenAIUser(StreamingUser):
+    """Asks the OpenAI gateway."""
+
+    wire_type = OpenAIWire
+
+    @tag("openai")
+    @task
+    def ask(self) -> None:
+        """Send a request."""
+        self.send()
