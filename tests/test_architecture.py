@@ -36,8 +36,9 @@ MAY_IMPORT = {
     "serving": {"process", "text"},
     "launch": set(),
     "top": set(),
+    "plan": {"demo", "models"},
     "bench": {"engine", "models"},
-    "cli": {"bench", "demo", "launch", "top"},
+    "cli": {"bench", "demo", "launch", "plan", "top"},
 }
 
 
@@ -93,13 +94,23 @@ def test_kernels_know_tensors_only():
     assert users <= {"bench", "models", "runner"}
 
 
+def test_the_engine_knows_nothing_of_the_load_tester_and_the_bench_a_part_of_it():
+    for path in modules(PACKAGE):
+        used = {name for name in imports(path) if name.startswith("paged_loadtest")}
+        assert not used or room(path) in {"bench", "cli", "plan", "top"}, path
+        if room(path) == "bench":
+            names = {name.split(".")[1] for name in used}
+            assert names <= {"machine", "request", "workloads"}, path
+
+
 def test_the_load_tester_knows_clients_and_values_only():
     for path in modules(ROOT / "loadtest" / "paged_loadtest"):
         names = imports(path)
         assert not {name.split(".")[0] for name in names} & {"torch", "paged_kernels"}, path
         for name in names:
             if name.startswith("paged_backend"):
-                assert name.split(".")[1] in VALUES, f"{path} imports {name}"
+                # The demo is a folder with a tokenizer to it.
+                assert name.split(".")[1] in VALUES | {"demo"}, f"{path} imports {name}"
 
 
 def test_the_client_stands_alone():
@@ -115,6 +126,8 @@ def test_the_client_stands_alone():
         ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
         ("paged_backend.serving.front_end", ["torch", "transformers"]),
         ("paged_backend.cli", ["torch", "transformers"]),
+        ("paged_backend.plan.planner", ["torch", "transformers", "numpy"]),
+        ("paged_loadtest.workloads", ["torch", "transformers", "tritonclient", "rich"]),
         ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton"]),
     ],
 )

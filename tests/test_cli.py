@@ -13,6 +13,7 @@ from paged_backend.cli import main
 from paged_backend.config import EngineConfig
 
 ROOT = Path(__file__).parent.parent
+OFFLINE = ["bench", "offline"]
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,15 @@ def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):
         (["serve", "demo", "--gpu-memory-utilization", "1.5"], "up to 1, got 1.5"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer from 1"),
         (["serve", "demo", "--served-model-name", "a/b"], "a/b"),
-        (["bench", "offline", "demo", "--trace", "missing.jsonl"], "cannot read missing.jsonl"),
-        (["bench", "offline", "demo", "--max-model-len", "9000"], "must be at most 2048"),
+        (
+            [*OFFLINE, "demo", "--dataset-name", "trace", "--dataset-path", "missing.jsonl"],
+            "cannot read missing.jsonl",
+        ),
+        ([*OFFLINE, "demo", "--dataset-name", "sharegpt"], "dataset_path must name the file"),
+        ([*OFFLINE, "demo", "--dataset-name", "conversations"], "must not be conversations"),
+        ([*OFFLINE, "demo", "--num-prompts", "0"], "num_prompts must be an integer from 1"),
+        ([*OFFLINE, "demo", "--input-len", "2040"], "max_model_len is 2048"),
+        ([*OFFLINE, "demo", "--max-model-len", "9000"], "must be at most 2048"),
     ],
 )
 def test_mistakes_are_one_line(capsys, argv, message):
@@ -63,19 +71,28 @@ def test_mistakes_are_one_line(capsys, argv, message):
 
 def test_a_trace_with_a_broken_line_names_it(capsys, tmp_path):
     trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"prompt_token_ids": [1, 2], "max_tokens": 2}\n{"max_tokens": 2}\n')
-    assert f"{trace}:2: needs" in fails(capsys, "bench", "offline", "demo", "--trace", str(trace))
+    line = {"timestamp": 0, "input_length": 2, "output_length": 2, "hash_ids": [1]}
+    trace.write_text(json.dumps(line) + '\n{"timestamp": 5}\n')
+    argv = [*OFFLINE, "demo", "--dataset-name", "trace", "--dataset-path", str(trace)]
+    assert f"{trace}:2: needs" in fails(capsys, *argv)
 
 
 def test_bench_offline_measures_both_on_one_trace(capsys, folder, tmp_path):
     trace, report = tmp_path / "trace.jsonl", tmp_path / "report.json"
-    work = [{"prompt_token_ids": [3 + i] * (9 + i), "max_tokens": 5 + i} for i in range(6)]
+    work = [
+        {"timestamp": i, "input_length": 11 + i % 5, "output_length": 5 + i, "hash_ids": [i, 7, 8]}
+        for i in range(6)
+    ]
     trace.write_text("\n".join(map(json.dumps, work)))
-    argv = ["bench", "offline", str(folder), "--trace", str(trace), "--concurrency", "3"]
+    argv = [*OFFLINE, str(folder), "--dataset-name", "trace", "--dataset-path", str(trace)]
+    argv += ["--trace-block-size", "5", "--concurrency", "3"]
     assert main([*argv, "--json", str(report), "--max-model-len", "512"]) == 0
     values = json.loads(report.read_text())
     assert values["num_requests"] == 6
-    assert values["output_tokens"] == sum(item["max_tokens"] for item in work)
+    assert values["prompt_tokens"] == sum(item["input_length"] for item in work)
+    assert values["output_tokens"] == sum(item["output_length"] for item in work)
+    assert values["workload"]["dataset_path"] == str(trace)
+    assert values["prefix"]["ttft_ms_cached"] < values["prefix"]["ttft_ms_without"]
     assert values["engine"]["output_tokens_per_s"] > 0
     assert values["peer_output_tokens_per_s"] > 0
     assert values["speedup"] == pytest.approx(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from paged_loadtest.workloads.options import WorkloadOptions
+
+from paged_backend.cli import bench_compare, bench_plot, bench_prefix, bench_serve, bench_sweep
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
+from paged_backend.flags import add_flags, flag_values
+
+_OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
+"""Options of a workload that are no choice without a server."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -14,30 +21,28 @@ def add_parser(subparsers: Subparsers) -> None:
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     _add_offline(kinds)
     _add_decode(kinds)
+    for kind in (bench_serve, bench_sweep, bench_prefix, bench_compare, bench_plot):
+        kind.add_parser(kinds)
 
 
 def _add_offline(kinds: Subparsers) -> None:
     offline = kinds.add_parser(
         "offline",
         help="the engine in this process, beside static-batch transformers.generate",
-        description="Run a trace through the engine in this process and through static-batch "
-        "transformers.generate, with the end-of-sequence token ignored.",
+        description="Run a workload through the engine in this process and through static-batch "
+        "transformers.generate, as token ids and with the end-of-sequence token ignored. --seed is "
+        "the workload's, too; arrival times do not count.",
     )
     add_engine_options(offline)
     group = offline.add_argument_group("workload")
+    add_flags(group, WorkloadOptions, leave_out=["seed", *_OFFLINE])
     group.add_argument(
-        "--trace",
-        type=Path,
-        help="JSON lines with prompt_token_ids and max_tokens; default: a seeded log-normal mix",
+        "--concurrency", type=_count, default=16, help="requests at once (default: 16)"
     )
-    group.add_argument(
-        "--num-prompts", type=int, default=64, help="requests of the seeded mix (default: 64)"
-    )
-    group.add_argument("--concurrency", type=int, default=16, help="requests at once (default: 16)")
     group.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
     group.add_argument("--json", type=Path, help="write the figures there, too")
     group.add_argument("--no-peer", action="store_true", help="leave transformers out")
-    offline.set_defaults(run=run_offline)
+    offline.set_defaults(run=run_offline, **_OFFLINE)
 
 
 def _add_decode(kinds: Subparsers) -> None:
@@ -72,13 +77,9 @@ def run_offline(args: argparse.Namespace) -> int:
     """Measure and print."""
     from paged_backend.bench.offline import OfflineBench
 
+    workload = WorkloadOptions(**flag_values(args, WorkloadOptions))
     bench = OfflineBench(engine_options(args), threads=args.threads)
-    report = bench.run(
-        trace=args.trace,
-        num_prompts=args.num_prompts,
-        concurrency=args.concurrency,
-        peer=not args.no_peer,
-    )
+    report = bench.run(workload, concurrency=args.concurrency, peer=not args.no_peer)
     report.print()
     if args.json is not None:
         report.save(args.json)
