@@ -1,0 +1,164 @@
+"""Measures runs against one server; what there is of them outlives whatever ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Self
+
+from paged_backend.errors import ConfigError, PagedError
+from paged_loadtest.endpoints import Facts, open_endpoint
+from paged_loadtest.load import Driver, arrival_times
+from paged_loadtest.options import LoadOptions, TargetOptions
+from paged_loadtest.progress import progress_bar
+from paged_loadtest.request import Request
+from paged_loadtest.results import Run, ServerSample, summarise
+from paged_loadtest.sampling import ServerSampler
+from paged_loadtest.slo import Slo
+from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+
+_UNLIMITED = 2**31 - 1
+_PROBE_TOKENS = 2
+
+
+class NothingMeasured(PagedError, RuntimeError):
+    """Not one call of a run succeeded."""
+
+
+class Bench:
+    """A connection to the server, and the runs so far."""
+
+    def __init__(
+        self,
+        target: TargetOptions,
+        slos: Sequence[Slo],
+        metrics_url: str | None,
+        on_run: Callable[[], None],
+    ) -> None:
+        self.runs: list[Run] = []
+        self.facts = Facts("unknown")
+        self._target = target
+        self._slos = slos
+        self._on_run = on_run
+        self._sampler = ServerSampler(metrics_url, target.model) if metrics_url else None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            ConfigError: the server, the model or the metrics page is not there.
+        """
+        async with AsyncExitStack() as stack:
+            self._endpoint = await stack.enter_async_context(open_endpoint(self._target))
+            self.facts = await self._endpoint.check()
+            if self._sampler is not None:
+                self._sampler.check()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    def make(self, workload: WorkloadOptions) -> list[Request]:
+        """The requests of a workload, made for this model.
+
+        Raises:
+            ConfigError: it cannot be made, or does not fit.
+        """
+        target, facts = self._target, self.facts
+        return make_requests(
+            workload,
+            Material(
+                vocab_size=target.vocab_size or facts.vocab_size,
+                max_model_len=target.max_model_len or facts.max_model_len or _UNLIMITED,
+                tokenizer=target.tokenizer,
+            ),
+        )
+
+    async def warm_up(self, workload: WorkloadOptions, load: LoadOptions) -> None:
+        """See that the server takes such requests, and send those that are not measured.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        like = self.make(replace(workload, seed=_other_seed(workload.seed), num_prompts=1))[0]
+        probe = replace(like, max_tokens=min(like.max_tokens, _PROBE_TOKENS), later=())
+        timeline = await self._endpoint.send(probe)
+        if not timeline.is_success:
+            raise ConfigError(
+                f"{self._target.model} does not take requests of this workload: "
+                f"{timeline.error or 'no token came'}"
+            )
+        if load.num_warmups:
+            options = replace(
+                workload, seed=_other_seed(workload.seed), num_prompts=load.num_warmups
+            )
+            requests = self.make(options)
+            await self.send(requests, max_concurrency=load.max_concurrency)
+
+    def forget_cache(self) -> None:
+        """From here on, find nothing in the server's prefix cache that was sent before."""
+        if self._target.fresh_cache:
+            self._endpoint.forget_cache()
+
+    async def send(self, requests: Sequence[Request], max_concurrency: int | None) -> None:
+        """Send requests that are not measured.
+
+        Raises:
+            ServerLost: the server is gone.
+        """
+        driver = Driver(self._endpoint, max_concurrency)
+        await driver.run(requests, [0.0] * len(requests))
+
+    async def measure(
+        self, label: str, requests: Sequence[Request], load: LoadOptions, seed: int
+    ) -> Run:
+        """Send requests and add their run, or as much as there was of it, to the others.
+
+        Raises:
+            ServerLost: the server is gone.
+            NothingMeasured: every call failed.
+        """
+        times = arrival_times(requests, load, seed)
+        num_calls = sum(1 + len(request.later) for request in requests)
+        samples: list[ServerSample] = []
+        async with AsyncExitStack() as stack:
+            on_call = stack.enter_context(progress_bar(label, num_calls))
+            driver = Driver(
+                self._endpoint,
+                load.max_concurrency,
+                lambda timeline: on_call(timeline, driver.elapsed_s),
+            )
+            if self._sampler is not None:
+                samples = await stack.enter_async_context(self._sampler.during())
+            try:
+                await driver.run(requests, times)
+            finally:
+                run = self._add(label, driver, load, samples)
+        if not run.num_completed:
+            reason = max(run.errors, key=lambda message: run.errors[message])
+            raise NothingMeasured(f"all {run.num_failed} calls failed: {reason}")
+        return run
+
+    def _add(
+        self, label: str, driver: Driver, load: LoadOptions, samples: Sequence[ServerSample]
+    ) -> Run:
+        run = summarise(
+            label,
+            driver.timelines,
+            driver.elapsed_s,
+            max_concurrency=load.max_concurrency,
+            request_rate=load.rate,
+            slos=self._slos,
+            server=samples,
+        )
+        self.runs.append(run)
+        self._on_run()
+        return run
+
+
+def _other_seed(seed: int) -> int:
+    """Of contents that no run has, so that it finds none of them in the prefix cache."""
+    return seed ^ (1 << 62)

@@ -1,0 +1,23 @@
+"""Servers to be measured: ours and peers, by the protocol that they speak."""
+
+from __future__ import annotations
+
+from paged_loadtest.endpoints.endpoint import Endpoint, Facts
+from paged_loadtest.options import TargetOptions
+
+__all__ = ["Endpoint", "Facts", "open_endpoint"]
+
+
+def open_endpoint(target: TargetOptions) -> Endpoint:
+    """The endpoint for a target; it is connected to when it is first used."""
+    if target.backend == "triton":
+        from paged_loadtest.endpoints.triton_grpc import TritonGrpcEndpoint
+
+        return TritonGrpcEndpoint(target)
+    if target.backend == "triton-http":
+        from paged_loadtest.endpoints.triton_http import TritonHttpEndpoint
+
+        return TritonHttpEndpoint(target)
+    from paged_loadtest.endpoints.openai import OpenAIEndpoint
+
+    return OpenAIEndpoint(target)

@@ -1,0 +1,77 @@
+"""What the endpoints over HTTP share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+
+from paged_loadtest.endpoints.complaints import unreachable
+from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Endpoint
+from paged_loadtest.options import TargetOptions
+from paged_loadtest.protocols.decoding import EventDecoder, describe_refusal
+from paged_loadtest.timeline import Timeline
+
+_KEEP_ALIVE_S = 4.0  # below the 5 s after which uvicorn closes an idle connection
+_JSON = {"Content-Type": "application/json"}
+
+
+class HttpEndpoint(Endpoint):
+    """Calls over as many connections as there are calls."""
+
+    def __init__(self, target: TargetOptions, headers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._target = target
+        self._session = aiohttp.ClientSession(
+            target.address,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=target.request_timeout),
+            headers={**_JSON, **headers},
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def _stream(self, path: str, body: bytes, decoder_type: type[EventDecoder]) -> Timeline:
+        """Post a body and decode the events that come back."""
+        timeline = Timeline(perf_counter())
+        decoder = decoder_type(timeline)
+        try:
+            async with self._session.post(path, data=body) as response:
+                if response.status != 200:
+                    decoder.fail(describe_refusal(response.status, await response.read()))
+                async for data in response.content.iter_any():
+                    decoder.feed(data, perf_counter())
+        except TimeoutError:
+            decoder.fail(f"no answer in {self._target.request_timeout:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            decoder.fail(_reason(error))
+        decoder.finish()
+        return timeline
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and JSON of a short reply; None for a body that is none.
+
+        Raises:
+            ConfigError: nobody answers.
+        """
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        try:
+            async with self._session.request(method, path, json=body, timeout=timeout) as reply:
+                try:
+                    return reply.status, await reply.json(content_type=None)
+                except ValueError:
+                    return reply.status, None
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise unreachable(self._target, _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error)  # its own text is about TLS first
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what answers is not HTTP"
+    return str(error) or "no answer"

@@ -1,0 +1,74 @@
+"""OpenAI's API: the gateway, or any other server that speaks it."""
+
+from __future__ import annotations
+
+import os
+
+from paged_backend.errors import ConfigError
+from paged_loadtest.endpoints.complaints import unknown_model, unreachable
+from paged_loadtest.endpoints.endpoint import Facts
+from paged_loadtest.endpoints.http import HttpEndpoint
+from paged_loadtest.options import TargetOptions
+from paged_loadtest.protocols import openai
+from paged_loadtest.request import Request
+from paged_loadtest.timeline import Timeline
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+_MODELS = "/v1/models"
+_REFUSED = ("HTTP 400", "HTTP 422")
+
+
+class OpenAIEndpoint(HttpEndpoint):
+    """Completions, or chats for ``--backend openai-chat``; the API key is in `KEY_VARIABLE`."""
+
+    def __init__(self, target: TargetOptions) -> None:
+        key = os.environ.get(KEY_VARIABLE)
+        super().__init__(target, headers={"Authorization": f"Bearer {key}"} if key else {})
+        self._is_chat = target.backend == "openai-chat"
+        self._path = openai.CHATS if self._is_chat else openai.COMPLETIONS
+        self._continuous_usage = False
+
+    async def check(self) -> Facts:
+        """Find the model, and whether the server knows what vLLM has beyond OpenAI."""
+        status, answer = await self._ask("GET", _MODELS)
+        if status in (401, 403):
+            raise ConfigError(f"{KEY_VARIABLE}: {self._target.address} wants an API key; set it")
+        if status != 200 or not isinstance(answer, dict) or "data" not in answer:
+            raise unreachable(self._target, f"HTTP {status} for {_MODELS}")
+        cards = {card["id"]: card for card in answer["data"]}
+        if self._target.model not in cards:
+            raise unknown_model(self._target, cards)
+        await self._try_extras()
+        card = cards[self._target.model]
+        return Facts(
+            str(card.get("owned_by", "unknown")), card.get("vocab_size"), card.get("max_model_len")
+        )
+
+    async def is_ready(self) -> bool:
+        """Whether the model takes requests now."""
+        try:
+            status, answer = await self._ask("GET", _MODELS)
+        except ConfigError:
+            return False
+        return status == 200 and any(card["id"] == self._target.model for card in answer["data"])
+
+    async def send(self, request: Request) -> Timeline:
+        """Make one call and wait for its end."""
+        body = openai.encode(
+            request,
+            self._target.model,
+            chat=self._is_chat,
+            continuous_usage=self._continuous_usage,
+            cache_salt=self._cache_salt,
+        )
+        return await self._stream(self._path, body, openai.ResponseDecoder)
+
+    async def _try_extras(self) -> None:
+        """Ask for a token with vLLM's own fields, and do without them where that is refused."""
+        self._continuous_usage = self._knows_salt = True
+        self.forget_cache()
+        timeline = await self.send(Request("Hello", max_tokens=1, ignore_eos=False))
+        if (timeline.error or "").startswith(_REFUSED):
+            self._continuous_usage = self._knows_salt = False
+            self._cache_salt = None

@@ -1,0 +1,88 @@
+"""Triton's gRPC."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import grpc
+from paged_client import AsyncClient
+from paged_client._protocol import CHANNEL_OPTIONS
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
+from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Endpoint, Facts
+from paged_loadtest.options import TargetOptions
+from paged_loadtest.protocols.triton_grpc import ResponseDecoder, encode
+from paged_loadtest.request import Request
+from paged_loadtest.timeline import Timeline
+
+
+class TritonGrpcEndpoint(Endpoint):
+    """A stream of its own for each call, all over one connection."""
+
+    def __init__(self, target: TargetOptions) -> None:
+        super().__init__()
+        self._target = target
+        self._inputs: frozenset[str] = frozenset()
+        self._channel = grpc.aio.insecure_channel(target.address, options=CHANNEL_OPTIONS)
+        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def check(self) -> Facts:
+        """Read the model's inputs, and what a model of ours says about itself."""
+        try:
+            server = await self._stub.ServerMetadata(
+                service_pb2.ServerMetadataRequest(), timeout=PROBE_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise unreachable(self._target, error.details() or error.code().name) from error
+        if not await self.is_ready():
+            raise unknown_model(self._target, await self._ready_models())
+        request = service_pb2.ModelConfigRequest(name=self._target.model)
+        answer = await self._stub.ModelConfig(request, timeout=PROBE_TIMEOUT_S)
+        self._inputs = frozenset(tensor.name for tensor in answer.config.input)
+        check_inputs(self._target, self._inputs)
+        name = f"{server.name} {server.version}"
+        if "task" not in self._inputs:  # a peer's
+            return Facts(name)
+        self._knows_salt = True
+        async with AsyncClient(self._target.address, self._target.model) as client:
+            info = await client.info()
+        return Facts(name, info.vocab_size, info.max_model_len)
+
+    async def is_ready(self) -> bool:
+        """Whether the model takes requests now."""
+        request = service_pb2.ModelReadyRequest(name=self._target.model)
+        try:
+            answer = await self._stub.ModelReady(request, timeout=PROBE_TIMEOUT_S)
+        except grpc.RpcError:
+            return False
+        return bool(answer.ready)
+
+    async def send(self, request: Request) -> Timeline:
+        """Make one call and wait for its end."""
+        message = encode(request, self._target.model, self._inputs, self._cache_salt)
+        timeline = Timeline(perf_counter())
+        decoder = ResponseDecoder(timeline)
+        call = self._stub.ModelStreamInfer(iter((message,)), timeout=self._target.request_timeout)
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                decoder.feed(response, perf_counter())
+        except grpc.RpcError as error:
+            decoder.fail(error.details() or error.code().name)
+        finally:
+            call.cancel()
+        decoder.finish()
+        return timeline
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._channel.close()
+
+    async def _ready_models(self) -> list[str]:
+        request = service_pb2.RepositoryIndexRequest(ready=True)
+        try:
+            index = await self._stub.RepositoryIndex(request, timeout=PROBE_TIMEOUT_S)
+        except grpc.RpcError:  # servers can be told not to tell
+            return []
+        return [model.name for model in index.models]

@@ -1,0 +1,60 @@
+"""Triton's HTTP, by ``generate_stream``."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+from paged_backend.errors import ConfigError
+from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
+from paged_loadtest.endpoints.endpoint import Facts
+from paged_loadtest.endpoints.http import HttpEndpoint
+from paged_loadtest.options import TargetOptions
+from paged_loadtest.protocols import triton_http
+from paged_loadtest.request import Request
+from paged_loadtest.timeline import Timeline
+
+
+class TritonHttpEndpoint(HttpEndpoint):
+    """The same tensors as over gRPC, as JSON."""
+
+    def __init__(self, target: TargetOptions) -> None:
+        super().__init__(target, headers={})
+        self._inputs: frozenset[str] = frozenset()
+        self._path = triton_http.path(target.model)
+        self._model = f"/v2/models/{quote(target.model, safe='')}"
+
+    async def check(self) -> Facts:
+        """Read the model's inputs, and what a model of ours says about itself."""
+        status, server = await self._ask("GET", "/v2")
+        if status != 200 or not isinstance(server, dict) or "version" not in server:
+            raise unreachable(self._target, f"HTTP {status}")
+        if not await self.is_ready():
+            raise unknown_model(self._target, await self._ready_models())
+        _, config = await self._ask("GET", f"{self._model}/config")
+        self._inputs = frozenset(tensor["name"] for tensor in config["input"])
+        check_inputs(self._target, self._inputs)
+        name = f"{server['name']} {server['version']}"
+        if "task" not in self._inputs:  # a peer's
+            return Facts(name)
+        self._knows_salt = True
+        _, answer = await self._ask("POST", f"{self._model}/generate", {"task": "info"})
+        info = json.loads(answer["text_output"])
+        return Facts(name, info["vocab_size"], info["max_model_len"])
+
+    async def is_ready(self) -> bool:
+        """Whether the model takes requests now."""
+        try:
+            status, _ = await self._ask("GET", f"{self._model}/ready")
+        except ConfigError:
+            return False
+        return status == 200
+
+    async def send(self, request: Request) -> Timeline:
+        """Make one call and wait for its end."""
+        body = triton_http.encode(request, self._target.model, self._inputs, self._cache_salt)
+        return await self._stream(self._path, body, triton_http.ResponseDecoder)
+
+    async def _ready_models(self) -> list[str]:
+        status, index = await self._ask("POST", "/v2/repository/index", {"ready": True})
+        return [model["name"] for model in index] if status == 200 else []

@@ -1,0 +1,117 @@
+"""Sends a workload: at its own times, at a rate, or as fast as a number of slots allows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from paged_backend.errors import PagedError
+from paged_loadtest.endpoints import Endpoint
+from paged_loadtest.options import LoadOptions
+from paged_loadtest.request import Request
+from paged_loadtest.timeline import Timeline
+
+
+class ServerLost(PagedError, RuntimeError):
+    """The server stopped answering in the middle of a run."""
+
+
+def arrival_times(requests: Sequence[Request], load: LoadOptions, seed: int) -> list[float]:
+    """When each request is due, in seconds after the beginning; 0 for all that are not held back.
+
+    The gaps of a rate are stretched so that their sum is the same for every seed.
+    """
+    if all(request.arrival_s is not None for request in requests):
+        return [request.arrival_s or 0.0 for request in requests]
+    if load.rate is None:
+        return [0.0] * len(requests)
+    gaps = np.random.default_rng(seed).gamma(load.burstiness, size=len(requests))
+    ends = np.cumsum(gaps)
+    times: list[float] = (ends * (len(requests) / load.rate / ends[-1])).tolist()
+    return times
+
+
+class Driver:
+    """Makes the calls of one run and keeps what became of them, also if the run is cut short."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        max_concurrency: int | None = None,
+        on_call: Callable[[Timeline], None] = lambda timeline: None,
+    ) -> None:
+        self.timelines: list[Timeline] = []
+        self._endpoint = endpoint
+        self._slots = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+        self._on_call = on_call
+        self._began_s = perf_counter()
+        self._ended_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run began, until its end."""
+        return (self._ended_s or perf_counter()) - self._began_s
+
+    async def run(self, requests: Sequence[Request], times: Sequence[float]) -> None:
+        """Send each request when it is due and a slot is free, and wait for all answers.
+
+        Raises:
+            ServerLost: the server is gone; its open calls were given up.
+        """
+        with _short_collections():
+            self._began_s = perf_counter()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for request, due_s in zip(requests, times, strict=True):
+                        await self._wait_until(due_s)
+                        if self._slots is not None:
+                            await self._slots.acquire()
+                        group.create_task(self._converse(request))
+            except* PagedError as errors:
+                raise errors.exceptions[0] from None
+            finally:
+                self._ended_s = perf_counter()
+
+    async def _wait_until(self, due_s: float) -> None:
+        delay_s = self._began_s + due_s - perf_counter()
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
+    async def _converse(self, request: Request) -> None:
+        """Make a call and those that follow it."""
+        try:
+            following: Request | None = request
+            while following is not None:
+                timeline = await self._endpoint.send(following)
+                self.timelines.append(timeline)
+                self._on_call(timeline)
+                if not timeline.is_success:
+                    await self._check_server(timeline)
+                    break
+                following = following.follow_up(timeline.text)
+        finally:
+            if self._slots is not None:
+                self._slots.release()
+
+    async def _check_server(self, timeline: Timeline) -> None:
+        if not await self._endpoint.is_ready():
+            raise ServerLost(
+                f"the server was lost after {sum(t.is_success for t in self.timelines)} complete "
+                f"calls ({timeline.error}); look into its log and start it again"
+            )
+
+
+@contextlib.contextmanager
+def _short_collections() -> Iterator[None]:
+    """Keep the garbage collector from looking through a whole workload while calls wait."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,188 @@
+"""Which server is measured and how hard: each default, range and help is written here."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from paged_backend.config import refuse
+from paged_backend.validation import Rule, check_fields, checked, shorten
+
+BACKENDS = {
+    "triton": "127.0.0.1:8001",
+    "triton-http": "http://127.0.0.1:8000",
+    "openai": "http://127.0.0.1:9000",
+    "openai-chat": "http://127.0.0.1:9000",
+}
+"""What a server speaks, and where it does so by default."""
+
+MIN_OWN_LEN = 8
+"""Tokens of a prompt that are never shared: they leave room for what a tokenizer adds."""
+
+_ADDRESS = re.compile(r"(?P<scheme>[a-z]+://)?(?P<host>\[[^/\s\]]+\]|[^/:\s]+)(?P<port>:\d{1,5})?")
+_UNLIMITED = "inf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """The server and its model.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    backend: str = checked(
+        "triton",
+        Rule(str, choices=tuple(BACKENDS)),
+        "what the server speaks: Triton's gRPC, its HTTP (generate_stream), /v1/completions, or "
+        "/v1/chat/completions",
+    )
+    base_url: str | None = checked(
+        None,
+        Rule(str, optional=True),
+        "where; default: " + ", ".join(f"{url} for {name}" for name, url in BACKENDS.items()),
+    )
+    model: str = checked("paged_llm", Rule(str), "what the server calls the model")
+    tokenizer: str | None = checked(
+        None,
+        Rule(str, optional=True),
+        "the model's, for prompts as text: a folder, a Hugging Face id, or demo",
+    )
+    vocab_size: int | None = checked(
+        None, Rule(int, 1, 2**31 - 1, optional=True), "of the model, where the server does not say"
+    )
+    max_model_len: int | None = checked(
+        None, Rule(int, 2, 2**31 - 1, optional=True), "of the model; default: what the server says"
+    )
+    fresh_cache: bool = checked(
+        True,
+        Rule(bool),
+        "find nothing in the prefix cache that earlier runs have left there, where the server "
+        "knows vLLM's cache_salt",
+    )
+    request_timeout: float = checked(600.0, Rule(float, above=0), "seconds for a whole answer")
+
+    def __post_init__(self) -> None:
+        check_fields(self, refuse)
+        if not self.model:
+            raise refuse("model", "must not be empty")
+        if self.base_url is not None and _ADDRESS.fullmatch(_root(self.base_url)) is None:
+            raise refuse(
+                "base_url",
+                f"must be an address such as {BACKENDS[self.backend]}, "
+                f"got {shorten(self.base_url)}",
+            )
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for gRPC, ``http://host:port`` for the others."""
+        root = _root(self.base_url or BACKENDS[self.backend])
+        if self.backend == "triton":
+            return root.rpartition("://")[2]
+        return root if "://" in root else f"http://{root}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """When the requests of a workload are sent; those of a trace have their own times.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    request_rate: str = checked(
+        _UNLIMITED,
+        Rule(str),
+        "requests a second (open loop); inf: as fast as --max-concurrency lets",
+    )
+    burstiness: float = checked(
+        1.0,
+        Rule(float, above=0),
+        "of the gaps between them, which follow a gamma distribution of this shape: 1 is "
+        "Poisson's, below it comes in bursts, above it is more even",
+    )
+    max_concurrency: int | None = checked(
+        None, Rule(int, 1, 10**6, optional=True), "calls that may be open at once (closed loop)"
+    )
+    num_warmups: int = checked(
+        0, Rule(int, 0, 10**6), "requests sent before the measurement, with contents of their own"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, refuse)
+        if not self._rate() > 0:
+            raise refuse(
+                "request_rate", f"must be a number above 0 or inf, got {shorten(self.request_rate)}"
+            )
+
+    @property
+    def rate(self) -> float | None:
+        """Requests a second; None for no limit."""
+        rate = self._rate()
+        return None if math.isinf(rate) else rate
+
+    def _rate(self) -> float:
+        try:
+            return float(self.request_rate)
+        except ValueError:
+            return math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Where a sweep ends.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    min_gain: float = checked(
+        5.0,
+        Rule(float, 0, 100),
+        "percent of output tokens a second that twice the calls must add; the sweep ends where "
+        "two levels in a row do not",
+    )
+    up_to: int = checked(1024, Rule(int, 1, 10**6), "concurrency at which it ends in any case")
+
+    def __post_init__(self) -> None:
+        check_fields(self, refuse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixOptions:
+    """Which hit rates are asked for.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    prompt_len: int = checked(512, Rule(int, 2 * MIN_OWN_LEN, 2**24), "tokens of each prompt")
+    hit_rates: str = checked(
+        "0,25,50,75,100", Rule(str), "percent of each prompt that the prompts share"
+    )
+    max_concurrency: int = checked(1, Rule(int, 1, 10**6), "calls that are open at once")
+
+    def __post_init__(self) -> None:
+        check_fields(self, refuse)
+        if not all(0 <= percent <= 100 for percent in self.percents):
+            raise self._wrong_hit_rates()
+
+    @property
+    def percents(self) -> list[float]:
+        """The hit rates as numbers."""
+        try:
+            return [float(part) for part in self.hit_rates.split(",")]
+        except ValueError:
+            raise self._wrong_hit_rates() from None
+
+    def _wrong_hit_rates(self) -> Exception:
+        return refuse(
+            "hit_rates",
+            f"must be numbers from 0 up to 100 with commas between, got {shorten(self.hit_rates)}",
+        )
+
+
+def _root(url: str) -> str:
+    """The address without a slash or OpenAI's ``/v1`` at its end."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -1,0 +1,48 @@
+"""All panels in one PNG."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import textwrap
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from paged_loadtest.plot.panels import panels
+from paged_loadtest.plot.series import Series
+from paged_loadtest.plot.style import STYLE, circumstances, heading
+
+_COLUMNS = 2
+_PANEL_INCHES = (6.4, 4.2)
+_DPI = 140
+_LINE_LENGTH = 150  # characters across the picture
+
+
+def picture(series: Sequence[Series]) -> bytes:
+    """The content of a PNG file."""
+    chosen = panels(series)
+    rows = -(-len(chosen) // _COLUMNS)
+    width, height = _PANEL_INCHES
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width * _COLUMNS, height * rows + 0.8), layout="constrained")
+        figure.suptitle(_words(series), x=0.01, ha="left", fontsize=11.5)
+        grid = figure.subplots(rows, _COLUMNS, squeeze=False)
+        for axes, panel in itertools.zip_longest(grid.flat, chosen):
+            if panel is None:
+                axes.remove()
+                continue
+            panel.draw(axes, series)
+            axes.set_title(panel.title)
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=_DPI)
+    return content.getvalue()
+
+
+def _words(series: Sequence[Series]) -> str:
+    lines = [heading(series)]
+    for entry in series:
+        name = f"{entry.name}: " if len(series) > 1 else ""
+        lines += textwrap.wrap(name + circumstances(entry), _LINE_LENGTH)
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""What is drawn of each report, in which colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from paged_backend.errors import ConfigError
+from paged_loadtest.results import Report, Run
+
+# Told apart by people with any colour vision.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRun:
+    """A run whose distributions are drawn."""
+
+    name: str
+    colour: str
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A report."""
+
+    name: str
+    colour: str
+    report: Report
+    drawn: list[DrawnRun]
+
+
+def make_series(names: Sequence[str], reports: Sequence[Report]) -> list[Series]:
+    """A single report shows all its runs, darker to brighter; several show one each.
+
+    Raises:
+        ConfigError: a report has no run with an answer.
+    """
+    answered = [replace(report, runs=_answered(report)) for report in reports]
+    for name, report in zip(names, answered, strict=True):
+        if not report.runs:
+            raise ConfigError(f"{name} holds no call that succeeded; there is nothing to draw")
+    if len(answered) == 1:
+        return [Series(names[0], _COLOURS[0], answered[0], _all_runs(answered[0].runs))]
+    series = []
+    for index, (name, report) in enumerate(zip(names, answered, strict=True)):
+        colour = _COLOURS[index % len(_COLOURS)]
+        run = _representative(report, answered)
+        series.append(Series(name, colour, report, [DrawnRun(f"{name}, {run.label}", colour, run)]))
+    return series
+
+
+def _answered(report: Report) -> list[Run]:
+    return [run for run in report.runs if run.num_completed]
+
+
+def _representative(report: Report, reports: Sequence[Report]) -> Run:
+    """The last run that all reports have; where they have none in common, the fastest."""
+    common = set.intersection(*({run.label for run in other.runs} for other in reports))
+    if common:
+        label = [run.label for run in reports[0].runs if run.label in common][-1]
+        return next(run for run in report.runs if run.label == label)
+    return max(report.runs, key=lambda run: run.output_throughput)
+
+
+def _all_runs(runs: Sequence[Run]) -> list[DrawnRun]:
+    brightest = 0.85  # yellow lines cannot be seen on white
+    steps = max(len(runs) - 1, 1)
+    return [
+        DrawnRun(run.label, to_hex(colormaps["viridis"](brightest * index / steps)), run)
+        for index, run in enumerate(runs)
+    ]

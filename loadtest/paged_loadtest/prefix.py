@@ -1,0 +1,59 @@
+"""Prompts of which an ever larger part is in the server's prefix cache."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from paged_loadtest.bench import Bench
+from paged_loadtest.options import MIN_OWN_LEN, LoadOptions, PrefixOptions
+from paged_loadtest.report import print_series
+from paged_loadtest.session import Session
+from paged_loadtest.workloads import WorkloadOptions
+from paged_loadtest.workloads.options import NUM_PROMPTS
+
+_DATASET = "shared-prefix"
+_SET_BY_RATE = {"dataset_name": _DATASET, "num_prefixes": 1, "prefix_len": None, "input_len": None}
+
+
+def sweep_prefixes(session: Session, workload: WorkloadOptions, options: PrefixOptions) -> int:
+    """Measure at each hit rate and print; the exit status.
+
+    The shared part is sent once before a run, which then finds it in the cache.
+
+    Raises:
+        PagedError: the server or the workload cannot be measured.
+    """
+    load = LoadOptions(max_concurrency=options.max_concurrency)
+
+    async def steps(bench: Bench) -> None:
+        for index, percent in enumerate(options.percents):
+            of_rate = _workload(workload, options.prompt_len, index, percent)
+            first, *rest = bench.make(of_rate)
+            if index == 0:
+                await bench.warm_up(of_rate, load)
+            bench.forget_cache()
+            await bench.send([replace(first, max_tokens=1)], max_concurrency=1)
+            await bench.measure(f"shared {percent:g}%", rest, load, workload.seed)
+
+    return session.run(
+        "prefix",
+        {**asdict(workload), **_SET_BY_RATE, **asdict(options)},
+        steps,
+        lambda runs: print_series(session.console, runs, "shared"),
+    )
+
+
+def _workload(
+    workload: WorkloadOptions, prompt_len: int, index: int, percent: float
+) -> WorkloadOptions:
+    """Prompts with one prefix, and one more than are measured."""
+    own_len = max(prompt_len - round(prompt_len * percent / 100), MIN_OWN_LEN)
+    return replace(
+        workload,
+        dataset_name=_DATASET,
+        num_prefixes=1,
+        prefix_len=prompt_len - own_len,
+        input_len=str(own_len),
+        num_prompts=(workload.num_prompts or NUM_PROMPTS) + 1,
+        seed=workload.seed + index,
+    )

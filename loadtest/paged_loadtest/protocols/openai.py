@@ -1,0 +1,105 @@
+"""OpenAI's ``/v1/completions`` and ``/v1/chat/completions`` as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from paged_backend.errors import ConfigError
+from paged_loadtest.protocols.decoding import EventDecoder
+from paged_loadtest.request import Prompt, Request
+from paged_loadtest.timeline import Timeline
+
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+
+
+def encode(
+    request: Request,
+    model: str,
+    *,
+    chat: bool = False,
+    continuous_usage: bool = True,
+    cache_salt: str | None = None,
+) -> bytes:
+    """The body to post to ``CHATS`` or ``COMPLETIONS``.
+
+    ``continuous_usage`` asks for the token count beside each piece: without it, a piece whose
+    tokens have no text yet cannot be told from one that brings nothing.
+
+    Raises:
+        ConfigError: the prompt is of a kind that does not go there.
+    """
+    body = {
+        "model": model,
+        **(_messages(request.prompt) if chat else _prompt(request.prompt)),
+        "max_tokens": request.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {
+            "include_usage": True,
+            **({"continuous_usage_stats": True} if continuous_usage else {}),
+        },
+        **({"ignore_eos": True} if request.ignore_eos else {}),
+        **({} if cache_salt is None else {"cache_salt": cache_salt}),
+    }
+    return json.dumps(body).encode()
+
+
+class ResponseDecoder(EventDecoder):
+    """Takes in the body of the reply."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
+        self._num_tokens = 0
+
+    def _take(self, event: Any, now_s: float) -> None:
+        if event.get("error"):
+            error = event["error"]
+            self.fail(error["message"] if isinstance(error, Mapping) else str(error))
+            return
+        text = "".join(map(_text, event["choices"][:1]))
+        usage = event.get("usage")
+        if usage is None:
+            brings_tokens = bool(text)
+        else:
+            count = usage.get("completion_tokens") or 0
+            brings_tokens = bool(event["choices"]) and count > self._num_tokens
+            self._num_tokens = count
+            self._take_usage(usage)
+        if brings_tokens:
+            self.timeline.arrivals_s.append(now_s)
+        if text:
+            self.texts.append(text)
+
+    def _take_usage(self, usage: Mapping[str, Any]) -> None:
+        timeline = self.timeline
+        timeline.num_output_tokens = self._num_tokens
+        timeline.num_input_tokens = usage["prompt_tokens"]
+        details = usage.get("prompt_tokens_details")
+        if details is not None:
+            timeline.num_cached_tokens = details.get("cached_tokens")
+
+    def _end(self) -> None:
+        self.done = True
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    delta = choice.get("delta")
+    text = choice.get("text") if delta is None else delta.get("content")
+    return text or ""
+
+
+def _prompt(prompt: Prompt) -> dict[str, Any]:
+    if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        raise ConfigError("chats go to --backend openai-chat, or triton; openai takes text and ids")
+    return {"prompt": prompt}
+
+
+def _messages(prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"messages": [{"role": "user", "content": prompt}]}
+    if not prompt or not isinstance(prompt[0], Mapping):
+        raise ConfigError("token ids go to --backend openai, or triton; openai-chat takes chats")
+    return {"messages": prompt}

@@ -1,0 +1,55 @@
+"""KServe's gRPC protocol: one ``ModelStreamInfer`` call for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from paged_client._protocol import stream_request
+
+from paged_loadtest.protocols import triton
+from paged_loadtest.protocols.decoding import Decoder
+from paged_loadtest.request import Request
+
+
+def encode(
+    request: Request,
+    model: str,
+    inputs: Collection[str] | None = None,
+    cache_salt: str | None = None,
+) -> Any:
+    """A ``ModelInferRequest``; ``inputs`` are the model's, None stands for a model of ours."""
+    return stream_request(
+        model,
+        request.prompt,
+        triton.sampling_parameters(request, cache_salt),
+        asked_for=triton.asked_for(inputs),
+    )
+
+
+class ResponseDecoder(Decoder[Any]):
+    """Takes in each ``ModelStreamInferResponse``."""
+
+    def feed(self, data: Any, now_s: float) -> None:
+        """Take in a response that arrived at ``now_s``."""
+        if data.error_message:
+            self.fail(data.error_message)
+            return
+        response = data.infer_response
+        names = [output.name for output in response.outputs]
+        # One answer, so that each tensor has one element: an integer of 4 bytes, or a string after
+        # its length in 4 bytes.
+        raw = dict(zip(names, response.raw_output_contents, strict=False))
+        triton.take_response(
+            self,
+            now_s,
+            text=raw.get("text_output", b"")[4:].decode(errors="replace"),
+            finish_reason=raw.get("finish_reason", b"")[4:].decode(),
+            num_output_tokens=_integer(raw.get("num_output_tokens")) or 0,
+            num_input_tokens=_integer(raw.get("num_input_tokens")) or 0,
+            num_cached_tokens=_integer(raw.get("num_cached_tokens")),
+        )
+
+
+def _integer(raw: bytes | None) -> int | None:
+    return None if raw is None else int.from_bytes(raw, "little")

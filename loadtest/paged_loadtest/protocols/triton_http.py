@@ -1,0 +1,60 @@
+"""Triton's ``generate_stream``: tensors as JSON in, server-sent events out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from paged_loadtest.protocols import triton
+from paged_loadtest.protocols.decoding import EventDecoder
+from paged_loadtest.request import Request
+
+
+def path(model: str) -> str:
+    """Where requests are posted to."""
+    return f"/v2/models/{quote(model, safe='')}/generate_stream"
+
+
+def encode(
+    request: Request,
+    model: str,
+    inputs: Collection[str] | None = None,
+    cache_salt: str | None = None,
+) -> bytes:
+    """The body to post; ``inputs`` are the model's, None stands for a model of ours."""
+    body = {
+        **_prompt(request),
+        "stream": True,
+        "sampling_parameters": json.dumps(triton.sampling_parameters(request, cache_salt)),
+        **dict.fromkeys(triton.asked_for(inputs), True),
+    }
+    return json.dumps(body).encode()
+
+
+class ResponseDecoder(EventDecoder):
+    """Takes in the body of the reply."""
+
+    def _take(self, event: Any, now_s: float) -> None:
+        if "error" in event:
+            self.fail(event["error"])
+            return
+        triton.take_response(
+            self,
+            now_s,
+            text=event["text_output"],
+            finish_reason=event.get("finish_reason", ""),
+            num_output_tokens=event["num_output_tokens"],
+            num_input_tokens=event["num_input_tokens"],
+            num_cached_tokens=event.get("num_cached_tokens"),
+        )
+
+
+def _prompt(request: Request) -> dict[str, Any]:
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return {"text_input": prompt}
+    if prompt and isinstance(prompt[0], Mapping):
+        return {"messages": json.dumps(prompt)}
+    return {"input_ids": prompt}

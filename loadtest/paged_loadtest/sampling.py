@@ -1,0 +1,62 @@
+"""Reads the server's own load again and again while a run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.request
+from collections.abc import AsyncIterator
+from time import perf_counter
+
+from paged_backend.errors import ConfigError
+from paged_loadtest.results import ServerSample
+from paged_loadtest.scrape import TIMEOUT_S, parse_page, scrape
+
+_INTERVAL_S = 0.25
+_SHOWN = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
+
+
+class ServerSampler:
+    """Samples of one metrics page."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._url = url
+        self._model = model
+
+    def check(self) -> None:
+        """See that the page has the counts of the model.
+
+        Raises:
+            ConfigError: it has not, or nobody answers.
+        """
+        try:
+            scrape(self._url, self._model).server_sample(0.0)
+        except ConfigError as error:
+            raise ConfigError(f"--metrics-url: {error}") from error
+
+    @contextlib.asynccontextmanager
+    async def during(self) -> AsyncIterator[list[ServerSample]]:
+        """A list that grows until the block is left."""
+        samples: list[ServerSample] = []
+        task = asyncio.create_task(self._sample(samples))
+        try:
+            yield samples
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _sample(self, samples: list[ServerSample]) -> None:
+        began_s = perf_counter()
+        while True:
+            with contextlib.suppress(OSError, ConfigError):  # the next one may come
+                page = await asyncio.to_thread(self._read)
+                at_s = perf_counter() - began_s
+                samples.append(parse_page(page, self._model).server_sample(at_s))
+            await asyncio.sleep(_INTERVAL_S)
+
+    def _read(self) -> str:
+        """The lines that count: parsing a whole page takes milliseconds, which calls would feel."""
+        with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as response:
+            lines = response.read().decode(errors="replace").splitlines()
+        return "\n".join(line for line in lines if any(name in line for name in _SHOWN))
