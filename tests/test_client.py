@@ -32,7 +32,7 @@ from paged_client import (
     Unavailable,
     UnknownModel,
 )
-from paged_client._protocol import Prompt, StreamDecoder, stream_request
+from paged_client.protocol import Prompt, StreamDecoder, stream_request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor

@@ -7,16 +7,6 @@
 
 from paged_client._aio import AsyncClient, AsyncStream
 from paged_client._completion import CompletionBuilder
-from paged_client._errors import (
-    ClientError,
-    InvalidRequest,
-    RequestCancelled,
-    RequestTimeout,
-    ServerError,
-    Unavailable,
-    UnknownModel,
-)
-from paged_client._protocol import Messages, Prompt
 from paged_client._sync import Client, Stream
 from paged_client._types import (
     Answer,
@@ -28,6 +18,16 @@ from paged_client._types import (
     SequenceView,
     TokenLogprob,
 )
+from paged_client.errors import (
+    ClientError,
+    InvalidRequest,
+    RequestCancelled,
+    RequestTimeout,
+    ServerError,
+    Unavailable,
+    UnknownModel,
+)
+from paged_client.protocol import Messages, Prompt
 
 __all__ = [
     "Answer",

@@ -12,8 +12,9 @@ import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_client._completion import CompletionBuilder
-from paged_client._errors import RequestCancelled, ServerError, from_status
-from paged_client._protocol import (
+from paged_client._types import Chunk, Completion, EngineView, ModelInfo
+from paged_client.errors import RequestCancelled, ServerError, from_status
+from paged_client.protocol import (
     CHANNEL_OPTIONS,
     READY_TIMEOUT_S,
     Prompt,
@@ -29,7 +30,6 @@ from paged_client._protocol import (
     stream_request,
     task_request,
 )
-from paged_client._types import Chunk, Completion, EngineView, ModelInfo
 
 
 class AsyncStream(AsyncIterator[Chunk]):

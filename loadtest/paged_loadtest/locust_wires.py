@@ -19,8 +19,8 @@ import urllib3
 from gevent import GreenletExit
 from grpc.experimental.gevent import init_gevent
 from paged_client import Client, ClientError
-from paged_client._errors import from_status
-from paged_client._protocol import CHANNEL_OPTIONS, index_request, ready_request
+from paged_client.errors import from_status
+from paged_client.protocol import CHANNEL_OPTIONS, index_request, ready_request
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_backend.errors import ConfigError

@@ -17,6 +17,7 @@ from paged_loadtest.slo import Slo, meets
 from paged_loadtest.timeline import Timeline
 
 SCHEMA = 1
+DECIMALS = 3  # of a saved sample: microseconds
 PERCENTILES = (50, 90, 99)
 LATENCIES = {
     "ttft_ms": "Time to first token",
@@ -142,15 +143,21 @@ class Report:
     runs: list[Run]
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON."""
+        """Write everything as JSON; whatever happens meanwhile, the file is the old or the new."""
         values = {"schema": SCHEMA, **asdict(self)}
         for run, written in zip(self.runs, values["runs"], strict=True):
             written |= {
                 "request_throughput": run.request_throughput,
                 "output_throughput": run.output_throughput,
                 "total_throughput": run.total_throughput,
+                "samples": {
+                    name: [round(value, DECIMALS) for value in samples]
+                    for name, samples in run.samples.items()
+                },
             }
-        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps(values) + "\n", encoding="utf-8")
+        new.replace(path)
 
 
 def load_report(path: Path) -> Report:

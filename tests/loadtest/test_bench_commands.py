@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from paged_loadtest.options import BACKENDS
@@ -220,6 +220,17 @@ def command(kind, url, backend, path):
     return [sys.executable, "-m", "paged_backend.cli", "bench", kind, *flags]
 
 
+@contextmanager
+def started(argv):
+    """A command that is killed in the end, should it still run."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def wait_for_tokens(server, count):
     deadline = time.monotonic() + 60
     while read_metrics(server.metrics_url)["generation_tokens_total"] < count:
@@ -240,7 +251,7 @@ def test_a_server_that_dies_in_mid_run(backend, tmp_path):
             listener = bind("127.0.0.1", 0, "port")
             url = stack.enter_context(GatewayProcess(listener, server.grpc_url)).address
         argv = [*command("serve", url, backend, path), "--max-concurrency", "8"]
-        run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        run = stack.enter_context(started(argv))
         wait_for_tokens(server, 800)
         server.kill()
         out, err = run.communicate(timeout=40)
@@ -258,14 +269,11 @@ def test_what_is_killed_has_saved_the_runs_before(targets, tmp_path):
     path = tmp_path / "run.json"
     argv = command("sweep", targets.server.running.grpc_url, "triton", path)
     argv += ["--num-prompts", "64", "--min-gain", "0"]
-    run = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline and run.poll() is None
-        time.sleep(0.05)
-    time.sleep(0.2)  # written
-    run.kill()
-    run.wait()
+    with started(argv) as run:
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < deadline and run.poll() is None
+            time.sleep(0.05)
     saved = load_report(path).runs[0]
     assert saved.max_concurrency == 1 and saved.num_completed == 64
     targets.server.wait_for("kv_blocks_used", 0)
@@ -275,10 +283,10 @@ def test_ctrl_c_keeps_what_there_is(targets, tmp_path):
     path = tmp_path / "run.json"
     begun = targets.server.metrics()["generation_tokens_total"]
     argv = command("sweep", targets.server.running.grpc_url, "triton", path)
-    run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for_tokens(targets.server.running, begun + 400)
-    os.kill(run.pid, signal.SIGINT)
-    out, err = run.communicate(timeout=40)
+    with started(argv) as run:
+        wait_for_tokens(targets.server.running, begun + 400)
+        os.kill(run.pid, signal.SIGINT)
+        out, err = run.communicate(timeout=40)
     assert run.returncode == 130 and err == ""
     assert "Saved to" in out
     (saved,) = load_report(path).runs

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from paged_client import AsyncClient
-from paged_client._protocol import CHANNEL_OPTIONS
+from paged_client.protocol import CHANNEL_OPTIONS
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from paged_client._protocol import stream_request
+from paged_client.protocol import stream_request
 
 from paged_loadtest.protocols import triton
 from paged_loadtest.protocols.decoding import Decoder

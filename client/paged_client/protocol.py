@@ -1,4 +1,7 @@
-"""Between Python values and the messages of the KServe gRPC protocol; does no I/O."""
+"""Between Python values and the messages of the KServe gRPC protocol; does no I/O.
+
+For programs with a transport of their own; others use Client or AsyncClient.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
-from paged_client._errors import InvalidRequest, ServerError, from_text
 from paged_client._types import (
     Chunk,
     EngineView,
@@ -20,6 +22,7 @@ from paged_client._types import (
     SequenceView,
     TokenLogprob,
 )
+from paged_client.errors import InvalidRequest, ServerError, from_text
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages | Mapping[str, Any]
