@@ -125,10 +125,11 @@ def test_the_client_stands_alone():
         ("paged_client", ["torch", "transformers", "paged_backend", "fastapi", "pydantic"]),
         ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
         ("paged_backend.serving.front_end", ["torch", "transformers"]),
-        ("paged_backend.cli", ["torch", "transformers"]),
+        ("paged_backend.cli", ["torch", "transformers", "tritonclient", "aiohttp", "matplotlib"]),
         ("paged_backend.plan.planner", ["torch", "transformers", "numpy"]),
         ("paged_loadtest.workloads", ["torch", "transformers", "tritonclient", "rich"]),
         ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton"]),
+        ("paged_backend.bench.decode", ["zmq", "msgspec", "tritonclient", "aiohttp"]),
     ],
 )
 def test_imports_stay_light(module, absent):
