@@ -24,6 +24,8 @@ def run(name: str, options: list[str], rows: list[dict[str, Any]]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.json")
         command = [sys.executable, str(FOLDER / f"bench_{name}.py"), "--json", str(file), *options]
+        # A job in a shell's background has this signal ignored, and so would the benchmark.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         ended = _waited(subprocess.Popen(command))
         if file.exists():  # one that failed leaves what it had measured
             rows += json.loads(file.read_text())["rows"]
