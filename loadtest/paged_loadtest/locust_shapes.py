@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -30,9 +31,9 @@ class Shape(LoadTestShape):
         super().__init__()
         self.options = options
 
+    @abstractmethod
     def users(self, at_s: float, most: int) -> int | None:
         """How many of ``most`` there are ``at_s`` seconds after the beginning; None: the end."""
-        raise NotImplementedError
 
     def tick(self) -> tuple[int, float] | None:
         """What Locust asks for once a second."""

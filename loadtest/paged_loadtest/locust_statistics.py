@@ -35,14 +35,14 @@ class CallFailed(Exception):
         return str(self)
 
 
-def round_to_three_digits(value: float) -> int:
+def round_to_three_digits(response_time: float) -> int:
     """The key under which Locust counts a time; its own has two digits, up to 5% off."""
-    unit = int(10 ** max(0, math.floor(math.log10(max(value, 1))) - 2))
-    return round(value / unit) * unit
+    unit = int(10 ** max(0, math.floor(math.log10(max(response_time, 1))) - 2))
+    return round(response_time / unit) * unit
 
 
 # As Locust's documentation has it; each process that loads this module rounds alike.
-setattr(stats, "bucket_response_time", round_to_three_digits)  # noqa: B010
+stats.bucket_response_time = round_to_three_digits
 
 
 def record(environment: Environment, protocol: str, timeline: Timeline) -> None:

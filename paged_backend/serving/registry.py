@@ -7,6 +7,7 @@ is passed on when there is time.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ class Registry:
         return self._families[name].Metric(labels={**self._labels, **labels}, **more)
 
 
-class Series:
+class Series(ABC):
     """One value at the server; equal only to itself."""
 
     def __init__(self, due: dict[Series, float], metric: Any, shown: float | None) -> None:
@@ -97,9 +98,9 @@ class Series:
             self._noted = value
             self._due[self] = value
 
+    @abstractmethod
     def publish(self, value: float) -> None:
         """Pass a value on now."""
-        raise NotImplementedError
 
 
 class Gauge(Series):
