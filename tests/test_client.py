@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
@@ -32,6 +33,7 @@ from paged_client import (
     Unavailable,
     UnknownModel,
 )
+from paged_client.errors import from_status
 from paged_client.protocol import Prompt, StreamDecoder, stream_request
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2
@@ -186,10 +188,12 @@ def test_responses_that_break_the_contract_are_the_servers_fault() -> None:
     [
         ("temperature: must be between 0 and 100, got -1", InvalidRequest),
         ("Request for unknown model: 'm' is not found", UnknownModel),
-        ("queue_full: 128 requests wait", Unavailable),
+        ("queue_full: 128 requests wait; retry after 3 s", Unavailable),
+        ("rate_limited: tenant 'x' is over its rate; retry after 1 s", Unavailable),
         ("draining: the model is being unloaded", Unavailable),
         ("engine_dead: its process has ended", Unavailable),
-        ("deadline: waited 3 s", RequestTimeout),
+        ("deadline: timeout_s (2) is over", RequestTimeout),
+        ("crash_limit: the request was in flight at 3 ends of the engine", ServerError),
         ("Stub process 'm_0_0' is not healthy.", Unavailable),
         ("Request was cancelled", RequestCancelled),
         ("internal error (KeyError); the server's log has more", ServerError),
@@ -200,6 +204,39 @@ def test_an_error_inside_a_stream_is_known_by_its_text(
 ) -> None:
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):
         StreamDecoder().decode(service_pb2.ModelStreamInferResponse(error_message=step + text))
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind", "reason"),
+    [
+        (grpc.StatusCode.CANCELLED, "deadline: timeout_s (2) is over", RequestTimeout, "deadline"),
+        (grpc.StatusCode.CANCELLED, "Request was cancelled", RequestCancelled, None),
+        (grpc.StatusCode.INTERNAL, "crash_limit: 3 ends", ServerError, "crash_limit"),
+        (grpc.StatusCode.INTERNAL, "queue_full: 9 wait", Unavailable, "queue_full"),
+        (grpc.StatusCode.UNAVAILABLE, "Connection refused", Unavailable, None),
+        (grpc.StatusCode.UNKNOWN, None, ServerError, None),
+    ],
+)
+def test_a_status_is_known_by_the_reason_in_its_text_and_then_by_its_code(
+    code: grpc.StatusCode, text: str | None, kind: type[Exception], reason: str | None
+) -> None:
+    metadata = grpc.aio.Metadata()
+    error = from_status(grpc.aio.AioRpcError(code, metadata, metadata, text))
+    assert type(error) is kind
+    assert (str(error), error.reason) == (text or "unknown", reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_s"),
+    [
+        ("queue_full: 9 requests wait; retry after 3 s", 3.0),
+        ("rate_limited: tenant 'retry after 9 s'; retry after 0.25 s", 0.25),
+        ("draining: the server stops", None),
+        (f"queue_full: retry after {'9' * 400} s", None),
+    ],
+)
+def test_a_server_says_when_to_come_back(text: str, wait_s: float | None) -> None:
+    assert Unavailable(text).retry_after_s == wait_s
 
 
 def test_tokens_that_come_together_share_the_gap_before_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import socket
 from pathlib import Path
@@ -30,10 +31,24 @@ def add_parser(subparsers: Subparsers) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="a key on each line; default: those in PAGED_API_KEYS, with commas between them. "
-        "Without any, everybody is let in",
+        help="KEY or TENANT KEY on each line; default: those in PAGED_API_KEYS, with commas "
+        "between them. Without any, everybody is let in",
     )
     parser.add_argument("--request-timeout", type=float, help="seconds for a whole answer")
+    parser.add_argument(
+        "--max-stream-backlog",
+        type=int,
+        default=4096,
+        metavar="TOKENS",
+        help="of a stream that may wait for its reader, which is ended beyond it (default: 4096)",
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="for how long running requests may go on after SIGTERM (default: 20)",
+    )
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)  # a socket of the launcher's
     parser.set_defaults(run=run)
 
@@ -56,11 +71,24 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from None
     if args.request_timeout is not None and args.request_timeout <= 0:
         raise ConfigError(f"--request-timeout: must be above 0, got {args.request_timeout:g}")
+    if args.max_stream_backlog < 1:
+        raise ConfigError(
+            f"--max-stream-backlog: must be at least 1, got {args.max_stream_backlog}"
+        )
+    if not 0 <= args.drain_timeout < math.inf:
+        raise ConfigError(f"--drain-timeout: must be at least 0, got {args.drain_timeout:g}")
+    options = GatewayOptions(
+        triton,
+        keys,
+        args.request_timeout,
+        max_stream_backlog=args.max_stream_backlog,
+        drain_timeout_s=args.drain_timeout,
+    )
     if args.fd is None:
         listener = bind(args.host, args.port, "port")
         listener.listen()  # who comes from now on waits until the gateway is there
         print("gateway listens on http://{}:{}".format(*listener.getsockname()), flush=True)
     else:
         listener = socket.socket(fileno=args.fd)
-    serve(GatewayOptions(triton, keys, args.request_timeout), listener)
+    serve(options, listener)
     return 0

@@ -10,17 +10,22 @@ from typing import Self
 from paged_backend.launch.ports import reachable
 from paged_backend.launch.server_process import LaunchError, end_with_this_process
 
-_STOP_TIMEOUT_S = 40.0  # open streams may end first
+_DRAIN_TIMEOUT_S = 20.0
+_CLOSE_TIMEOUT_S = 20.0  # after the drain
 
 
 class GatewayProcess:
     """Listens on ``listener``, a bound socket, which it takes; ends with this process or before."""
 
-    def __init__(self, listener: socket.socket, grpc_url: str) -> None:
+    def __init__(
+        self, listener: socket.socket, grpc_url: str, drain_timeout_s: float = _DRAIN_TIMEOUT_S
+    ) -> None:
+        self._stop_timeout_s = drain_timeout_s + _CLOSE_TIMEOUT_S
         listener.listen()  # who comes from now on waits until the gateway is there
         self.address = reachable(*listener.getsockname())
         command = [sys.executable, "-m", "paged_backend.cli", "gateway"]
         command += ["--triton", grpc_url, "--fd", str(listener.fileno())]
+        command += ["--drain-timeout", str(drain_timeout_s)]
         self._process = subprocess.Popen(
             command,
             pass_fds=(listener.fileno(),),
@@ -40,7 +45,7 @@ class GatewayProcess:
         """Let open requests finish, then end it."""
         self._process.terminate()
         try:
-            self._process.wait(_STOP_TIMEOUT_S)
+            self._process.wait(self._stop_timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

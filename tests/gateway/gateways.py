@@ -86,12 +86,13 @@ class Gateway:
 
 
 @contextmanager
-def running_gateway(*flags: str, keys: str | None = None) -> Iterator[Gateway]:
-    """`paged-backend gateway` on a free port."""
+def running_gateway(*flags: str, keys: str | None = None, before: str = "") -> Iterator[Gateway]:
+    """`paged-backend gateway` on a free port; ``before`` is what its process runs first."""
     environment = {k: v for k, v in os.environ.items() if k != KEYS_VARIABLE}
     if keys is not None:
         environment[KEYS_VARIABLE] = keys
-    command = [sys.executable, "-m", "paged_backend.cli", "gateway", "--port", "0", *flags]
+    code = f"{before}\nimport sys\nfrom paged_backend.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "gateway", "--port", "0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None

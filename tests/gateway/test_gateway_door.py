@@ -9,7 +9,7 @@ import time
 import openai
 import pytest
 from gateways import MODEL, Gateway, running_gateway
-from paged_client.gateway import KEYS_VARIABLE, read_keys
+from paged_client.gateway import KEYS_VARIABLE, ApiKey, read_keys
 
 BODY = {"model": MODEL, "prompt": "x", "max_tokens": 1}
 ROUTES = [
@@ -178,11 +178,28 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     assert read_keys(None) == ()
     monkeypatch.setenv(KEYS_VARIABLE, "a,b ,")
-    assert read_keys(None) == ("a", "b")
-    assert read_keys(file) == ("sk-one", "sk-two")
+    assert [key.key for key in read_keys(None)] == ["a", "b"]
+    assert [key.key for key in read_keys(file)] == ["sk-one", "sk-two"]
 
 
-@pytest.mark.parametrize("content", ["", "# only this\n", "two words\n", "\u00e9\n", "x" * 2000])
+def test_keys_may_have_a_tenants_name(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    file.write_text("alice sk-one\nalice  sk-two\nsk-three\n")
+    one, two, three = read_keys(file)
+    assert (one, two) == (ApiKey("sk-one", "alice"), ApiKey("sk-two", "alice"))
+    assert three.key == "sk-three" and three.tenant.startswith("key-")
+    assert not {"sk", "three"} & set(three.tenant.split("-")[1:])
+    monkeypatch.setenv(KEYS_VARIABLE, "alice sk-one,sk-three")
+    assert read_keys(None) == (one, three)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "# only this\n", "now three words\n", "\u00e9\n", "x" * 2000, "sk-one #mine\n"),
+        *("a sk-one\nb sk-one\n", "a@b sk-one\n", f"{'x' * 65} sk-one\n"),
+    ],
+)
 def test_keys_that_open_nothing_let_nobody_start(tmp_path, monkeypatch, content):
     file = tmp_path / "keys"
     file.write_text(content)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import psutil
@@ -196,9 +197,36 @@ def test_told_to_stop_it_lets_streams_finish(server, gateway):
         assert ending.process.wait(10) == 0
 
 
+def test_told_to_stop_it_refuses_requests_and_ends_those_that_run_too_long(server):
+    flags = ("--triton", server.running.grpc_url, "--drain-timeout", "1")
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1900, "ignore_eos": True}
+    with running_gateway(*flags) as ending, ThreadPoolExecutor() as threads, ending.sdk() as api:
+        stream = api.completions.create(
+            model=MODEL,
+            prompt="What does",
+            max_tokens=1900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(stream)
+        whole = threads.submit(ending.post, "/v1/completions", body)
+        server.wait_for("num_requests_running", 2)
+        ending.process.send_signal(signal.SIGTERM)
+        time.sleep(0.4)
+        for response in (ending.post("/v1/completions", body), ending.get("/health")):
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+            assert response.error["code"] == "draining"
+        with pytest.raises(openai.APIError, match="draining: the gateway stops") as caught:
+            list(stream)
+        assert caught.value.body["code"] == "draining"
+        assert (whole.result().status, whole.result().error["code"]) == (503, "draining")
+        assert ending.process.wait(10) == 0
+
+
 def test_serve_starts_a_gateway_that_ends_with_it(monkeypatch):
     ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "openai")]
-    command = [sys.executable, "-m", "paged_backend.cli", "serve", "demo", *ports]
+    flags = [*ports, "--engine-restart-timeout-s=0"]
+    command = [sys.executable, "-m", "paged_backend.cli", "serve", "demo", *flags]
     monkeypatch.setenv("PAGED_API_KEYS", "secret")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
@@ -255,6 +283,8 @@ def test_a_port_in_use_is_said_before_the_model_loads(gateway):
         (("--api-key-file", "missing"), "cannot read missing"),
         (("--request-timeout", "0"), "--request-timeout: must be above 0, got 0"),
         (("--triton", "http://127.0.0.1:8000"), "--triton: must be host:port"),
+        (("--max-stream-backlog", "0"), "--max-stream-backlog: must be at least 1, got 0"),
+        (("--drain-timeout", "-1"), "--drain-timeout: must be at least 0, got -1"),
         (("--port", "70000"), "--port: must be between 0 and 65535"),
     ],
 )

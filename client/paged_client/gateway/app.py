@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -16,7 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from paged_client import ClientError, Unavailable
-from paged_client.gateway.auth import RequireApiKey
+from paged_client.gateway.auth import ApiKey, RequireApiKey, tenant_of
+from paged_client.gateway.drain import Drain
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.fleet import Call, Fleet
 from paged_client.gateway.limits import RequestLimits
@@ -45,15 +47,20 @@ class GatewayOptions:
     """What an operator chooses.
 
     ``api_keys``: without any, everybody is let in. ``request_timeout_s`` is for a whole answer.
+    ``max_stream_backlog``: tokens of a stream that may wait for its reader before it is ended.
+    ``drain_timeout_s``: for how long running requests may go on when the gateway is told to stop.
     """
 
     triton: tuple[str, ...] = ("127.0.0.1:8001",)
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
     request_timeout_s: float | None = None
     max_body_bytes: int = 8 * 2**20
+    max_stream_backlog: int = 4096
+    drain_timeout_s: float = 20.0
 
 
 async def _fleet(request: Request) -> Fleet:  # a plain function would run in a thread
+    request.app.state.drain.check()
     fleet: Fleet = request.app.state.fleet
     return fleet
 
@@ -61,18 +68,21 @@ async def _fleet(request: Request) -> Fleet:  # a plain function would run in a 
 Servers: TypeAlias = Annotated[Fleet, Depends(_fleet)]
 
 
-def create_app(options: GatewayOptions) -> ASGIApp:
-    """The whole gateway as an ASGI application."""
+def create_app(options: GatewayOptions, drain: Drain | None = None) -> ASGIApp:
+    """The whole gateway as an ASGI application; ``drain`` is for whoever stops it."""
     metrics = Metrics()
+    drain = drain or Drain()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Fleet(options.triton, metrics, options.request_timeout_s) as fleet:
+        async with Fleet(options.triton, metrics, drain, options.request_timeout_s) as fleet:
             app.state.fleet = fleet
             yield
 
     app = FastAPI(title="paged-backend", lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    app.state.drain = drain
     app.state.metrics = metrics
+    app.state.options = options
     _add_routes(app)
     _add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
@@ -94,7 +104,8 @@ def _add_routes(app: FastAPI) -> None:
 async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     """Answer a conversation."""
     model = await servers.resolve(body.model)
-    call = Call(model, chat_prompt(body.messages, body), body.sampling(), whole=not body.stream)
+    params = _sampling(request, body)
+    call = Call(model, chat_prompt(body.messages, body), params, whole=not body.stream)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     shape = ChatShape(num_top, body.prompt_logprobs is not None)
     return await respond(request, Reply(model, shape, [servers.stream(call)]), _stream(body))
@@ -103,7 +114,7 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
 async def complete(request: Request, body: CompletionBody, servers: Servers) -> Response:
     """Go on with one or more texts."""
     model = await servers.resolve(body.model)
-    params = body.sampling()
+    params = _sampling(request, body)
     calls = [
         Call(model, prompt, params, body.add_special_tokens, whole=not body.stream)
         for prompt in body.prompt
@@ -208,6 +219,20 @@ async def _model_card(servers: Fleet, model: str) -> dict[str, Any]:
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,
     }
+
+
+def _sampling(request: Request, body: GenerateRequest) -> dict[str, Any]:
+    """The engine's fields. With API keys, nobody acts for another tenant or gets before it."""
+    params, tenant = body.sampling(), tenant_of(request)
+    if tenant is None:
+        return params
+    if body.tenant is not None:
+        raise ApiError.field("tenant", "is that of the API key; leave it out")
+    if body.priority is not None and body.priority < 0:
+        raise ApiError.field("priority", "must be at least 0 with an API key")
+    if body.cache_salt is not None:
+        params["cache_salt"] = sha256(f"{tenant}\0{body.cache_salt}".encode()).hexdigest()
+    return params | {"tenant": tenant}
 
 
 def _stream(body: GenerateRequest) -> StreamOptions | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +13,6 @@ from paged_client import ClientError, InvalidRequest, RequestTimeout, Unavailabl
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
 _FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*): ")
-_REASON = re.compile(r"(queue_full|draining|engine_dead|deadline): ")
-_RETRY_AFTER = re.compile(r"retry after (\d+)")
 # The engine's names of what callers of the gateway call otherwise.
 _NAMES = {"text_input": "prompt", "input_ids": "prompt"}
 
@@ -56,10 +55,14 @@ class ApiError(Exception):
                 return cls(404, message, param="model", code="model_not_found")
             case InvalidRequest():
                 return cls._from_refusal(message)
-            case Unavailable() | RequestTimeout():
-                return cls._later(error, message)
+            case RequestTimeout():
+                if error.reason is None:
+                    message = "deadline: the answer took longer than is allowed"
+                return cls(504, message, code="deadline", headers={"Retry-After": "1"})
+            case Unavailable():
+                return cls._later(error)
             case _:
-                return cls(500, message)
+                return cls(500, message, code=error.reason)
 
     @classmethod
     def _from_refusal(cls, message: str) -> ApiError:
@@ -70,18 +73,15 @@ class ApiError(Exception):
         return cls.field(param, message[found.end() :])
 
     @classmethod
-    def _later(cls, error: ClientError, message: str) -> ApiError:
-        reason, wait = _REASON.match(message), _RETRY_AFTER.search(message)
-        code = reason[1] if reason else None
-        if isinstance(error, RequestTimeout):
-            status, code = 504, code or "deadline"
-            message = message if reason else "deadline: the answer took longer than is allowed"
-        else:
-            status = 429 if code == "queue_full" else 503
+    def _later(cls, error: Unavailable) -> ApiError:
+        wait_s = max(1, math.ceil(error.retry_after_s or 0))
+        return cls(
+            429 if error.reason == "rate_limited" else 503,
             # Not in gRPC's words, which name addresses behind the gateway.
-            message = message if reason else "no server is there for the model now"
-        headers = {"Retry-After": wait[1] if wait else "1"}
-        return cls(status, message, code=code or "unavailable", headers=headers)
+            str(error) if error.reason else "no server is there for the model now",
+            code=error.reason or "unavailable",
+            headers={"Retry-After": str(wait_s)},
+        )
 
     def response(self) -> JSONResponse:
         """The whole HTTP response."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from paged_client import AsyncClient, Chunk, ClientError, ModelInfo, Unavailable, UnknownModel
+from paged_client.gateway.drain import Drain
 from paged_client.gateway.metrics import Metrics
 from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
 
@@ -19,6 +20,7 @@ FIRST_BACKOFF_S = 0.5  # without new requests for a server that was not there; d
 MAX_BACKOFF_S = 5.0
 PROBE_TIMEOUT_S = 5.0
 ATTEMPTS = 2  # a request that found no server there is tried on one more
+_REFUSALS = {"queue_full", "rate_limited"}  # of a server that works
 
 T = TypeVar("T")
 
@@ -41,6 +43,7 @@ class Backend:
         self.address = address
         self.models: frozenset[str] = frozenset()
         self.num_open = 0
+        self.is_up = True  # or was when last asked
         self._timeout_s = timeout_s
         self._clients: dict[str, AsyncClient] = {}
         self._backoff_s = FIRST_BACKOFF_S
@@ -54,7 +57,7 @@ class Backend:
 
     @property
     def is_available(self) -> bool:
-        """Whether it was there when last asked, or may be again by now."""
+        """Whether it is up, or may be again by now."""
         return time.monotonic() >= self._rests_until
 
     @contextlib.contextmanager
@@ -63,10 +66,10 @@ class Backend:
         self.num_open += 1
         try:
             yield
+            self.is_up = True
             self._backoff_s = FIRST_BACKOFF_S
         except Unavailable as error:
-            # A full queue is the sign of a server that works.
-            if not str(error).startswith("queue_full:"):
+            if error.reason not in _REFUSALS:
                 self._rest()
             raise
         finally:
@@ -76,6 +79,7 @@ class Backend:
         """Ask what it serves; one that is not there keeps what it had."""
         try:
             self.models = frozenset(await self.client("").models())
+            self.is_up = True
         except ClientError:
             self._rest()
 
@@ -94,6 +98,7 @@ class Backend:
             await client.aclose()
 
     def _rest(self) -> None:
+        self.is_up = False
         self._rests_until = time.monotonic() + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
@@ -102,8 +107,13 @@ class Fleet:
     """All servers. To be made and used inside of one event loop."""
 
     def __init__(
-        self, addresses: Sequence[str], metrics: Metrics, timeout_s: float | None = None
+        self,
+        addresses: Sequence[str],
+        metrics: Metrics,
+        drain: Drain,
+        timeout_s: float | None = None,
     ) -> None:
+        self._drain = drain
         self._backends = {address: Backend(address, timeout_s) for address in addresses}
         self._metrics = metrics
         self._router = PrefixRouter()
@@ -180,14 +190,15 @@ class Fleet:
                         whole=call.whole,
                         **call.params,
                     )
-                    async with stream:
-                        async for chunk in stream:
-                            has_begun = True
-                            yield chunk
+                    with self._drain.watching(stream):
+                        async with stream:
+                            async for chunk in stream:
+                                has_begun = True
+                                yield chunk
                 return
             except Unavailable as caught:
                 error = caught
-                if has_begun:
+                if has_begun or caught.reason == "rate_limited":
                     break
         raise error
 

@@ -18,10 +18,7 @@ class Watched(Protocol):
 
     address: str
     num_open: int
-
-    @property
-    def is_available(self) -> bool:
-        """Whether it takes requests."""
+    is_up: bool
 
 
 class Metrics:
@@ -45,7 +42,7 @@ class Metrics:
     def watch(self, server: Watched) -> None:
         """Show a server's numbers from now on."""
         self._open.labels(server.address).set_function(lambda: server.num_open)
-        self._up.labels(server.address).set_function(lambda: server.is_available)
+        self._up.labels(server.address).set_function(lambda: server.is_up)
 
     def routed(self, choice: Choice, is_retry: bool) -> None:
         """A call goes to a server."""

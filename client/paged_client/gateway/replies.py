@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from paged_client import Chunk, ClientError, CompletionBuilder
+from paged_client.gateway.backlog import Backlog
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema import StreamOptions
 from paged_client.gateway.shapes import Json, Shape
@@ -23,7 +24,6 @@ from paged_client.gateway.shapes import Json, Shape
 T = TypeVar("T")
 Chunks = AsyncGenerator[Chunk, None]
 
-_QUEUE_SIZE = 64  # chunks of several prompts that wait for a slow reader
 _DONE = b"data: [DONE]\n\n"
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -73,7 +73,7 @@ class Reply:
     async def whole(self) -> Json:
         """One JSON object. Raises ClientError."""
         builders = [CompletionBuilder() for _ in self._calls]
-        async with aclosing(_merge(self._calls)) as chunks:
+        async with Backlog(self._calls, math.inf) as chunks:
             async for prompt, chunk in chunks:
                 self._usage.count(prompt, chunk)
                 builders[prompt].add(chunk)
@@ -90,12 +90,12 @@ class Reply:
             **self._shape.extras(completions),
         }
 
-    async def events(self, options: StreamOptions) -> AsyncGenerator[bytes, None]:
+    async def events(self, options: StreamOptions, max_backlog: int) -> AsyncGenerator[bytes, None]:
         """Server-sent events. Raises ClientError before the first one; later it is an event."""
         head = self._head(self._shape.piece_object)
         has_begun = False
         try:
-            async with aclosing(_merge(self._calls)) as chunks:
+            async with Backlog(self._calls, max_backlog) as chunks:
                 async for prompt, chunk in chunks:
                     self._usage.count(prompt, chunk)
                     if options.continuous_usage_stats:
@@ -108,10 +108,11 @@ class Reply:
                         yield b"".join(_event({**head, "choices": [piece]}) for piece in pieces)
             if options.include_usage:
                 yield _event({**head, "choices": [], "usage": self._usage.as_json()})
-        except ClientError as error:
+        except (ApiError, ClientError) as error:
             if not has_begun:
                 raise
-            yield _event(ApiError.from_client(error).body)
+            refusal = error if isinstance(error, ApiError) else ApiError.from_client(error)
+            yield _event(refusal.body)
         yield _DONE
 
     def _head(self, object_name: str) -> Json:
@@ -144,7 +145,7 @@ async def respond(request: Request, reply: Reply, stream: StreamOptions | None) 
     if stream is None:
         content = await while_connected(request, reply.whole())
         return Response(_to_json(content), media_type="application/json")
-    events = reply.events(stream)
+    events = reply.events(stream, request.app.state.options.max_stream_backlog)
     return EventStream(await while_connected(request, _next(events)), events)
 
 
@@ -177,40 +178,6 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
     yield first
     async for event in rest:
         yield event
-
-
-async def _merge(calls: Sequence[Chunks]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """The chunks of all calls as they arrive, with the number of the call."""
-    if len(calls) == 1:
-        async with aclosing(calls[0]) as only:
-            async for chunk in only:
-                yield 0, chunk
-        return
-    queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(_QUEUE_SIZE)
-
-    async def pump(number: int, call: Chunks) -> None:
-        try:
-            async with aclosing(call):
-                async for chunk in call:
-                    await queue.put((number, chunk))
-            await queue.put(None)
-        except Exception as error:  # belongs to whoever reads the queue
-            await queue.put(error)
-
-    pumps = [asyncio.create_task(pump(number, call)) for number, call in enumerate(calls)]
-    try:
-        num_open = len(pumps)
-        while num_open:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
 
 
 def _event(content: Json) -> bytes:

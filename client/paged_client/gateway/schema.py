@@ -151,6 +151,8 @@ class GenerateRequest(RequestBody):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    tenant: str | None = Field(None, max_length=256, description="only without API keys")
+    timeout_s: float | None = Field(None, gt=0, le=86400)
 
     def model_post_init(self, context: Any) -> None:
         """Check what depends on several fields."""

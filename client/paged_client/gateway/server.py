@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 
 import uvicorn
 
 from paged_client.gateway.app import GatewayOptions, create_app
+from paged_client.gateway.drain import Drain
 from paged_client.gateway.limits import MAX_HEADER_BYTES
 
-DRAIN_S = 30  # for open requests when told to stop
+CLOSE_S = 5  # for connections to close after the drain
 # Longer than clients keep idle connections, so that none is closed while it is taken up again.
 KEEP_ALIVE_S = 75
+UNREAD_S = 60  # a connection whose client reads nothing for so long is closed
+# What may lie unsent in the kernel, which would take megabytes for a slow reader.
+UNSENT_BYTES = 64 * 1024
 
 
 def serve(options: GatewayOptions, listener: socket.socket) -> None:
     """Serve on a bound socket until SIGINT or SIGTERM. Must run on the main thread."""
+    # Accepted connections inherit both.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    drain = Drain()
     config = uvicorn.Config(
-        create_app(options),
+        create_app(options, drain),
         http="h11",  # unlike httptools, it bounds the size of headers
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
@@ -28,9 +37,35 @@ def serve(options: GatewayOptions, listener: socket.socket) -> None:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_graceful_shutdown=CLOSE_S,
     )
     # uvicorn raises the signal again when it has stopped, to end its caller, which is not wanted.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    _DrainingServer(config, drain, options.drain_timeout_s).run(sockets=[listener])
+
+
+class _DrainingServer(uvicorn.Server):
+    """Told to stop, it listens on and refuses requests while those that run may end.
+
+    uvicorn alone would close the port first, which looks to clients as if nobody were there.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, timeout_s: float) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._timeout_s = timeout_s
+        self._deadline: float | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to shut down now; asked ten times a second."""
+        if not await super().on_tick(counter):
+            return False
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout_s
+            self._drain.begin()
+        is_done = self.force_exit or not self.server_state.tasks
+        if not is_done and time.monotonic() < self._deadline:
+            return False
+        self._drain.end_streams()
+        return True

@@ -1,0 +1,90 @@
+"""What lies between servers that send and a client that reads, perhaps slowly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Self
+
+from paged_client import Chunk
+from paged_client.gateway.errors import ApiError
+
+
+class Backlog(AsyncIterator[tuple[int, Chunk]]):
+    """The chunks of several calls as they arrive, each with the number of its call.
+
+    Chunks of one answer that wait for the reader become one. If more than ``limit`` tokens wait,
+    all calls are cancelled, what waits is dropped, and the reader gets an ApiError. Leaving the
+    ``async with`` block cancels what is still open.
+    """
+
+    def __init__(self, calls: Sequence[AsyncGenerator[Chunk, None]], limit: float) -> None:
+        self._limit = limit
+        self._waiting: dict[tuple[int, int], Chunk] = {}  # by numbers of call and answer
+        self._num_tokens = 0
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+        self._num_open = len(calls)
+        self._pumps = [asyncio.create_task(self._pump(*call)) for call in enumerate(calls)]
+
+    async def __anext__(self) -> tuple[int, Chunk]:
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if not self._num_open:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        number, answer = next(iter(self._waiting))
+        chunk = self._waiting.pop((number, answer))
+        self._num_tokens -= chunk.num_output_tokens
+        return number, chunk
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._cancel()
+
+    async def _pump(self, number: int, call: AsyncGenerator[Chunk, None]) -> None:
+        try:
+            async with aclosing(call):
+                async for chunk in call:
+                    self._put(number, chunk)
+        except Exception as error:  # belongs to the reader
+            self._error = self._error or error
+        self._num_open -= 1
+        self._changed.set()
+
+    def _put(self, number: int, chunk: Chunk) -> None:
+        key = number, chunk.index
+        before = self._waiting.get(key)
+        self._waiting[key] = chunk if before is None else _joined(before, chunk)
+        self._num_tokens += chunk.num_output_tokens
+        if self._num_tokens > self._limit:
+            self._waiting.clear()
+            self._error = _too_slow(self._num_tokens)
+            self._cancel()
+        self._changed.set()
+
+    def _cancel(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+
+
+def _joined(first: Chunk, second: Chunk) -> Chunk:
+    return replace(
+        second,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        num_output_tokens=first.num_output_tokens + second.num_output_tokens,
+        logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    )
+
+
+def _too_slow(num_tokens: int) -> ApiError:
+    message = f"stream_backlog: {num_tokens} tokens waited for their reader; the answer was ended"
+    return ApiError(408, message, code="stream_backlog")
