@@ -13,11 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.errors import ConfigError
-from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
+from paged_backend.validation import (
+    Rule,
+    check_fields,
+    checked,
+    from_mapping,
+    from_string,
+    shorten,
+)
 
 MIB = 2**20
 _METRICS_PREFIX = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,63}")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_TENANT_WEIGHTS = 4096
+_TENANT_NAME_LENGTH = 256
+_WEIGHT = Rule(float, 1e-6, 1e6)
 
 
 def refuse(name: str, problem: str) -> ConfigError:
@@ -96,6 +106,63 @@ class EngineConfig:
         False, Rule(bool), "launch each kernel of a decode step instead of a CUDA graph"
     )
 
+    scheduling_policy: str = checked(
+        "fair",
+        Rule(str, choices=("fair", "priority")),
+        "who waits least: the lowest `priority` first and then, if fair, the least served "
+        "`tenant`; then the earliest",
+    )
+    tenant_weights: str = checked(
+        "", Rule(str), "shares of tenants, as in gold=4,free=0.5; others have 1"
+    )
+    max_tenant_request_rate: float | None = checked(
+        None,
+        Rule(float, 1e-3, 1e6, optional=True),
+        "requests a second that are taken from one tenant, in bursts of up to two seconds' worth",
+    )
+    max_waiting_requests: int = checked(
+        1024, Rule(int, 1, 2**20), "requests that may wait; more are refused with queue_full"
+    )
+    max_waiting_tokens: int = checked(
+        2**20, Rule(int, 1, 2**40), "tokens of all waiting requests together; see there"
+    )
+    max_prompt_tokens: int | None = checked(
+        None, Rule(int, 1, 2**24, optional=True), "longest prompt; default: below max_model_len"
+    )
+    max_output_tokens: int | None = checked(
+        None, Rule(int, 1, 2**24, optional=True), "largest max_tokens; default: max_model_len"
+    )
+    max_n: int = checked(64, Rule(int, 1, 64), "largest n")
+    max_stop_strings: int = checked(16, Rule(int, 0, 16), "stop strings of a request")
+    max_stop_length: int = checked(256, Rule(int, 1, 256), "characters of a stop string")
+    max_logit_bias: int = checked(1024, Rule(int, 0, 1024), "entries of logit_bias")
+    max_json_length: int = checked(2**20, Rule(int, 2, 2**24), "characters of sampling_parameters")
+    max_json_depth: int = checked(
+        32, Rule(int, 1, 256), "nesting of sampling_parameters and messages"
+    )
+
+    step_timeout_s: float = checked(
+        60.0,
+        Rule(float, 2, 86400),
+        "an engine whose step takes longer hangs: it is killed and started again",
+    )
+    engine_restart_timeout_s: float = checked(
+        120.0,
+        Rule(float, 0, 86400),
+        "how long requests wait for an engine that is started again after its end; 0: it is not, "
+        "and they end with it",
+    )
+    max_crashes_per_request: int = checked(
+        3,
+        Rule(int, 1, 1000),
+        "a request that was in flight at so many ends of the engine may be their cause and fails",
+    )
+    drain_timeout_s: float = checked(
+        20.0,
+        Rule(float, 0, 86400),
+        "how long running requests may go on when the server stops, of its exit timeout",
+    )
+
     enable_inspect: bool = checked(
         False,
         Rule(bool),
@@ -114,6 +181,7 @@ class EngineConfig:
                 "must have up to 64 letters, digits, '_' and ':', not a digit first, "
                 f"got {shorten(self.metrics_prefix)}",
             )
+        self.weights_of_tenants()
         if self.block_size & (self.block_size - 1):
             raise refuse(
                 "block_size", f"must be a power of two from 8 to 256, got {self.block_size}"
@@ -125,6 +193,22 @@ class EngineConfig:
                 f"must be at least max_num_seqs ({seqs}), so that each running sequence can "
                 f"decode in each step; got {tokens}",
             )
+
+    def weights_of_tenants(self) -> dict[str, float]:
+        """The weights in ``tenant_weights``, by tenant.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        entries = self.tenant_weights.split(",") if self.tenant_weights else []
+        weights = dict(_tenant_weight(entry) for entry in entries)
+        if len(weights) < len(entries) or len(weights) > MAX_TENANT_WEIGHTS:
+            raise refuse(
+                "tenant_weights",
+                f"must name up to {MAX_TENANT_WEIGHTS} tenants, each once, "
+                f"got {len(entries)} entries for {len(weights)} tenants",
+            )
+        return weights
 
     def step_limits(self, *, on_gpu: bool) -> StepLimits:
         """The options that bound a step, with the defaults of the device it runs on."""
@@ -144,6 +228,18 @@ class EngineConfig:
             ConfigError: a name is unknown or a value is not allowed.
         """
         return from_mapping(cls, values, refuse)
+
+
+def _tenant_weight(entry: str) -> tuple[str, float]:
+    name, _, number = entry.rpartition("=")
+    name, weight = name.strip(), from_string(float, number)
+    if not 0 < len(name) <= _TENANT_NAME_LENGTH or not _WEIGHT.accepts(weight):
+        raise refuse(
+            "tenant_weights",
+            f"must be tenant=weight, tenant=weight, ... with names of 1 to {_TENANT_NAME_LENGTH} "
+            f"characters and weights from 1e-06 up to 1000000, got {shorten(entry)}",
+        )
+    return name, weight
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.core.scheduler import Scheduler, SchedulerConfig
+from paged_backend.core.scheduler import Progress, Scheduler, SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from paged_backend.outputs import EngineStats, EngineView, SequenceOutput
+from paged_backend.outputs import EngineStats, EngineView, QueueState, SequenceOutput
 from paged_backend.request import Request, RequestLimits
 from paged_backend.runner.model_runner import ModelRunner
 from paged_backend.runner.step import PendingOutput
@@ -36,7 +36,8 @@ class Engine:
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         self.runner = ModelRunner(config, folder)
         steps = self.runner.step_limits
-        self.limits = RequestLimits(
+        self.limits = RequestLimits.of(
+            config,
             max_model_len=self.runner.max_model_len,
             vocab_size=self.runner.vocab_size,
             max_num_seqs=steps.max_num_seqs,
@@ -48,6 +49,8 @@ class Engine:
                 max_model_len=self.runner.max_model_len,
                 enable_chunked_prefill=config.enable_chunked_prefill,
                 eos_token_ids=self.runner.eos_token_ids,
+                fair=config.scheduling_policy == "fair",
+                tenant_weights=config.weights_of_tenants(),
             ),
             KVCacheManager(
                 self.runner.num_blocks,
@@ -60,14 +63,14 @@ class Engine:
         self._last_end_s = 0.0  # of a step
         self._max_under_way = 1 if steps.async_scheduling else 0  # when a step returns
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request that the front-end has checked.
+    def add_request(self, request: Request, progress: Progress = ()) -> None:
+        """Queue a request that the front-end has checked; ``progress`` is what it has already.
 
         Raises:
             InvalidRequest: it does not fit this model after all.
         """
         self.limits.check(request.prompt_token_ids, request.params)
-        self.scheduler.add_request(request, self._seeds.getrandbits(64))
+        self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
 
     def abort_request(self, request_id: str) -> None:
         """End a request now; unknown ids are ignored."""
@@ -107,6 +110,19 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts since the start and the present state."""
         return self.scheduler.stats()
+
+    @property
+    def num_finished(self) -> int:
+        """Sequences that have ended since the start, for whatever reason."""
+        return self.scheduler.num_finished
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """How many requests of a tenant wait."""
+        return self.scheduler.num_waiting_of(tenant)
+
+    def queue_state(self) -> QueueState:
+        """How much waits now."""
+        return self.scheduler.queue_state()
 
     def view(self) -> EngineView:
         """All unfinished sequences with their blocks."""

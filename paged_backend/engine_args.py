@@ -22,6 +22,7 @@ _SILENCE = "disable_log_stats"
 _ALIASES = {
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
+    "scheduling_policy": {"fcfs": "priority"},  # which it is where no request has a priority
 }
 
 # What already happens here, by name; any other value would need what this engine lacks.
@@ -71,7 +72,6 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "logprobs_mode": ("raw_logprobs",),
     "stream_interval": (1,),
     # code of the user's own, and reports to elsewhere
-    "scheduling_policy": ("fcfs", "priority"),
     "scheduler_cls": (None,),
     "worker_cls": (None, "auto"),
     "worker_extension_cls": (None, ""),

@@ -4,10 +4,15 @@ PagedError
 ├── InvalidRequest      the caller's mistake in one request; nobody else is affected
 ├── ConfigError         the operator's mistake in an option or a checkpoint; nothing starts
 ├── RequestRefused      a sound request that cannot be taken now (``reason`` says why)
-└── EngineDead          the engine process is gone; open requests cannot continue
+├── DeadlineExceeded    a sound request whose time was over before its answer
+├── CrashLimit          a request that may be what the engine dies of
+└── EngineDead          there is no engine and none comes back in time
 """
 
 from __future__ import annotations
+
+import traceback
+from pathlib import Path
 
 
 class PagedError(Exception):
@@ -43,7 +48,35 @@ class RequestRefused(PagedError, RuntimeError):
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(f"{reason}: {problem}")
         self.reason = reason
+        self.problem = problem
+
+
+class DeadlineExceeded(PagedError, TimeoutError):
+    """The time that a request's caller gave it is over."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"deadline: timeout_s ({timeout_s:g}) is over")
+
+
+class CrashLimit(PagedError, RuntimeError):
+    """A request was in flight whenever the engine ended, so it is not tried again."""
+
+    def __init__(self, num_crashes: int) -> None:
+        super().__init__(
+            f"crash_limit: the request was in flight at {num_crashes} ends of the engine and may "
+            "be their cause"
+        )
 
 
 class EngineDead(PagedError, RuntimeError):
-    """The engine process has ended while requests depended on it."""
+    """There is no engine, and none comes back in time."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"engine_dead: {problem}")
+
+
+def place_of(error: Exception) -> str:
+    """What kind of error it is and where it arose; its text may be a part of somebody's prompt."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    places = (f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
+    return f"{type(error).__name__} at {', '.join(places)}"

@@ -14,6 +14,11 @@ class HistogramCounts(NamedTuple):
     cumulative: tuple[int, ...]  # values up to each bound; the last one: all values
     total: float  # their sum
 
+    def plus(self, other: HistogramCounts) -> HistogramCounts:
+        """The counts of both, over the same bounds."""
+        pairs = zip(self.cumulative, other.cumulative, strict=True)
+        return HistogramCounts(tuple(a + b for a, b in pairs), self.total + other.total)
+
 
 class Histogram:
     """Counts values by upper bounds, which grow; values beyond the last bound have a bucket too."""

@@ -79,7 +79,7 @@ class LLM:
     def _answer(self, prompt: Prompt, params: SamplingParams) -> OfflineAnswer:
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        params = resolve_bad_words(self.tokenizer, params)
+        params = resolve_bad_words(self.tokenizer, self.engine.limits.bounded(params))
         self._num_requests += 1
         request = Request(str(self._num_requests), ids, params)
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]

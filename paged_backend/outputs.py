@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -112,6 +113,30 @@ class EngineStats:
         if self.num_used_blocks == 0:
             return 1.0
         return self.num_used_slots / (self.num_used_blocks * self.block_size)
+
+    def after(self, earlier: EngineStats) -> EngineStats:
+        """The present state, and the counts on top of those of an engine that has ended."""
+        return replace(
+            self,
+            num_preemptions=self.num_preemptions + earlier.num_preemptions,
+            num_prompt_tokens=self.num_prompt_tokens + earlier.num_prompt_tokens,
+            num_generation_tokens=self.num_generation_tokens + earlier.num_generation_tokens,
+            num_cache_hits=self.num_cache_hits + earlier.num_cache_hits,
+            num_steps=self.num_steps + earlier.num_steps,
+            finished=dict(Counter(self.finished) + Counter(earlier.finished)),
+            histograms={
+                name: counts.plus(earlier.histograms[name])
+                for name, counts in self.histograms.items()
+            },
+        )
+
+
+class QueueState(NamedTuple):
+    """How much waits, for whoever decides whether more may come."""
+
+    num_waiting: int  # requests
+    num_waiting_tokens: int
+    num_free_seats: int  # sequences that could start besides those that run
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from paged_backend.config import EngineConfig
 from paged_backend.errors import InvalidRequest
 from paged_backend.sampling_params import SamplingParams
 
@@ -20,15 +21,60 @@ class Request:
     params: SamplingParams
     cache_salt: str = ""
     priority: int = 0  # lower is served first
+    tenant: str = ""  # on whose account its tokens are
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What the loaded model and its engine can take."""
+    """What the model can take and its operator allows; the fields are named as the options."""
 
     max_model_len: int  # tokens of prompt and output together
     vocab_size: int
     max_num_seqs: int
+    max_prompt_tokens: int
+    max_output_tokens: int
+    max_n: int
+    max_stop_strings: int
+    max_stop_length: int
+    max_logit_bias: int
+    max_json_length: int
+    max_json_depth: int
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, *, max_model_len: int, vocab_size: int, max_num_seqs: int
+    ) -> RequestLimits:
+        """The options, where the loaded model is not narrower."""
+        return cls(
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            max_num_seqs=max_num_seqs,
+            max_prompt_tokens=min(config.max_prompt_tokens or max_model_len, max_model_len - 1),
+            max_output_tokens=min(config.max_output_tokens or max_model_len, max_model_len),
+            max_n=config.max_n,
+            max_stop_strings=config.max_stop_strings,
+            max_stop_length=config.max_stop_length,
+            max_logit_bias=config.max_logit_bias,
+            max_json_length=config.max_json_length,
+            max_json_depth=config.max_json_depth,
+        )
+
+    @property
+    def longest_prompt(self) -> str:
+        """How long a prompt may be, and what says so."""
+        if self.max_prompt_tokens < self.max_model_len - 1:
+            return f"{self.max_prompt_tokens} tokens (max_prompt_tokens)"
+        return f"{self.max_prompt_tokens} tokens, below max_model_len ({self.max_model_len})"
+
+    def bounded(self, params: SamplingParams) -> SamplingParams:
+        """The same with an end: no ``max_tokens`` stands for as many as are allowed.
+
+        Raises:
+            InvalidRequest: ``min_tokens`` are more than that.
+        """
+        if params.max_tokens is not None:
+            return params
+        return replace(params, max_tokens=self.max_output_tokens)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Check a request against the model.
@@ -37,15 +83,8 @@ class RequestLimits:
             InvalidRequest: naming the field and the allowed range.
         """
         self._check_prompt(prompt_token_ids)
-        if params.n > self.max_num_seqs:
-            raise InvalidRequest(
-                "n", f"must be at most max_num_seqs ({self.max_num_seqs}), got {params.n}"
-            )
-        if params.max_tokens is not None and params.max_tokens > self.max_model_len:
-            raise InvalidRequest(
-                "max_tokens",
-                f"must be at most max_model_len ({self.max_model_len}), got {params.max_tokens}",
-            )
+        self._check_sizes(params)
+        self._check_lists(params)
         for name, token in params.named_token_ids():
             if token >= self.vocab_size:
                 raise InvalidRequest(name, f"must be below {self.vocab_size}, got {token}")
@@ -54,15 +93,34 @@ class RequestLimits:
         length = len(prompt_token_ids)
         if length == 0:
             raise InvalidRequest("prompt", "is empty; at least one token is needed")
-        if length >= self.max_model_len:
-            raise InvalidRequest(
-                "prompt",
-                f"has {length} tokens; at most {self.max_model_len - 1} fit below "
-                f"max_model_len ({self.max_model_len})",
-            )
+        if length > self.max_prompt_tokens:
+            raise InvalidRequest("prompt", f"has {length} tokens; at most {self.longest_prompt}")
         low, high = min(prompt_token_ids), max(prompt_token_ids)
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high
             raise InvalidRequest(
                 "prompt", f"token ids must be from 0 to {self.vocab_size - 1}, got {bad}"
             )
+
+    def _check_sizes(self, params: SamplingParams) -> None:
+        output = "max_output_tokens"
+        if self.max_output_tokens == self.max_model_len:
+            output = "max_model_len"
+        for name, value, option in (
+            ("n", params.n, "max_n"),
+            ("n", params.n, "max_num_seqs"),
+            ("max_tokens", params.max_tokens, output),
+        ):
+            limit: int = getattr(self, option)
+            if value is not None and value > limit:
+                raise InvalidRequest(name, f"must be at most {option} ({limit}), got {value}")
+
+    def _check_lists(self, params: SamplingParams) -> None:
+        longest = max(map(len, params.stop), default=0)
+        for name, value, limit, words in (
+            ("stop", len(params.stop), self.max_stop_strings, "strings (max_stop_strings)"),
+            ("stop", longest, self.max_stop_length, "characters (max_stop_length)"),
+            ("logit_bias", len(params.logit_bias), self.max_logit_bias, "entries (max_logit_bias)"),
+        ):
+            if value > limit:
+                raise InvalidRequest(name, f"at most {limit} {words}, got {value}")

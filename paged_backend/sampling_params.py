@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
-from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
+from paged_backend.validation import Rule, check_fields, checked, from_mapping, is_text, shorten
 
 MAX_N = 64
+DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
@@ -57,7 +58,9 @@ class SamplingParams:
         None, Rule(int, 0, 2**64 - 1, optional=True), "same seed, same tokens"
     )
     max_tokens: int | None = checked(
-        16, Rule(int, 1, INT32_MAX, optional=True), "null: up to max_model_len"
+        DEFAULT_MAX_TOKENS,
+        Rule(int, 1, INT32_MAX, optional=True),
+        "null: up to max_output_tokens, or max_model_len",
     )
     min_tokens: int = checked(0, Rule(int, 0, INT32_MAX), "no stop before that many tokens")
     ignore_eos: bool = checked(False, Rule(bool), "go on after the end-of-sequence token")
@@ -132,7 +135,7 @@ def _strings(name: str, value: object, *, max_number: int, max_length: int) -> t
     items = (value,) if isinstance(value, str) else value
     if items is None:
         return ()
-    if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
+    if not isinstance(items, (list, tuple)) or not all(map(is_text, items)):
         raise InvalidRequest(name, f"must be a string or a list of strings, got {shorten(value)}")
     if len(items) > max_number:
         raise InvalidRequest(name, f"at most {max_number} strings, got {len(items)}")

@@ -98,7 +98,7 @@ def check_known(names: Iterable[str], known: Iterable[str], refuse: Refuse) -> N
         if name not in allowed:
             near = difflib.get_close_matches(name, allowed, n=1)
             hint = f", did you mean {near[0]}?" if near else _known(allowed)
-            raise refuse(shorten(name, 40, quote=False), f"is not known{hint}")
+            raise refuse(shorten(name, 40, quote=False) or "''", f"is not known{hint}")
 
 
 def coerce(cls: type[DataclassInstance], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +138,17 @@ def shorten(value: object, limit: int = 60, *, quote: bool = True) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value) if quote else ascii(str(value))[1:-1]
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a string that UTF-8 can hold; JSON may hold half of a surrogate pair."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(number: float) -> str:

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "text": {"models"},
     "engine": {"core", "runner"},
     "llm": {"engine", "models", "text"},
-    "process": {"engine", "models"},
+    "process": {"core", "engine", "models"},
     "serving": {"process", "text"},
     "launch": set(),
     "top": set(),

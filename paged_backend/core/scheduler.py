@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,16 +23,21 @@ from paged_backend.core.scheduler_output import (
     SchedulerOutput,
 )
 from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.tenants import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from paged_backend.core.waiting_queue import WaitingQueue
 from paged_backend.outputs import (
     EngineStats,
     EngineView,
     FinishReason,
+    QueueState,
     SequenceOutput,
     SequenceView,
     TokenLogprobs,
 )
 from paged_backend.request import Request
+
+Progress = Collection[Collection[int] | None]
+"""The tokens of each answer of a request so far; None for one that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class SchedulerConfig:
     max_model_len: int
     enable_chunked_prefill: bool
     eos_token_ids: frozenset[int]
+    fair: bool  # among tenants of equal priority
+    tenant_weights: Mapping[str, float]
 
 
 class Scheduler:
@@ -58,7 +65,7 @@ class Scheduler:
         self.config = config
         self.kv = kv
         self.measurements = Measurements()
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(config.tenant_weights, fair=config.fair)
         self._running: dict[int, Sequence] = {}  # seq_id -> sequence, in the order of admission
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
         # Answers 2..n of a request wait beside the first one until its prompt is computed.
@@ -71,8 +78,10 @@ class Scheduler:
 
     # --- requests -------------------------------------------------------------------------
 
-    def add_request(self, request: Request, seed: int) -> None:
+    def add_request(self, request: Request, seed: int, progress: Progress = ()) -> None:
         """Queue a request; ``seed`` stands in where the request brings none.
+
+        With ``progress`` its answers go on where an engine that has ended left them.
 
         Raises:
             ValueError: a request of that id is still open.
@@ -81,12 +90,20 @@ class Scheduler:
             raise ValueError(f"request id {request.request_id} is already in use")
         if request.params.seed is not None:
             seed = request.params.seed
-        first, *others = [
-            Sequence(self._next_seq_id + index, request, index, seed)
-            for index in range(request.params.n)
+        begun = any(tokens is None or tokens for tokens in progress)
+        answers = [
+            Sequence(self._next_seq_id + index, request, index, seed, tokens)
+            for index, tokens in enumerate(progress if begun else [()] * request.params.n)
+            if tokens is not None
         ]
         self._next_seq_id += request.params.n
-        self._by_request[request.request_id] = [first, *others]
+        self._by_request[request.request_id] = answers
+        self._waiting.open(request)
+        if begun:  # all have tokens of their own by now
+            for answer in answers:
+                self._waiting.add(answer)
+            return
+        first, *others = answers
         if others:
             self._unforked[first.seq_id] = others
         self._waiting.add(first)
@@ -136,6 +153,7 @@ class Scheduler:
         The plan is empty while all sequences wait for their last tokens.
         """
         step = _Step(self.config.max_num_batched_tokens)
+        self._make_way()
         preempted = self._schedule_running(step)
         for seq, num_tokens in step.slices():
             self._register(seq, num_tokens)
@@ -163,6 +181,21 @@ class Scheduler:
             if not seq.is_finished
         ]
 
+    def _make_way(self) -> None:
+        """Preempt a sequence of a tenant that holds too much, if the next in turn finds no place.
+
+        This comes first of all, as the blocks that a plan fills can be found from then on. There
+        is never a place for both, so the one that is preempted does not return in the same plan.
+        """
+        if not self._waiting:
+            return
+        seq = self._waiting.first()
+        if not self._waiting.has_rivals(seq) or self._finds_place(seq):
+            return
+        displaced = self._waiting.displaced_by(seq, self._running.values())
+        if displaced is not None:
+            self._preempt(displaced)
+
     def _schedule_running(self, step: _Step) -> bool:
         """Plan what runs already; returns whether a sequence had to give up its blocks."""
         num_preempted = self._counts["preemptions"]
@@ -180,21 +213,17 @@ class Scheduler:
                 if copies is not None:
                     step.add(seq, num_tokens, copies)
                     break
-                self._preempt_last(step)
+                last = max(self._running.values(), key=lambda seq: seq.admission_order)
+                step.remove(last)
+                self._preempt(last)
         return self._counts["preemptions"] > num_preempted
 
     def _admit_waiting(self, step: _Step) -> None:
-        reserved = sum(
-            self.kv.num_missing_blocks(seq)
-            for seq in self._running.values()
-            if seq.num_uncomputed_tokens > 1
-        )
-        num_seats = self.config.max_num_seqs - len(self._running)
-        num_seats -= sum(len(self._unforked.get(seq_id, ())) for seq_id in self._running)
+        num_seats, reserved = self._num_free_seats(), self._num_reserved_blocks()
         while self._waiting and step.budget > 0:
             seq = self._waiting.first()
-            num_seats -= 1 + len(self._unforked.get(seq.seq_id, ()))
-            hits = [] if seq.wants_prompt_logprobs else self.kv.find_prefix(seq)
+            num_seats -= self._num_seats(seq)
+            hits = self._prefix_hits(seq)
             num_tokens = self._first_slice(seq, hits, step.budget)
             if num_seats < 0 or num_tokens == 0 or not self._has_room(seq, hits, reserved):
                 break
@@ -206,6 +235,31 @@ class Scheduler:
             # Blocks computed in this step are found by later sequences of the same step:
             # every layer writes the K and V of all its tokens before any of them attends.
             self._register(seq, num_tokens)
+
+    def _finds_place(self, seq: Sequence) -> bool:
+        """Whether there is a seat and room for a waiting sequence."""
+        return self._num_seats(seq) <= self._num_free_seats() and self._has_room(
+            seq, self._prefix_hits(seq), self._num_reserved_blocks()
+        )
+
+    def _num_seats(self, seq: Sequence) -> int:
+        """Those of a sequence and of the answers that wait beside it."""
+        return 1 + len(self._unforked.get(seq.seq_id, ()))
+
+    def _num_free_seats(self) -> int:
+        num_promised = sum(len(self._unforked.get(seq_id, ())) for seq_id in self._running)
+        return self.config.max_num_seqs - len(self._running) - num_promised
+
+    def _num_reserved_blocks(self) -> int:
+        """Blocks that are promised to prompts under way."""
+        return sum(
+            self.kv.num_missing_blocks(seq)
+            for seq in self._running.values()
+            if seq.num_uncomputed_tokens > 1
+        )
+
+    def _prefix_hits(self, seq: Sequence) -> list[int]:
+        return [] if seq.wants_prompt_logprobs else self.kv.find_prefix(seq)
 
     def _first_slice(self, seq: Sequence, hits: list[int], budget: int) -> int:
         remaining = seq.num_tokens - len(hits) * self.kv.block_size
@@ -230,6 +284,8 @@ class Scheduler:
             seq.num_cached_tokens = seq.num_computed_tokens
             self._counts["prompt_tokens"] += seq.num_prompt_tokens
             self._counts["cache_hits"] += seq.num_computed_tokens
+            num_tokens = seq.num_prompt_tokens - seq.num_computed_tokens
+            self._waiting.charge(seq.request, PROMPT_TOKEN_COST * num_tokens)
             seq.admitted_s = time.monotonic()
         seq.status = SequenceStatus.RUNNING
         self._running[seq.seq_id] = seq
@@ -241,11 +297,9 @@ class Scheduler:
         if end > start:
             self.kv.register_full_blocks(seq, start, end)
 
-    def _preempt_last(self, step: _Step) -> None:
-        """Send the sequence that comes last back to the queue, to be recomputed."""
-        seq = max(self._running.values(), key=lambda seq: seq.admission_order)
+    def _preempt(self, seq: Sequence) -> None:
+        """Send a running sequence back to the queue, to be recomputed."""
         del self._running[seq.seq_id]
-        step.remove(seq)
         self._release(seq)
         seq.status = SequenceStatus.WAITING
         self._waiting.add(seq)
@@ -284,6 +338,7 @@ class Scheduler:
     def _take(self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
         seq.take_token(token_id)
         self._counts["generation_tokens"] += 1
+        self._waiting.charge(seq.request, OUTPUT_TOKEN_COST)
         reason = self._finish_reason(seq, token_id)
         if reason is not None:
             self._finish(seq, reason)
@@ -337,6 +392,7 @@ class Scheduler:
         siblings.remove(seq)
         if not siblings:
             del self._by_request[seq.request.request_id]
+            self._waiting.close(seq.request)
 
     def _release(self, seq: Sequence) -> None:
         # A step under way may still write to these blocks; whoever gets them next writes later.
@@ -344,6 +400,20 @@ class Scheduler:
         self._released.append(seq.seq_id)
 
     # --- looking at it --------------------------------------------------------------------
+
+    @property
+    def num_finished(self) -> int:
+        """Sequences that have ended since the start, for whatever reason."""
+        return self._finished.total()
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """How many requests of a tenant wait."""
+        return self._waiting.num_waiting_of(tenant)
+
+    def queue_state(self) -> QueueState:
+        """How much waits now."""
+        num_free_seats = max(0, self.config.max_num_seqs - len(self._running))
+        return QueueState(len(self._waiting), self._waiting.num_tokens, num_free_seats)
 
     def stats(self) -> EngineStats:
         """Counts and gauges for metrics."""
@@ -387,6 +457,7 @@ class Scheduler:
         for seq in self._waiting:
             if seq.block_ids:
                 raise RuntimeError(f"waiting sequence {seq.seq_id} owns blocks")
+        self._waiting.check_invariants()
         if not all(id_ in self._waiting or id_ in self._running for id_ in self._unforked):
             raise RuntimeError("answers wait for a sequence that has ended")
         self.kv.check_invariants(self._running.values())

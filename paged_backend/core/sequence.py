@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from enum import IntEnum
 
 from paged_backend.core.seeds import derive_seed
@@ -34,7 +35,9 @@ class Sequence:
         "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
 
-    def __init__(self, seq_id: int, request: Request, index: int, seed: int) -> None:
+    def __init__(
+        self, seq_id: int, request: Request, index: int, seed: int, progress: Iterable[int] = ()
+    ) -> None:
         self.seq_id = seq_id
         self.request = request
         self.index = index
@@ -42,11 +45,14 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids += progress  # what an engine that has ended generated
+        resumed = len(self.token_ids) > self.num_prompt_tokens
         self.num_computed_tokens = 0  # those of steps under way included
         self.num_pending = 0  # last tokens that are not known yet
-        self.num_cached_tokens: int | None = None  # set when first admitted
+        # Set when first admitted; one that goes on was counted by the engine before.
+        self.num_cached_tokens: int | None = 0 if resumed else None
         # Of the prompt's tokens after its first, as far as computed; None once they are told.
-        wanted = index == 0 and request.params.prompt_logprobs is not None
+        wanted = index == 0 and request.params.prompt_logprobs is not None and not resumed
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # of full blocks, as far as needed yet

@@ -1,65 +1,72 @@
-"""A front-end's way to the engine: starts it if nobody has, sends requests, receives outputs."""
+"""A front-end's connection to one engine process, which it starts if nobody has."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
-import threading
+import time
 import uuid
 from pathlib import Path
 
 import zmq
 
 from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError, EngineDead
+from paged_backend.errors import EngineDead
+from paged_backend.outputs import EngineStats
 from paged_backend.process import wire
-from paged_backend.process.lifetime import exclusive, open_process, runtime_folder
-from paged_backend.request import Request
+from paged_backend.process.lifetime import (
+    end_enrolled,
+    enrol,
+    exclusive,
+    open_process,
+    runtime_folder,
+)
+from paged_backend.process.status_page import StatusPage
 
-
-def connect(
-    config: EngineConfig, model: str, version: str, server_pid: int
-) -> tuple[EngineClient, wire.EngineReady]:
-    """A front-end's way to the engine of a model with these options, which then is ready.
-
-    Raises:
-        ConfigError: the engine cannot be started with these options.
-    """
-    while True:
-        run_dir = runtime_folder(server_pid, model, version, _fingerprint(config, model))
-        client = EngineClient(config, run_dir, server_pid)
-        try:
-            return client, client.wait_until_ready()
-        except EngineDead as error:
-            client.close()
-            # One that was found may have been about to end with its last front-end.
-            if client.has_started:
-                raise ConfigError(
-                    f"the engine ended while the model was loading: {error}"
-                ) from error
+GONE = "its process is gone; the server's log may say why"
+_KILL_S = 5.0  # a process may have much memory to give back
+_LONGEST_LOOK_S = 1.0  # one that lasts longer was this process's own sleep, not the engine's
 
 
 class EngineClient:
-    """One front-end's connection.
+    """One front-end's way to one engine, until that ends.
 
-    ``receive`` belongs to one thread; every other method may be called from any.
+    Used by one thread at a time; the connection is there at once, and its engine is ready when
+    ``receive`` returns EngineReady.
+
+    Args:
+        config: the engine's options.
+        model: the model's name; ``version`` beside it.
+        server_pid: the server, with which the engine ends.
+        counts: what was last heard of an engine that has ended.
     """
 
-    def __init__(self, config: EngineConfig, run_dir: Path, server_pid: int) -> None:
-        self._pidfd, self.has_started = _start_or_find(config, run_dir, server_pid)
-        # Not to be guessed: whoever knows the name of a request can cancel it.
-        self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: str,
+        version: str,
+        server_pid: int,
+        counts: EngineStats | None,
+    ) -> None:
+        run_dir = runtime_folder(server_pid, model, version, _fingerprint(config, model))
+        self._run_dir = run_dir
+        enrol(run_dir)
+        self._pidfd, self._process = _start_or_find(config, run_dir, server_pid)
+        self._identity = uuid.uuid4().hex.encode()
+        self._page: StatusPage | None = None  # once the engine is ready
+        self._watch = _HeartbeatWatch()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._lock = threading.Lock()  # a ZeroMQ socket is not thread-safe
         self._requests = context.socket(zmq.PUSH)
         self._outputs = context.socket(zmq.DEALER)
-        self._outputs.identity = self.identity.encode()
-        self._early: list[wire.FromEngine] = []  # came together with EngineReady
+        self._outputs.identity = self._identity
         self._poller = zmq.Poller()
         self._poller.register(self._outputs, zmq.POLLIN)
         self._poller.register(self._pidfd, zmq.POLLIN)
@@ -69,43 +76,21 @@ class EngineClient:
         ):
             socket.set_hwm(0)
             socket.connect(wire.address(run_dir, name))
+        self._outputs.send(wire.encode(wire.Hello(os.getpid(), counts)))
 
-    def wait_until_ready(self) -> wire.EngineReady:
-        """Wait for the model to be loaded, however long that takes.
+    @property
+    def has_started(self) -> bool:
+        """Whether this front-end has started the engine, rather than found it."""
+        return self._process is not None
 
-        Raises:
-            ConfigError: the engine cannot be started with these options.
-            EngineDead: the engine has ended without a word.
-        """
-        self._outputs.send(wire.encode(wire.Hello(os.getpid())))
-        while True:
-            messages = self.receive(timeout_s=1.0)
-            for index, message in enumerate(messages):
-                if isinstance(message, wire.EngineFailed):
-                    raise ConfigError(message.message)
-                if isinstance(message, wire.EngineReady):
-                    self._early = messages[index + 1 :]
-                    return message
+    @property
+    def page(self) -> StatusPage | None:
+        """What the engine shows; None until it is ready."""
+        return self._page
 
-    def add_request(self, request: Request) -> None:
-        """Send a checked request."""
-        self._send(wire.AddRequest(request))
-
-    def abort_request(self, request_id: str) -> None:
-        """End a request before the engine's next step."""
-        self._send(wire.AbortRequest(request_id))
-
-    def stop_answer(self, request_id: str, index: int) -> None:
-        """End an answer whose text has come to a stop string."""
-        self._send(wire.StopAnswer(request_id, index))
-
-    def inspect(self, request_id: str) -> None:
-        """Ask what the engine holds."""
-        self._send(wire.Inspect(request_id))
-
-    def cancel_request(self, request_id: str) -> None:
-        """End a request of any front-end, which hears of it by the last outputs."""
-        self._send(wire.CancelRequest(request_id))
+    def send(self, message: wire.ToEngine) -> None:
+        """Queue a message; one to an engine that has ended is dropped."""
+        self._requests.send_multipart([self._identity, wire.encode(message)])
 
     def receive(self, timeout_s: float) -> list[wire.FromEngine]:
         """All messages that are there; waits for the first.
@@ -113,23 +98,65 @@ class EngineClient:
         Raises:
             EngineDead: the engine's process has ended and everything it said was received.
         """
-        messages, self._early = self._early, []
-        ready = dict(self._poller.poll(0 if messages else int(timeout_s * 1000)))
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        messages = []
         while self._outputs.poll(0):
             messages.append(wire.decode_from_engine(self._outputs.recv()))
         if not messages and self._pidfd in ready:
-            raise EngineDead("its process is gone; the server's log may say why")
+            raise EngineDead(GONE)
+        if self._page is None and any(isinstance(m, wire.EngineReady) for m in messages):
+            self._page = StatusPage.open(self._run_dir)
         return messages
+
+    def seconds_without_beat(self) -> float:
+        """For how long the engine's loop has made no turn; 0 until it is ready."""
+        return 0.0 if self._page is None else self._watch.look(self._page.beat)
+
+    def kill(self) -> None:
+        """End the engine at once, and wait until it has ended."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        select.select([self._pidfd], [], [], _KILL_S)
+
+    def kill_all(self) -> None:
+        """End the engine and all its front-ends, this one too."""
+        with contextlib.suppress(ProcessLookupError):
+            self.kill()
+        end_enrolled(self._run_dir)
 
     def close(self) -> None:
         """Leave; the engine aborts what is open and ends after its last front-end."""
-        self._send(wire.Goodbye())
-        for socket in (self._requests, self._outputs):
-            socket.close(linger=1000)
+        self.send(wire.Goodbye())
+        self._disconnect(linger_ms=1000)
 
-    def _send(self, message: wire.ToEngine) -> None:
-        with self._lock:
-            self._requests.send_multipart([self.identity.encode(), wire.encode(message)])
+    def abandon(self) -> None:
+        """Leave an engine that has ended; nothing may reach the one that comes after it."""
+        self._disconnect(linger_ms=0)
+        if self._process is not None:
+            self._process.poll()  # so that it does not stay in the table of processes
+
+    def _disconnect(self, linger_ms: int) -> None:
+        for socket in (self._requests, self._outputs):
+            socket.close(linger=linger_ms)
+        os.close(self._pidfd)
+        if self._page is not None:
+            self._page.close()
+
+
+class _HeartbeatWatch:
+    """For how long a beat has not changed, as far as this process was awake to see it."""
+
+    def __init__(self) -> None:
+        self._beat = 0
+        self._still_s = 0.0
+        self._last_s = time.monotonic()
+
+    def look(self, beat: int) -> float:
+        now = time.monotonic()
+        self._still_s += min(now - self._last_s, _LONGEST_LOOK_S)
+        if beat != self._beat:
+            self._still_s = 0.0
+        self._beat, self._last_s = beat, now
+        return self._still_s
 
 
 def _fingerprint(config: EngineConfig, model: str) -> str:
@@ -138,18 +165,22 @@ def _fingerprint(config: EngineConfig, model: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
 
 
-def _start_or_find(config: EngineConfig, run_dir: Path, server_pid: int) -> tuple[int, bool]:
-    """A pidfd of the engine that lives in ``run_dir``, and whether this call has started it."""
+def _start_or_find(
+    config: EngineConfig, run_dir: Path, server_pid: int
+) -> tuple[int, subprocess.Popen[bytes] | None]:
+    """A pidfd of the engine that lives in ``run_dir``, and its process if this call started it."""
     pid_file = run_dir / "engine.pid"
     with exclusive(run_dir / "lock"):
         if pid_file.exists():
             pidfd = open_process(int(pid_file.read_text()))
             # One that has ended is there until its parent, another front-end, looks after it.
-            if pidfd is not None and not select.select([pidfd], [], [], 0)[0]:
-                return pidfd, False
+            if pidfd is not None:
+                if not select.select([pidfd], [], [], 0)[0]:
+                    return pidfd, None
+                os.close(pidfd)
         process = _start(config, run_dir, server_pid)
         pid_file.write_text(str(process.pid))
-        return os.pidfd_open(process.pid), True
+        return os.pidfd_open(process.pid), process
 
 
 def _start(config: EngineConfig, run_dir: Path, server_pid: int) -> subprocess.Popen[bytes]:

@@ -1,244 +1,23 @@
 """The engine in a process of its own: ``python -m paged_backend.process.engine_process``.
 
-It serves every front-end (stub process) of one model. The loop takes what has arrived, makes one
-step, and hands the outputs to ZeroMQ's own thread, so that no front-end can hold it up. It ends
-with its server, when its last front-end leaves, or on SIGTERM.
+What takes seconds to import comes after the watch over the server, with which this process ends.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import signal
 import sys
-import time
-from collections import defaultdict
 from pathlib import Path
 
-import zmq
+from paged_backend.process.lifetime import end_with
 
-from paged_backend.config import EngineConfig
-from paged_backend.engine import Engine
-from paged_backend.errors import ConfigError, PagedError
-from paged_backend.models.hub import resolve_model
-from paged_backend.outputs import EngineStats, SequenceOutput
-from paged_backend.process import wire
-from paged_backend.process.lifetime import open_process, remove_runtime_folder
-from paged_backend.request import Request
-
-IDLE_POLL_S = 0.5
-STATS_INTERVAL_S = 0.02
-FAREWELL_S = 10.0  # in which front-ends may still ask why the engine failed
-INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"
-SERVER = ""  # stands for the server among the front-ends
-
-
-class Mailbox:
-    """Both sockets of the engine and the processes that it watches."""
-
-    def __init__(self, run_dir: Path, server_pid: int) -> None:
-        context = zmq.Context()
-        self._poller = zmq.Poller()
-        self._requests = context.socket(zmq.PULL)
-        self._outputs = context.socket(zmq.ROUTER)
-        self._sockets = {wire.REQUESTS_SOCKET: self._requests, wire.OUTPUTS_SOCKET: self._outputs}
-        for name, socket in self._sockets.items():
-            socket.set_hwm(0)  # a step never waits; the requests open at once bound the queue
-            socket.bind(wire.address(run_dir, name))
-            self._poller.register(socket, zmq.POLLIN)
-        self._watched: dict[int, str] = {}  # pidfd -> front-end, "" for the server
-        self.watch(server_pid, SERVER)
-
-    def watch(self, pid: int, owner: str) -> None:
-        """Report the end of a process as the Goodbye of its front-end."""
-        pidfd = open_process(pid)
-        if pidfd is not None:
-            self._watched[pidfd] = owner
-            self._poller.register(pidfd, zmq.POLLIN)
-
-    def end_front_ends(self) -> None:
-        """End the front-ends of a server that was killed.
-
-        One that was sending a response waits for the server for ever, with the interpreter's lock
-        held, so it cannot notice by itself.
-        """
-        for pidfd, owner in self._watched.items():
-            if owner != SERVER:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-    def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
-        """All messages that are there, each with its front-end; waits for the first."""
-        messages: list[tuple[str, wire.ToEngine]] = []
-        for ready, _ in self._poller.poll(int(timeout_s * 1000)):
-            if isinstance(ready, int):
-                self._poller.unregister(ready)
-                os.close(ready)
-                messages.append((self._watched.pop(ready), wire.Goodbye()))
-            else:
-                messages += _drain(ready)
-        return messages
-
-    def send(self, front_end: str, message: wire.FromEngine) -> None:
-        """Queue a message; one to a front-end that is gone is dropped."""
-        self._outputs.send_multipart([front_end.encode(), wire.encode(message)])
-
-    def close(self) -> None:
-        """Let what is queued go out, for a second at most."""
-        for socket in self._sockets.values():
-            socket.close(linger=1000)
-
-
-def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
-    messages = []
-    while socket.poll(0):
-        sender, payload = socket.recv_multipart()
-        messages.append((sender.decode(), wire.decode_to_engine(payload)))
-    return messages
-
-
-class EngineLoop:
-    """Steps while there is work and answers front-ends; everything on one thread."""
-
-    def __init__(
-        self, engine: Engine, mailbox: Mailbox, model_folder: Path, *, may_inspect: bool
-    ) -> None:
-        self._engine = engine
-        self._may_inspect = may_inspect
-        self._mailbox = mailbox
-        self._ready = wire.EngineReady(engine.limits, str(model_folder))
-        self._owners: dict[str, str] = {}  # request_id -> front-end
-        self._front_ends: list[str] = []  # the first of them reports the metrics
-        self._running = True
-        self._stats_due = 0.0
-        self._reported: EngineStats | None = None
-
-    def stop(self) -> None:
-        """End after the present step."""
-        self._running = False
-
-    def run(self) -> None:
-        """Serve until the server, all front-ends, or a signal ends it."""
-        checked = True
-        while self._running:
-            idle = not self._engine.has_unfinished
-            messages = self._mailbox.receive(IDLE_POLL_S if idle else 0)
-            for sender, message in messages:
-                self._handle(sender, message)
-            if self._engine.has_unfinished:
-                self._send(self._engine.step())
-                checked = False
-            elif not messages and not checked:
-                # Looks at every block, so it waits for a moment in which nobody waits for it.
-                self._engine.scheduler.check_invariants()
-                checked = True
-            self._report()
-
-    def _handle(self, sender: str, message: wire.ToEngine) -> None:
-        match message:
-            case wire.Hello(pid):
-                self._front_ends.append(sender)
-                self._mailbox.watch(pid, sender)
-                self._mailbox.send(sender, self._ready)
-            case wire.AddRequest(request):
-                self._add(sender, request)
-            case wire.AbortRequest(request_id):
-                self._abort(request_id)
-            case wire.StopAnswer(request_id, index):
-                self._engine.stop_answer(request_id, index)
-                self._forget(request_id)
-            case wire.Inspect(request_id):
-                self._inspect(sender, request_id)
-            case wire.CancelRequest(request_id):
-                self._send(self._engine.cancel_request(request_id))
-            case wire.Goodbye():
-                self._leave(sender)
-
-    def _add(self, sender: str, request: Request) -> None:
-        try:
-            self._engine.add_request(request)
-        except (PagedError, ValueError) as error:
-            self._mailbox.send(sender, wire.RequestRejected(request.request_id, str(error)))
-        else:
-            self._owners[request.request_id] = sender
-
-    def _inspect(self, sender: str, request_id: str) -> None:
-        answer: wire.FromEngine
-        if self._may_inspect:
-            answer = wire.Inspection(request_id, self._engine.view())
-        else:
-            answer = wire.RequestRejected(request_id, INSPECT_IS_OFF)
-        self._mailbox.send(sender, answer)
-
-    def _abort(self, request_id: str) -> None:
-        self._engine.abort_request(request_id)
-        self._forget(request_id)
-
-    def _forget(self, request_id: str) -> None:
-        if not self._engine.is_open(request_id):
-            self._owners.pop(request_id, None)
-
-    def _leave(self, sender: str) -> None:
-        """A front-end is gone, or the server and with it all of them."""
-        for request_id in [r for r, owner in self._owners.items() if owner == sender]:
-            self._abort(request_id)
-        if sender in self._front_ends:
-            self._front_ends.remove(sender)
-            self._reported = None  # the next one has heard nothing yet
-        if sender == SERVER:
-            self._mailbox.end_front_ends()
-        if not self._front_ends or sender == SERVER:
-            self.stop()
-
-    def _send(self, outputs: list[SequenceOutput]) -> None:
-        by_front_end: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
-        for output in outputs:
-            by_front_end[self._owners[output.request_id]].append(output)
-        for front_end, part in by_front_end.items():
-            self._mailbox.send(front_end, wire.StepOutputs(part))
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._forget(output.request_id)
-
-    def _report(self) -> None:
-        """Tell the reporting front-end the counts: now and then, and whenever work ends."""
-        now = time.monotonic()
-        due = now >= self._stats_due or not self._engine.has_unfinished
-        if not due or not self._front_ends:
-            return
-        stats = self._engine.stats()
-        if stats != self._reported:
-            self._mailbox.send(self._front_ends[0], wire.Stats(stats))
-            self._stats_due = now + STATS_INTERVAL_S
-            self._reported = stats
-
-
-def load(config: EngineConfig) -> tuple[Engine, Path]:
-    """Find the checkpoint and load it.
-
-    Raises:
-        ConfigError: the options or the checkpoint cannot be used.
-    """
-    folder = resolve_model(config.model)
-    return Engine(config, folder), folder
-
-
-def tell_failure(mailbox: Mailbox, message: str) -> None:
-    """Say why the engine cannot start to each front-end that asks within a while."""
-    deadline = time.monotonic() + FAREWELL_S
-    while time.monotonic() < deadline:
-        messages = mailbox.receive(FAREWELL_S / 5)
-        for sender, received in messages:
-            if isinstance(received, wire.Hello):
-                mailbox.send(sender, wire.EngineFailed(message))
-        if not messages:
-            break
+SERVER_GRACE_S = 2.0  # in which the loop may end by itself after the server
 
 
 def main() -> int:
-    """Load the model, say so, and serve."""
+    """Serve one model; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--server-pid", type=int, required=True)
@@ -246,22 +25,15 @@ def main() -> int:
     args = parser.parse_args()
     # Ctrl-C in a terminal reaches the whole process group; only the server is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    mailbox = Mailbox(args.run_dir, args.server_pid)
-    try:
-        config = EngineConfig.from_mapping(json.loads(args.config))
-        engine, folder = load(config)
-    except ConfigError as error:
-        tell_failure(mailbox, str(error))
-        return 1
-    else:
-        loop = EngineLoop(engine, mailbox, folder, may_inspect=config.enable_inspect)
-        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-        loop.run()
-        return 0
-    finally:
-        mailbox.close()
-        remove_runtime_folder(args.run_dir)
+    end_with(args.server_pid, SERVER_GRACE_S, args.run_dir)
+
+    from paged_backend.process.engine_loop import serve
+
+    return serve(args.config, args.run_dir, args.server_pid)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # at once: to take down the interpreter by hand takes seconds

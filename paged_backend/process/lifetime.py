@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 from paged_backend.errors import ConfigError
 
 MAX_BASE_LENGTH = 24
+_ENROLLED = "front-end-"
 
 
 def open_process(pid: int) -> int | None:
@@ -22,6 +27,38 @@ def open_process(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
+
+
+def end_with(pid: int, grace_s: float, folder: Path) -> None:
+    """Have this process, and all that are enrolled in the folder, end that long after another one.
+
+    A thread sees to it, so that a process ends that is still loading or hangs.
+    """
+    watched = open_process(pid)
+
+    def end() -> None:
+        if watched is not None:
+            select.select([watched], [], [])
+        time.sleep(grace_s)
+        end_enrolled(folder)
+        os._exit(1)
+
+    Thread(target=end, name="end-with", daemon=True).start()
+
+
+def enrol(folder: Path) -> None:
+    """Let this process be found by ``end_enrolled``."""
+    pid = os.getpid()
+    (folder / f"{_ENROLLED}{pid}").write_text(_start_time(pid))
+
+
+def end_enrolled(folder: Path) -> None:
+    """End what is enrolled: a front-end that sends to a server that is gone waits for ever."""
+    for file in folder.glob(f"{_ENROLLED}*"):
+        pid = int(file.name.removeprefix(_ENROLLED))
+        with contextlib.suppress(OSError):
+            if _start_time(pid) == file.read_text():
+                os.kill(pid, signal.SIGKILL)
 
 
 def runtime_folder(server_pid: int, model: str, version: str, fingerprint: str) -> Path:
@@ -47,6 +84,20 @@ def remove_runtime_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
+
+
+def is_stopping(server_pid: int) -> bool:
+    """Whether a tritonserver was told to end, which it tells no model before all calls have ended.
+
+    Its main thread then sleeps from second to second until they have; before, it waits for the
+    signal. False where the kernel does not say.
+    """
+    main_thread = Path(f"/proc/{server_pid}/task/{server_pid}")
+    try:
+        sleeps = "nanosleep" in (main_thread / "wchan").read_text()
+        return sleeps and (main_thread / "comm").read_text().strip() == "tritonserver"
+    except OSError:
+        return False
 
 
 @contextmanager

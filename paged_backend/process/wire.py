@@ -17,6 +17,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """A front-end is there and wants to hear when the engine can be used."""
 
     pid: int
+    counts: EngineStats | None  # the last it has heard, of an engine that has ended
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
@@ -24,9 +25,12 @@ class Goodbye(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Start a request; its outputs go to the front-end that sent it."""
+    """Start a request, or go on with one; its outputs go to the front-end that sent it."""
 
     request: Request
+    # Tokens of each answer, None for one that has ended, of a request that an engine accepted
+    # before this one; None for a new request, which may be refused.
+    progress: list[list[int] | None] | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +84,14 @@ class RequestRejected(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class RequestRefused(msgspec.Struct, frozen=True, tag=True):
+    """The engine takes no such request now."""
+
+    request_id: str
+    reason: str
+    problem: str
+
+
 class Inspection(msgspec.Struct, frozen=True, tag=True):
     """The answer to Inspect."""
 
@@ -88,13 +100,16 @@ class Inspection(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """The engine's counts, for the one front-end that reports them."""
+    """The counts of this engine and those before, for the one front-end that reports them."""
 
     stats: EngineStats
+    anew: bool  # this front-end begins, or begins again, to report
 
 
 ToEngine = Hello | Goodbye | AddRequest | AbortRequest | StopAnswer | CancelRequest | Inspect
-FromEngine = EngineReady | EngineFailed | StepOutputs | RequestRejected | Inspection | Stats
+FromEngine = (
+    EngineReady | EngineFailed | StepOutputs | RequestRejected | RequestRefused | Inspection | Stats
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

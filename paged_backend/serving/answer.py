@@ -27,12 +27,14 @@ class Branch:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     cumulative_logprob: float = 0.0  # of all tokens, sent or not
+    all_token_ids: list[int] = field(default_factory=list)  # sent or not
 
     def append(self, output: SequenceOutput) -> None:
         """Add a step's tokens, up to the one that completes a stop string."""
         delta = self.stream.append(output.new_token_ids, output.finish_reason)
         self.text.append(delta.text)
         self.token_ids += delta.token_ids
+        self.all_token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
         if output.logprobs is not None:
             logprobs = output.logprobs[: len(delta.token_ids)]
@@ -61,7 +63,7 @@ class Answer:
         self._options = parsed.options
         self._prompt_text = parsed.prompt_text
         self._tokenizer = tokenizer
-        self._num_cached_tokens = 0
+        self._num_cached_tokens: int | None = None  # as the first engine that had it said
         self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
         streams = [
             TextStream(tokenizer, parsed.request.params) for _ in range(parsed.request.params.n)
@@ -74,7 +76,8 @@ class Answer:
         if branch.finish_reason is not None:
             return False  # computed before the engine heard of the stop string
         branch.append(output)
-        self._num_cached_tokens = output.num_cached_tokens
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
         return branch.finish_reason is not None and output.finish_reason is None
@@ -83,6 +86,14 @@ class Answer:
     def is_finished(self) -> bool:
         """Whether all branches have ended."""
         return all(branch.finish_reason is not None for branch in self._branches)
+
+    @property
+    def progress(self) -> list[list[int] | None]:
+        """The tokens of each answer so far, for an engine that is to go on; None: it has ended."""
+        return [
+            branch.all_token_ids if branch.finish_reason is None else None
+            for branch in self._branches
+        ]
 
     @property
     def is_due(self) -> bool:
@@ -132,7 +143,7 @@ class Answer:
         return {name: np.asarray(len(self.request.prompt_token_ids), np.uint32)}
 
     def _num_cached(self, name: str) -> dict[str, Array]:
-        return {name: np.array([self._num_cached_tokens], np.uint32)}
+        return {name: np.array([self._num_cached_tokens or 0], np.uint32)}
 
     def _num_output_tokens(self, name: str) -> dict[str, Array]:
         return {name: _counts(len(branch.token_ids) for branch in self._branches)}

@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+_EXIT_TIMEOUT_S = 30.0  # the server's default
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -21,6 +23,7 @@ class Deployment:
     gpu: str | None  # the device of an instance of KIND_GPU
     report_vllm_metrics: bool
     unload_if_dead: bool
+    num_instances: int
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> Deployment:
@@ -37,6 +40,7 @@ class Deployment:
             gpu=device if on_gpu else None,
             report_vllm_metrics=_is_true(config, "REPORT_CUSTOM_METRICS"),
             unload_if_dead=_is_true(config, "ENABLE_VLLM_HEALTH_CHECK"),
+            num_instances=sum(group["count"] for group in config["instance_group"]),
         )
 
     @property
@@ -48,9 +52,27 @@ class Deployment:
 
 def has_model_control(server_pid: int) -> bool:
     """Whether the server's command line lets models be loaded and unloaded."""
-    words = Path(f"/proc/{server_pid}/cmdline").read_bytes().split(b"\0")
-    flag, value = b"--model-control-mode", b"explicit"
-    return flag + b"=" + value in words or (flag, value) in pairwise(words)
+    return _server_flag(server_pid, "model-control-mode") == "explicit"
+
+
+def exit_timeout_s(server_pid: int) -> float:
+    """How long the server waits for calls that are open when it is told to end."""
+    try:
+        return float(_server_flag(server_pid, "exit-timeout-secs") or "")
+    except ValueError:
+        return _EXIT_TIMEOUT_S
+
+
+def _server_flag(server_pid: int, name: str) -> str | None:
+    """The value of a flag on the server's command line, whose last occurrence counts."""
+    words = Path(f"/proc/{server_pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    flag, value = f"--{name}", None
+    for word, following in pairwise([*words, ""]):
+        if word == flag:
+            value = following
+        elif word.startswith(flag + "="):
+            value = word.removeprefix(flag + "=")
+    return value
 
 
 def _is_true(config: Mapping[str, Any], parameter: str) -> bool:

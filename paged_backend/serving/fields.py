@@ -54,19 +54,42 @@ def text(name: str, value: Any) -> str:
         raise InvalidRequest(name, f"is not valid UTF-8 at byte {error.start}") from error
 
 
-def parse_json(name: str, source: str, max_length: int) -> Any:
-    """A JSON value of bounded size."""
-    if len(source) > max_length:
-        raise InvalidRequest(name, f"has over {max_length} characters")
+def parse_json(name: str, source: str, max_depth: int) -> Any:
+    """A JSON value of bounded nesting."""
     try:
-        return json.loads(source)
-    except (ValueError, RecursionError) as error:
+        value = json.loads(source)
+    except RecursionError as error:
+        raise _too_deep(name, max_depth) from error
+    except ValueError as error:
         raise InvalidRequest(name, f"is not valid JSON: {shorten(str(error))}") from error
+    # No text is nested deeper than it has brackets, which is all that most have to be asked.
+    if source.count("[") + source.count("{") > max_depth and _is_deeper(value, max_depth):
+        raise _too_deep(name, max_depth)
+    return value
 
 
-def json_object(name: str, source: str, max_length: int) -> dict[str, Any]:
-    """A JSON object of bounded size."""
-    values = parse_json(name, source, max_length)
+def json_object(name: str, source: str, max_depth: int) -> dict[str, Any]:
+    """A JSON object of bounded nesting."""
+    values = parse_json(name, source, max_depth)
     if not isinstance(values, dict):
         raise InvalidRequest(name, f"must be a JSON object, got {shorten(values)}")
     return values
+
+
+def _is_deeper(value: Any, max_depth: int) -> bool:
+    """Whether there are more levels of arrays and objects; no recursion, however deep it is."""
+    level = [value]
+    for _ in range(max_depth + 1):
+        containers = [item for item in level if isinstance(item, (list, dict))]
+        if not containers:
+            return False
+        level = [
+            item
+            for container in containers
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+    return True
+
+
+def _too_deep(name: str, max_depth: int) -> InvalidRequest:
+    return InvalidRequest(name, f"is nested deeper than {max_depth} levels (max_json_depth)")

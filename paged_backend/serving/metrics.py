@@ -84,6 +84,7 @@ _WHOLE_CALL_S = (
 _LENGTHS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _NUM_ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
+REFUSALS = ("queue_full", "rate_limited", "draining")
 VLLM_PREFIX = "vllm:"
 
 _FIRST_TOKEN = "time_to_first_token_seconds"
@@ -168,6 +169,14 @@ class Metrics(Observer):
         ]
         self._up = registry.gauge(f"{prefix}engine_up", "1 while the engine runs")
         self._up.show(1)
+        self._restarts = registry.counter(
+            f"{prefix}engine_restarts_total", "Engines started after the end of one", shared=False
+        )
+        self._num_restarts = 0
+        name, help = f"{prefix}request_refused_total", "Requests refused, by reason"
+        self._refused = {
+            reason: registry.counter(name, help, shared=False, reason=reason) for reason in REFUSALS
+        }
         self._calls = {name: Histogram(bounds) for name, (_, bounds) in CALL_HISTOGRAMS.items()}
         self._of_calls = {
             name: registry.histogram(prefix + name, help, bounds, shared=False)
@@ -180,15 +189,28 @@ class Metrics(Observer):
         self._stats: EngineStats | None = None  # whose histograms are not noted yet
         self._histograms_due = 0.0
 
-    def report(self, stats: EngineStats) -> None:
+    def report(self, stats: EngineStats, *, anew: bool) -> None:
         """Show the counts; those of histograms are noted."""
+        if anew:
+            self._registry.catch_up()
         for series, read in self._series:
             series.show(read(stats))
         self._stats = stats
 
-    def report_dead(self) -> None:
+    def report_refused(self, numbers: Mapping[str, int]) -> None:
+        """Show how many calls were refused."""
+        for reason, counter in self._refused.items():
+            counter.show(numbers.get(reason, 0))
+
+    def report_lost(self) -> None:
         """Say that the engine has ended."""
         self._up.show(0)
+
+    def report_back(self, *, restarted: bool) -> None:
+        """Say that there is an engine again."""
+        self._up.show(1)
+        self._num_restarts += restarted
+        self._restarts.show(self._num_restarts)
 
     def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
         """Note how long these tokens were waited for; several that came together share a wait."""

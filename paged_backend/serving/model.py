@@ -7,12 +7,14 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from paged_backend.config import EngineConfig
 from paged_backend.engine_args import EngineArgs, read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
-from paged_backend.process.engine_client import connect
+from paged_backend.process.engine_link import EngineLink
 from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
-from paged_backend.serving.deployment import Deployment, has_model_control
+from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
+from paged_backend.serving.drain import Drain, drain_limit_s
 from paged_backend.serving.front_end import Cancelled, FrontEnd
 from paged_backend.serving.metrics import VLLM_PREFIX, Metrics
 from paged_backend.serving.observer import Observer
@@ -59,14 +61,15 @@ class TritonPythonModel:
                 if not healthy:
                     raise Unhealthy
                 tensors = read_tensors(request, INPUTS)
-                self._front_end.submit(tensors, request.parameters(), sender)
+                timeout_s = request.timeout() / 1e6 or None  # 0: none
+                self._front_end.submit(tensors, request.parameters(), timeout_s, sender)
             # An exception that left this method would hit every request of the call.
             except Exception as error:
                 sender.fail(error)
 
     def is_ready(self) -> bool:
         """Asked by servers from 26.03 on."""
-        return self._front_end.is_healthy
+        return self._front_end.is_ready
 
     def finalize(self) -> None:
         """End what is open and leave the engine."""
@@ -145,16 +148,27 @@ def _start_front_end(deployment: Deployment, log: Log) -> FrontEnd:
         log.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
     if deployment.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
-    client, ready = connect(args.config, deployment.name, deployment.version, os.getppid())
+    link = EngineLink(args.config, deployment.name, deployment.version, os.getppid())
+    ready = link.connect()
     tokenizer = load_tokenizer(args.config.tokenizer or ready.model_folder)
     front_end = FrontEnd(
-        client,
+        link,
         RequestParser(tokenizer, ready.limits),
         tokenizer,
         _observer(deployment, args, ready.limits),
+        args.config,
+        _drain(deployment, args.config, log),
     )
     front_end.start()
     return front_end
+
+
+def _drain(deployment: Deployment, config: EngineConfig, log: Log) -> Drain:
+    server_pid = os.getppid()
+    limit_s = drain_limit_s(
+        config.drain_timeout_s, exit_timeout_s(server_pid), deployment.num_instances
+    )
+    return Drain(server_pid, limit_s, lambda n: log.info(f"Awaiting remaining {n} requests"))
 
 
 def _observer(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -> Observer:

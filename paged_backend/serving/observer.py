@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paged_backend.outputs import EngineStats, SequenceOutput
@@ -42,11 +42,17 @@ class CallClock:
 class Observer:
     """Called on the sending thread only, between two responses; this one keeps nothing."""
 
-    def report(self, stats: EngineStats) -> None:
-        """New counts of the engine."""
+    def report(self, stats: EngineStats, *, anew: bool) -> None:
+        """New counts of the engine; ``anew``: others may have told of them since the last time."""
 
-    def report_dead(self) -> None:
+    def report_refused(self, numbers: Mapping[str, int]) -> None:
+        """So many calls were refused until now, by reason."""
+
+    def report_lost(self) -> None:
         """The engine has ended."""
+
+    def report_back(self, *, restarted: bool) -> None:
+        """There is an engine again; ``restarted``: by this front-end, which is the one to count."""
 
     def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
         """Tokens of a call arrived."""

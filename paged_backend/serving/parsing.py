@@ -8,7 +8,7 @@ from typing import Any
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import Request, RequestLimits
-from paged_backend.sampling_params import INT32_MAX, SamplingParams
+from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, INT32_MAX, SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.contract import INPUTS, Array
 from paged_backend.serving.fields import Tensors
@@ -16,14 +16,14 @@ from paged_backend.serving.prompts import PromptReader
 from paged_backend.serving.tasks import CANCEL, INSPECT, TaskReader
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.validation import Rule, coerce, from_string, shorten
+from paged_backend.validation import Rule, coerce, from_string, is_text, shorten
 
-MAX_JSON_LENGTH = 2**20
-MAX_CACHE_SALT_LENGTH = 256
+MAX_NAME_LENGTH = 256  # of cache_salt and tenant
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PRIORITY = Rule(int, -INT32_MAX, INT32_MAX)
+_TIMEOUT_S = Rule(float, high=86400, above=0, optional=True)
 _RETURN = "return_"
 _RETURN_FLAGS = [spec.name for spec in INPUTS if spec.name.startswith(_RETURN)]
 # Part of vllm_backend's contract, so clients may send them.
@@ -50,6 +50,7 @@ class ParsedRequest:
     request: Request
     options: AnswerOptions
     prompt_text: str  # empty unless it is echoed
+    timeout_s: float | None = None  # from arrival to the last token
 
 
 class RequestParser:
@@ -58,7 +59,7 @@ class RequestParser:
     def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        self._prompts = PromptReader(tokenizer, limits.max_model_len)
+        self._prompts = PromptReader(tokenizer, limits)
         self._tasks = TaskReader(tokenizer, limits, self._prompts)
 
     def answer_task(self, tensors: Tensors) -> dict[str, Array] | None:
@@ -116,10 +117,14 @@ class RequestParser:
             if name in tensors:
                 raise InvalidRequest(name, problem)
         options = answer_options(tensors)
-        values = sampling_values(tensors, parameters_json)
-        cache_salt = _cache_salt(values.pop("cache_salt", ""))
-        priority = _priority(values.pop("priority", 0))
-        params = resolve_bad_words(self._tokenizer, SamplingParams.from_mapping(values))
+        values = self.sampling_values(tensors, parameters_json)
+        cache_salt = _name("cache_salt", values.pop("cache_salt", ""))
+        tenant = _name("tenant", values.pop("tenant", ""))
+        priority = _number("priority", values.pop("priority", 0), _PRIORITY)
+        timeout_s = _number("timeout_s", values.pop("timeout_s", None), _TIMEOUT_S)
+        values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
+        params = self._limits.bounded(SamplingParams.from_mapping(values))
+        params = resolve_bad_words(self._tokenizer, params)
         prompt = self._prompts.read(tensors)
         self._limits.check(prompt.token_ids, params)
         prompt_text = ""
@@ -127,54 +132,57 @@ class RequestParser:
             prompt_text = prompt.text or self._tokenizer.decode(
                 prompt.token_ids, skip_special_tokens=params.skip_special_tokens
             )
-        request = Request(request_id, prompt.token_ids, params, cache_salt, priority)
-        return ParsedRequest(request, options, prompt_text)
+        request = Request(request_id, prompt.token_ids, params, cache_salt, priority, tenant)
+        return ParsedRequest(request, options, prompt_text, timeout_s)
 
+    def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
+        """The sampling fields of a call by name, as their types want them but not checked yet.
 
-def sampling_values(tensors: Tensors, parameters_json: str) -> dict[str, Any]:
-    """The sampling fields of a call by name, as their types want them but not checked yet.
+        They are in the tensor ``sampling_parameters`` or else among the request's parameters;
+        tensors of their own names come first.
 
-    They are in the tensor ``sampling_parameters`` or else among the request's parameters; tensors
-    of their own names come first.
+        Raises:
+            InvalidRequest: what holds them cannot be read.
+        """
+        if "sampling_parameters" in tensors:
+            name = "sampling_parameters"
+            values = self._json_object(name, fields.string(name, tensors[name]))
+        else:
+            values = self._json_object("parameters", parameters_json or "{}")
+            values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
+        if "lora_name" in values:  # vllm_backend's own words: its clients compare them
+            raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
+        for name in ("stop", "bad_words"):
+            if name in tensors:
+                values[name] = fields.strings(name, tensors[name])
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if name in tensors:
+                values[name] = fields.elements(name, tensors[name])
+        return coerce(SamplingParams, values)
 
-    Raises:
-        InvalidRequest: what holds them cannot be read.
-    """
-    if "sampling_parameters" in tensors:
-        name = "sampling_parameters"
-        source = fields.string(name, tensors[name])
-        values = fields.json_object(name, source, MAX_JSON_LENGTH)
-    else:
-        values = fields.json_object("parameters", parameters_json or "{}", MAX_JSON_LENGTH)
-        values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
-    if "lora_name" in values:  # vllm_backend's own words: its clients compare them
-        raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
-    for name in ("stop", "bad_words"):
-        if name in tensors:
-            values[name] = fields.strings(name, tensors[name])
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        if name in tensors:
-            values[name] = fields.elements(name, tensors[name])
-    return coerce(SamplingParams, values)
+    def _json_object(self, name: str, source: str) -> dict[str, Any]:
+        if len(source) > self._limits.max_json_length:
+            raise InvalidRequest(
+                name, f"has over {self._limits.max_json_length} characters (max_json_length)"
+            )
+        return fields.json_object(name, source, self._limits.max_json_depth)
 
 
 def _has_task(tensors: Tensors, task: str) -> bool:
     return "task" in tensors and fields.string("task", tensors["task"]) == task
 
 
-def _cache_salt(value: object) -> str:
-    if not isinstance(value, str) or len(value) > MAX_CACHE_SALT_LENGTH:
-        raise InvalidRequest(
-            "cache_salt", f"must be a string of at most {MAX_CACHE_SALT_LENGTH} characters"
-        )
+def _name(field: str, value: Any) -> str:
+    if not is_text(value) or len(value) > MAX_NAME_LENGTH:
+        raise InvalidRequest(field, f"must be a string of at most {MAX_NAME_LENGTH} characters")
+    return str(value)
+
+
+def _number(field: str, value: Any, rule: Rule) -> Any:
+    value = from_string(rule.kind, value) if isinstance(value, str) else value
+    if not rule.accepts(value):
+        raise InvalidRequest(field, f"must be {rule.describe()}, got {shorten(value)}")
     return value
-
-
-def _priority(value: Any) -> int:
-    value = from_string(int, value) if isinstance(value, str) else value
-    if not _PRIORITY.accepts(value):
-        raise InvalidRequest("priority", f"must be {_PRIORITY.describe()}, got {shorten(value)}")
-    return int(value)
 
 
 def answer_options(tensors: Tensors) -> AnswerOptions:

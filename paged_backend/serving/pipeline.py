@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
 MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
 _SHORT = 2**14
+_PASS_THROUGH_DEPTH = 3  # a list in params in the object
 
 # The sampling fields that decide how tokens become text.
 _TEXT_FIELDS = ("stop", "include_stop_str_in_output", "min_tokens", "skip_special_tokens")
@@ -50,12 +52,8 @@ class Llm:
         """Checks calls as the model does; asks it for its limits, so it has to be ready."""
         (answer,) = self._ask("info", {})
         info = json.loads(fields.string("text_output", answer["text_output"]))
-        limits = RequestLimits(
-            max_model_len=info["max_model_len"],
-            vocab_size=info["vocab_size"],
-            max_num_seqs=info["max_num_seqs"],
-        )
-        return RequestParser(self.tokenizer, limits)
+        limits = {spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}
+        return RequestParser(self.tokenizer, RequestLimits(**limits))
 
     def cancel(self, call_id: str) -> None:
         """End a call: its stream gets its last response."""
@@ -133,7 +131,9 @@ class PassThrough:
 
 
 def _read(source: str) -> PassThrough:
-    values = fields.json_object("pass_through", source, MAX_PASS_THROUGH_LENGTH)
+    if len(source) > MAX_PASS_THROUGH_LENGTH:
+        raise InvalidRequest("pass_through", f"has over {MAX_PASS_THROUGH_LENGTH} characters")
+    values = fields.json_object("pass_through", source, _PASS_THROUGH_DEPTH)
     try:
         params = SamplingParams.from_mapping({**values.pop("params"), "max_tokens": None})
         return PassThrough(**values, params=params)

@@ -12,7 +12,6 @@ import numpy as np
 from paged_backend.serving import contract, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.parsing import sampling_values
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm, named
 from paged_backend.serving.prompts import SOURCES
 
@@ -67,6 +66,7 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
     """
     call_id = uuid.uuid4().hex
     parsed = llm.parser.parse(call_id, tensors, parameters)
+    sampling = llm.parser.sampling_values(tensors, parameters)
     prompt_token_ids = parsed.request.prompt_token_ids
     passed = PassThrough(
         call_id=call_id,
@@ -78,7 +78,7 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
     return {
         "input_ids": np.array(prompt_token_ids, np.int32),
         "stream": np.array([parsed.options.stream]),
-        "sampling_parameters": as_strings([json.dumps(sampling_values(tensors, parameters))]),
+        "sampling_parameters": as_strings([json.dumps(sampling)]),
         "call_id": as_strings([call_id]),
         "pass_through": passed.as_tensor(),
         **dict.fromkeys((spec.name for spec in _ALWAYS_SET), np.array([True])),

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paged_backend.errors import InvalidRequest
+from paged_backend.request import RequestLimits
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.text.chat import Chat
 from paged_backend.text.tokenizer import Tokenizer
 
 SOURCES = ("text_input", "input_ids", "messages")
-MAX_CHAT_LENGTH = 2**24  # characters of JSON
+# A character may be written as two escaped surrogates, and each message has fields around its text.
+JSON_PER_CHARACTER = 12
+JSON_BESIDES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,14 @@ class Prompt:
 class PromptReader:
     """Tokenises prompts for a model of a bounded context."""
 
-    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
         self._tokenizer = tokenizer
-        self._max_model_len = max_model_len
+        self._limits = limits
         # No more characters than this can become a prompt that fits; longer text is not tokenised.
-        self._max_text_length = max_model_len * tokenizer.max_token_length
+        self._max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
+        if tokenizer.chat_template is not None:
+            tokenizer.chat_template.prepare()
+        self._max_chat_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
 
     def read(self, tensors: Tensors) -> Prompt:
         """The one prompt among a call's tensors.
@@ -44,7 +50,7 @@ class PromptReader:
             raise InvalidRequest(given[0], f"give either {' or '.join(given)}, not both")
         (name,) = given
         if name == "input_ids":
-            return Prompt(fields.elements(name, tensors[name], self._max_model_len), None)
+            return Prompt(fields.elements(name, tensors[name], self._limits.max_model_len), None)
         if name == "messages":
             return self._encode(name, self._render(tensors), add_special_tokens=False)
         return self._encode(
@@ -57,15 +63,18 @@ class PromptReader:
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("messages", "cannot be used: the model has no chat template")
         source = fields.string("messages", tensors["messages"])
-        chat = Chat.from_json(fields.parse_json("messages", source, MAX_CHAT_LENGTH))
-        return self._tokenizer.chat_template.render(chat)
+        self._check_length("messages", source, self._max_chat_length)
+        values = fields.parse_json("messages", source, self._limits.max_json_depth)
+        return self._tokenizer.chat_template.render(Chat.from_json(values))
 
     def _encode(self, name: str, text: str, *, add_special_tokens: bool) -> Prompt:
-        if len(text) > self._max_text_length:
-            raise InvalidRequest(
-                name,
-                f"has {len(text)} characters, more than max_model_len "
-                f"({self._max_model_len}) tokens can hold",
-            )
+        self._check_length(name, text, self._max_text_length)
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Prompt(ids, text)
+
+    def _check_length(self, name: str, text: str, max_length: int) -> None:
+        if len(text) > max_length:
+            raise InvalidRequest(
+                name,
+                f"has {len(text)} characters, more than can become {self._limits.longest_prompt}",
+            )

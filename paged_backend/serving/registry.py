@@ -27,6 +27,7 @@ class Registry:
         self._labels = dict(labels)
         self._families: dict[str, Any] = {}
         self._due: dict[Series, float] = {}  # what is still to be passed on, the oldest first
+        self._shared: list[Counter] = []
 
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
         """A value that goes up and down."""
@@ -38,8 +39,10 @@ class Registry:
         ``shared`` counts are told by one instance after the other and go on from where they stand;
         others are of one instance, and add up.
         """
-        metric = self._metric(self._make_family.COUNTER, name, help, labels)
-        return Counter(self._due, metric, metric.value() if shared else 0.0)
+        counter = Counter(self._due, self._metric(self._make_family.COUNTER, name, help, labels))
+        if shared:
+            self._shared.append(counter)
+        return counter
 
     def histogram(
         self, name: str, help: str, bounds: Sequence[float], *, shared: bool
@@ -59,6 +62,11 @@ class Registry:
     def observed(self, name: str, help: str, bounds: list[float]) -> Any:
         """The server's own histogram."""
         return self._metric(self._make_family.HISTOGRAM, name, help, {}, buckets=bounds)
+
+    def catch_up(self) -> None:
+        """Read where the shared counters stand by now."""
+        for counter in self._shared:
+            counter.catch_up()
 
     @property
     def num_due(self) -> int:
@@ -117,9 +125,13 @@ class Gauge(Series):
 class Counter(Series):
     """Only grows; a value below what it shows waits until it is passed."""
 
-    def __init__(self, due: dict[Series, float], metric: Any, shown: float) -> None:
-        super().__init__(due, metric, shown)
-        self._shown = shown
+    def __init__(self, due: dict[Series, float], metric: Any) -> None:
+        super().__init__(due, metric, 0.0)
+        self._shown = 0.0
+
+    def catch_up(self) -> None:
+        """Read what the server shows, which others may have raised."""
+        self._shown = self._noted = self._metric.value()
 
     def publish(self, value: float) -> None:
         """Pass a value on now."""

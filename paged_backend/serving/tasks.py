@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 
@@ -71,9 +72,7 @@ class TaskReader:
     def _info(self, tensors: Tensors) -> dict[str, Array]:
         del tensors
         info = {
-            "max_model_len": self._limits.max_model_len,
-            "vocab_size": self._limits.vocab_size,
-            "max_num_seqs": self._limits.max_num_seqs,
+            **asdict(self._limits),
             "has_chat_template": self._tokenizer.chat_template is not None,
         }
         return {"text_output": as_strings([json.dumps(info)])}

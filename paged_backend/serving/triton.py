@@ -8,7 +8,14 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.errors import EngineDead, InvalidRequest, PagedError, RequestRefused
+from paged_backend.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    InvalidRequest,
+    PagedError,
+    RequestRefused,
+    place_of,
+)
 from paged_backend.serving.contract import Array, TensorSpec
 from paged_backend.serving.front_end import Cancelled
 
@@ -129,6 +136,7 @@ def refuse_to_load(error: PagedError) -> Exception:
 _CODES: list[tuple[type[Exception], str]] = [
     (InvalidRequest, "INVALID_ARG"),
     (Cancelled, "CANCELLED"),
+    (DeadlineExceeded, "CANCELLED"),
     (RequestRefused, "UNAVAILABLE"),
     (EngineDead, "UNAVAILABLE"),
 ]
@@ -142,9 +150,7 @@ def _code(error: Exception) -> Any:
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, EngineDead):
-        return f"engine_dead: {error}"
     if isinstance(error, (PagedError, Cancelled)):
         return str(error)
-    print(f"paged-backend: internal error: {error!r}", file=sys.stderr, flush=True)
+    print(f"paged-backend: internal error: {place_of(error)}", file=sys.stderr, flush=True)
     return f"internal error ({type(error).__name__}); the server's log has more"

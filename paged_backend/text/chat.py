@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError, InvalidRequest
+from paged_backend.text.template_client import TemplateClient
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
 MAX_MESSAGES = 4096
+_PREPARE_AFTER_S = 1.0  # when the server is done with loading
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
-_RESERVED = ("messages", "conversations", "tools", "documents", "chat_template")
+_RESERVED = (
+    *("messages", "conversations", "tools", "documents", "chat_template"),
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+)
 _TOOL_FIELDS = ("tool_calls", "function_call")
 
 
@@ -63,7 +69,7 @@ class Chat:
 
 
 class ChatTemplate:
-    """A model's template, rendered in transformers' sandbox.
+    """A model's template, rendered in transformers' sandbox in a process of its own.
 
     Args:
         source: the Jinja template.
@@ -71,31 +77,32 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        # Imported here: it takes a second, and models without a template do without.
-        from transformers.utils import chat_template_utils
-
-        self._render: Callable[..., Any] = chat_template_utils.render_jinja_template
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self._client = TemplateClient()
+
+    def prepare(self) -> None:
+        """Get ready to render, in a while; otherwise the first prompt takes a second longer."""
+        timer = threading.Timer(_PREPARE_AFTER_S, self._client.start)
+        timer.daemon = True
+        timer.start()
 
     def render(self, chat: Chat) -> str:
         """The prompt's text, special tokens included.
 
         Raises:
-            InvalidRequest: the template refuses these messages.
+            InvalidRequest: the template refuses these messages, or takes too long or too much.
         """
-        try:
-            rendered, _ = self._render(
-                conversations=[chat.messages],
-                chat_template=self._source,
-                add_generation_prompt=bool(chat.add_generation_prompt),
-                continue_final_message=chat.continue_final_message,
-                **{**self._special_tokens, **chat.chat_template_kwargs},
-            )
-        except Exception as error:  # templates raise what they like
-            problem = shorten(str(error).strip() or type(error).__name__, 200, quote=False)
-            raise InvalidRequest("messages", f"the chat template says: {problem}") from error
-        return str(rendered[0])
+        return self._client.render(
+            {
+                **self._special_tokens,
+                **chat.chat_template_kwargs,
+                "conversations": [chat.messages],
+                "chat_template": self._source,
+                "add_generation_prompt": bool(chat.add_generation_prompt),
+                "continue_final_message": chat.continue_final_message,
+            }
+        )
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:

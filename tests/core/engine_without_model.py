@@ -30,7 +30,17 @@ def next_token(context: list[int], index_seed: int) -> int:
 
 
 def make_request(
-    name, prompt, *, n=1, max_tokens=8, ignore_eos=False, salt="", seed=1, priority=0, **params
+    name,
+    prompt,
+    *,
+    n=1,
+    max_tokens=8,
+    ignore_eos=False,
+    salt="",
+    seed=1,
+    priority=0,
+    tenant="",
+    **params,
 ):
     return Request(
         name,
@@ -38,6 +48,7 @@ def make_request(
         SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, seed=seed, **params),
         salt,
         priority,
+        tenant,
     )
 
 
@@ -55,6 +66,8 @@ class EngineWithoutModel:
         enable_chunked_prefill=True,
         enable_prefix_caching=True,
         async_scheduling=False,
+        fair=True,
+        tenant_weights=None,
     ):
         self.block_size = block_size
         self.scheduler = Scheduler(
@@ -64,6 +77,8 @@ class EngineWithoutModel:
                 max_model_len,
                 enable_chunked_prefill,
                 frozenset({EOS}),
+                fair,
+                tenant_weights or {},
             ),
             KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching),
         )

@@ -26,6 +26,7 @@ requests = st.fixed_dictionaries(
         "salt": st.sampled_from(["", "", "a"]),
         "seed": st.integers(0, 3),
         "priority": st.sampled_from([0, 0, 0, -1, 1]),
+        "tenant": st.sampled_from(["", "a", "b"]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
     }
 )
@@ -48,9 +49,10 @@ actions = st.lists(
     chunked=st.booleans(),
     caching=st.booleans(),
     async_scheduling=st.booleans(),
+    fair=st.booleans(),
 )
 def test_any_history_keeps_the_books_and_the_tokens(
-    actions, num_blocks, budget, chunked, caching, async_scheduling
+    actions, num_blocks, budget, chunked, caching, async_scheduling, fair
 ):
     engine = EngineWithoutModel(
         num_blocks=num_blocks,
@@ -60,6 +62,8 @@ def test_any_history_keeps_the_books_and_the_tokens(
         enable_chunked_prefill=chunked,
         enable_prefix_caching=caching,
         async_scheduling=async_scheduling,
+        fair=fair,
+        tenant_weights={"b": 3},
     )
     accepted, aborted = {}, set()
     for kind, value in actions:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
-from paged_backend.serving.deployment import Deployment, has_model_control
+from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
+from paged_backend.serving.drain import drain_limit_s
 
 
 def deployment(kind="MODEL", device="0", backend="vllm", **parameters):
@@ -17,7 +19,12 @@ def deployment(kind="MODEL", device="0", backend="vllm", **parameters):
         {
             **{"model_name": "m", "model_version": "3", "model_repository": "/models/m"},
             **{"model_instance_kind": kind, "model_instance_device_id": device},
-            "model_config": json.dumps({"backend": backend, "parameters": values}),
+            "model_config": json.dumps(
+                {
+                    **{"backend": backend, "parameters": values},
+                    "instance_group": [{"count": 2}, {"count": 3}],
+                }
+            ),
         }
     )
 
@@ -45,6 +52,7 @@ def test_nothing_is_switched_on_by_default():
     found = deployment(backend="python")
     assert (found.report_vllm_metrics, found.unload_if_dead) == (False, False)
     assert (found.backend, str(found.folder)) == ("paged", "/models/m/3")
+    assert found.num_instances == 5
 
 
 @pytest.mark.parametrize(
@@ -54,13 +62,42 @@ def test_nothing_is_switched_on_by_default():
         (["--model-control-mode=none"], False),
         (["--model-control-mode=explicit"], True),
         (["--log-verbose=0", "--model-control-mode", "explicit"], True),
+        (["--model-control-mode=none", "--model-control-mode=explicit"], True),
     ],
     ids=str,
 )
 def test_model_control_is_read_from_the_servers_command_line(flags, expected):
+    with process_with(flags) as pid:
+        assert has_model_control(pid) is expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], 30.0),
+        (["--exit-timeout-secs=7"], 7.0),
+        (["--exit-timeout-secs=7", "--exit-timeout-secs", "8"], 8.0),
+        (["--exit-timeout-secs", "0", "--log-verbose=0"], 0.0),
+        (["--exit-timeout-secs"], 30.0),
+    ],
+    ids=str,
+)
+def test_so_is_its_exit_timeout(flags, expected):
+    with process_with(flags) as pid:
+        assert exit_timeout_s(pid) == expected
+
+
+def test_calls_end_before_the_server_cuts_them():
+    assert drain_limit_s(20, exit_timeout_s=30, num_instances=2) == 20
+    assert drain_limit_s(100, exit_timeout_s=30, num_instances=2) == 24
+    assert drain_limit_s(20, exit_timeout_s=5, num_instances=4) == 0
+
+
+@contextmanager
+def process_with(flags):
     command = [sys.executable, "-c", "print(flush=True); input()", *flags]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as process:
         process.stdout.readline()  # it runs
-        assert has_model_control(process.pid) is expected
+        yield process.pid
         process.communicate(b"\n")

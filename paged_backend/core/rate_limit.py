@@ -1,0 +1,43 @@
+"""How many requests a second each tenant may send."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+MAX_TENANTS = 2**16
+"""That are remembered; the one that has been quiet for longest is forgotten first."""
+
+_ROUNDING_S = 1e-6  # of sums of intervals
+
+
+class TenantRateLimit:
+    """A token bucket for each tenant, which holds two seconds' worth, at least one request.
+
+    A bucket is kept as the time at which it is full again; a full one is not kept at all.
+    """
+
+    def __init__(self, requests_per_s: float) -> None:
+        self._interval_s = 1 / requests_per_s
+        self._depth_s = max(2.0, self._interval_s)
+        self._full_at_s: OrderedDict[str, float] = OrderedDict()  # the longest quiet first
+
+    def __len__(self) -> int:
+        return len(self._full_at_s)
+
+    def admit(self, tenant: str, now_s: float) -> float | None:
+        """Take a request: ``None``, or the seconds until one would be taken."""
+        self._forget(now_s)
+        full_at_s = max(now_s, self._full_at_s.get(tenant, now_s)) + self._interval_s
+        wait_s = full_at_s - now_s - self._depth_s
+        if wait_s > _ROUNDING_S:
+            return wait_s
+        self._full_at_s[tenant] = full_at_s
+        self._full_at_s.move_to_end(tenant)
+        return None
+
+    def _forget(self, now_s: float) -> None:
+        while self._full_at_s:
+            oldest = next(iter(self._full_at_s.values()))
+            if oldest > now_s and len(self._full_at_s) <= MAX_TENANTS:
+                break
+            self._full_at_s.popitem(last=False)

@@ -1,0 +1,89 @@
+"""Whether a request may wait, and if not, when to come again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paged_backend.config import EngineConfig
+from paged_backend.errors import RequestRefused
+from paged_backend.outputs import QueueState
+
+MAX_RETRY_AFTER_S = 60
+PLACES_FOR_ONE_LEFT = 8  # that a tenant may hold for each place that is free
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """How much may wait beside what can start at once."""
+
+    max_waiting_requests: int
+    max_waiting_tokens: int
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> QueueBounds:
+        """The bounds among an engine's options."""
+        return cls(config.max_waiting_requests, config.max_waiting_tokens)
+
+    def check(self, queue: QueueState, num_tokens: int, retry_after_s: int) -> None:
+        """Let a request of so many tokens pass; an empty queue takes any.
+
+        Raises:
+            RequestRefused: the queue is full.
+        """
+        num_waiting = queue.num_waiting - queue.num_free_seats
+        if num_waiting < 0:
+            return
+        if num_waiting >= self.max_waiting_requests:
+            limit = f"{queue.num_waiting} requests wait already (max_waiting_requests)"
+        elif queue.num_waiting and queue.num_waiting_tokens + num_tokens > self.max_waiting_tokens:
+            limit = f"{queue.num_waiting_tokens} tokens wait already (max_waiting_tokens)"
+        else:
+            return
+        raise _full(limit, retry_after_s)
+
+    def check_share(self, queue: QueueState, num_own: int, retry_after_s: int) -> None:
+        """Let a request of a tenant pass that waits with ``num_own`` already.
+
+        The more one has in the queue, the more has to be free, so that a newcomer finds a place
+        beside one that floods, which can fill 8 of 9.
+
+        Raises:
+            RequestRefused: the tenant has its share of the queue.
+        """
+        num_free = self.max_waiting_requests + queue.num_free_seats - queue.num_waiting
+        if num_own > PLACES_FOR_ONE_LEFT * num_free:
+            limit = f"{num_own} requests of this tenant wait already (max_waiting_requests)"
+            raise _full(limit, retry_after_s)
+
+
+def _full(limit: str, retry_after_s: int) -> RequestRefused:
+    return RequestRefused("queue_full", f"{limit}; retry after {max(1, retry_after_s)} s")
+
+
+class Turnover:
+    """How fast requests are finished, as a mean over the last seconds."""
+
+    WINDOW_S = 5.0
+
+    def __init__(self) -> None:
+        self._per_s = 0.0
+        self._last_s: float | None = None
+        self._last_count = 0
+
+    def note(self, num_finished: int, now_s: float) -> None:
+        """So many have finished since the start."""
+        if self._last_s is None:
+            self._last_s = now_s
+        seconds = now_s - self._last_s
+        if seconds < 0.1:
+            return
+        share = 1 - math.exp(-seconds / self.WINDOW_S)
+        self._per_s += share * ((num_finished - self._last_count) / seconds - self._per_s)
+        self._last_s, self._last_count = now_s, num_finished
+
+    def seconds_for(self, num_requests: int) -> int:
+        """How long so many take at that rate."""
+        if num_requests >= self._per_s * MAX_RETRY_AFTER_S:
+            return MAX_RETRY_AFTER_S
+        return math.ceil(num_requests / self._per_s)

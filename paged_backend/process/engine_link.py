@@ -1,0 +1,224 @@
+"""A front-end's way to the engine over all its lives: notices its end and starts it again."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paged_backend.config import EngineConfig
+from paged_backend.errors import ConfigError, EngineDead
+from paged_backend.outputs import EngineStats, QueueState
+from paged_backend.process import wire
+from paged_backend.process.admission import QueueBounds
+from paged_backend.process.engine_client import GONE, EngineClient
+from paged_backend.process.lifetime import open_process
+
+_FIRST_PAUSE_S = 1.0  # before an engine is started again that could not even load
+_LONGEST_PAUSE_S = 30.0
+RETRY_AFTER_START_S = 10  # what callers are told while an engine is being started
+_GRACE_S = 0.5  # in which an engine may end by itself after its server
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine has ended; what was in flight has to be sent again to the next one."""
+
+    error: EngineDead
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBack:
+    """There is an engine again, which knows of nothing."""
+
+    started_here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGone:
+    """None has come back in time; it is still tried, now and then."""
+
+    error: EngineDead
+
+
+Event = wire.FromEngine | EngineLost | EngineBack | EngineGone
+
+
+class EngineLink:
+    """Sends to whichever engine there is and tells of each end and beginning.
+
+    ``connect`` and ``receive`` belong to one thread; every other method may be called from any.
+    What is sent while there is no engine is dropped.
+    """
+
+    def __init__(self, config: EngineConfig, model: str, version: str, server_pid: int) -> None:
+        self._config = config
+        self._bounds = QueueBounds.of(config)
+        self._make_client: Callable[[], EngineClient] = lambda: EngineClient(
+            config, model, version, server_pid, self._counts
+        )
+        # Not to be guessed: whoever knows the name of a request can cancel it.
+        self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
+        self._server = open_process(server_pid)
+        self._lock = threading.Lock()  # over _client and its sockets, which are not thread-safe
+        self._client: EngineClient | None = None
+        self._is_ready = False
+        self._counts: EngineStats | None = None
+        self._early: list[Event] = []  # came together with EngineReady
+        self._lost_s: float | None = None  # since when there has been no engine
+        self._gave_up = False
+        self._next_start_s = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._last_error = EngineDead(GONE)
+
+    # --- the first engine -------------------------------------------------------------------
+
+    def connect(self) -> wire.EngineReady:
+        """Wait for the engine to be loaded, however long that takes.
+
+        Raises:
+            ConfigError: the engine cannot be started with these options.
+        """
+        while True:
+            client = self._make_client()
+            try:
+                ready, self._early = _wait_until_ready(client)
+            except EngineDead as error:
+                client.abandon()
+                # One that was found may have been about to end with its last front-end.
+                if client.has_started:
+                    raise ConfigError(
+                        f"the engine ended while the model was loading: {GONE}"
+                    ) from error
+            else:
+                self._client, self._is_ready = client, True
+                return ready
+
+    # --- what is sent -----------------------------------------------------------------------
+
+    def send(self, message: wire.ToEngine) -> None:
+        """Send to the engine if there is one."""
+        with self._lock:
+            if self._client is not None and self._is_ready:
+                self._client.send(message)
+
+    def check_room(self, num_open: int) -> None:
+        """Refuse a request, before anything is done for it, if the queue is full by now.
+
+        Without an engine everything waits, that is ``num_open`` requests.
+
+        Raises:
+            RequestRefused: saying when to come again.
+        """
+        queue, retry_after_s = QueueState(num_open, 0, 0), RETRY_AFTER_START_S
+        with self._lock:
+            page = self._client.page if self._client is not None else None
+            if page is not None:
+                queue, retry_after_s = page.queue, page.retry_after_s
+        self._bounds.check(queue, 1, retry_after_s)
+
+    def close(self) -> None:
+        """Leave; the engine aborts what is open and ends after its last front-end."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    # --- what comes back --------------------------------------------------------------------
+
+    def receive(self, timeout_s: float) -> list[Event]:
+        """All that has happened; waits for the first."""
+        if self._server_is_gone():
+            return self._end_with_server()
+        if self._early:
+            early, self._early = self._early, []
+            return early
+        if self._client is None:
+            return self._start_again(timeout_s)
+        try:
+            messages = self._client.receive(timeout_s)
+            hangs = self._client.seconds_without_beat() > self._config.step_timeout_s
+        except EngineDead as error:
+            return self._lose(error)
+        if hangs:
+            self._client.kill()
+            return [*messages, *self._lose(EngineDead("it hung for over step_timeout_s"))]
+        for message in messages:
+            if isinstance(message, wire.Stats):
+                self._counts = message.stats
+        return [*messages] if self._is_ready else self._begin(self._client, messages)
+
+    def _begin(self, client: EngineClient, messages: list[wire.FromEngine]) -> list[Event]:
+        """What a new engine says first."""
+        for index, message in enumerate(messages):
+            if isinstance(message, wire.EngineFailed):
+                return self._lose(EngineDead(message.message))
+            if isinstance(message, wire.EngineReady):
+                self._is_ready, self._lost_s, self._gave_up = True, None, False
+                self._pause_s = _FIRST_PAUSE_S
+                return [EngineBack(client.has_started), *messages[index + 1 :]]
+        return self._give_up_in_time()
+
+    def _lose(self, error: EngineDead) -> list[Event]:
+        """Part from an engine that has ended, loaded or not."""
+        with self._lock:
+            client, self._client = self._client, None
+            was_ready, self._is_ready = self._is_ready, False
+        if client is not None:
+            client.abandon()
+        now = time.monotonic()
+        self._last_error = error
+        if was_ready:
+            self._lost_s, self._next_start_s = now, now
+            return [EngineLost(error), *self._give_up_in_time()]
+        self._next_start_s = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return self._give_up_in_time()
+
+    def _give_up_in_time(self) -> list[Event]:
+        waited_s = 0.0 if self._lost_s is None else time.monotonic() - self._lost_s
+        if self._gave_up or waited_s < self._config.engine_restart_timeout_s:
+            return []
+        self._gave_up = True
+        return [EngineGone(self._last_error)]
+
+    def _start_again(self, timeout_s: float) -> list[Event]:
+        never = self._config.engine_restart_timeout_s == 0
+        wait_s = timeout_s if never else self._next_start_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(min(timeout_s, wait_s))
+            return self._give_up_in_time()
+        try:
+            client = self._make_client()
+        except OSError as error:  # the folder of the one that has ended was just removed
+            return self._lose(EngineDead(f"it cannot be started: {error}"))
+        with self._lock:
+            self._client = client
+        return []
+
+    # --- without a server -------------------------------------------------------------------
+
+    def _server_is_gone(self) -> bool:
+        return self._server is None or bool(select.select([self._server], [], [], 0)[0])
+
+    def _end_with_server(self) -> list[Event]:
+        """See that all ends, whatever hangs; the engine is not started again."""
+        time.sleep(_GRACE_S)
+        if self._client is not None:
+            self._client.kill_all()
+        return []
+
+
+def _wait_until_ready(client: EngineClient) -> tuple[wire.EngineReady, list[Event]]:
+    """The message, and what came together with it."""
+    while True:
+        messages = client.receive(timeout_s=1.0)
+        for index, message in enumerate(messages):
+            if isinstance(message, wire.EngineFailed):
+                raise ConfigError(message.message)
+            if isinstance(message, wire.EngineReady):
+                return message, [*messages[index + 1 :]]

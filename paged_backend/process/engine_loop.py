@@ -1,0 +1,314 @@
+"""The engine's loop, which serves every front-end (stub process) of one model.
+
+It takes what has arrived, makes one step, and hands the outputs to ZeroMQ's own thread, so that no
+front-end can hold it up. It ends with its server, when its last front-end leaves, or on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import zmq
+
+from paged_backend.config import EngineConfig
+from paged_backend.core.rate_limit import TenantRateLimit
+from paged_backend.engine import Engine
+from paged_backend.errors import ConfigError, PagedError, RequestRefused
+from paged_backend.models.hub import resolve_model
+from paged_backend.outputs import EngineStats, SequenceOutput
+from paged_backend.process import wire
+from paged_backend.process.admission import QueueBounds, Turnover
+from paged_backend.process.lifetime import open_process, remove_runtime_folder
+from paged_backend.process.status_page import StatusPage
+from paged_backend.request import Request
+from paged_backend.validation import shorten
+
+IDLE_POLL_S = 0.5
+STATS_INTERVAL_S = 0.02
+FAREWELL_S = 10.0  # in which front-ends may still ask why the engine failed
+INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"
+SERVER = ""  # stands for the server among the front-ends
+
+
+class Mailbox:
+    """Both sockets of the engine and the processes that it watches."""
+
+    def __init__(self, run_dir: Path, server_pid: int) -> None:
+        self._context = context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._requests = context.socket(zmq.PULL)
+        self._outputs = context.socket(zmq.ROUTER)
+        self._sockets = {wire.REQUESTS_SOCKET: self._requests, wire.OUTPUTS_SOCKET: self._outputs}
+        for name, socket in self._sockets.items():
+            socket.set_hwm(0)  # a step never waits; the requests open at once bound the queue
+            socket.bind(wire.address(run_dir, name))
+            self._poller.register(socket, zmq.POLLIN)
+        self._watched: dict[int, str] = {}  # pidfd -> front-end, "" for the server
+        self._gone: list[str] = []  # who had ended before they were watched
+        self.watch(server_pid, SERVER)
+
+    def watch(self, pid: int, owner: str) -> None:
+        """Report the end of a process as the Goodbye of its front-end."""
+        pidfd = open_process(pid)
+        if pidfd is None:
+            self._gone.append(owner)
+        else:
+            self._watched[pidfd] = owner
+            self._poller.register(pidfd, zmq.POLLIN)
+
+    def end_front_ends(self) -> None:
+        """End the front-ends of a server that was killed.
+
+        One that was sending a response waits for the server for ever, with the interpreter's lock
+        held, so it cannot notice by itself.
+        """
+        for pidfd, owner in self._watched.items():
+            if owner != SERVER:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
+        """All messages that are there, each with its front-end; waits for the first."""
+        messages: list[tuple[str, wire.ToEngine]] = [(who, wire.Goodbye()) for who in self._gone]
+        self._gone.clear()
+        for ready, _ in self._poller.poll(0 if messages else int(timeout_s * 1000)):
+            if isinstance(ready, int):
+                self._poller.unregister(ready)
+                os.close(ready)
+                messages.append((self._watched.pop(ready), wire.Goodbye()))
+            else:
+                messages += _drain(ready)
+        return messages
+
+    def send(self, front_end: str, message: wire.FromEngine) -> None:
+        """Queue a message; one to a front-end that is gone is dropped."""
+        self._outputs.send_multipart([front_end.encode(), wire.encode(message)])
+
+    def close(self) -> None:
+        """Let what is queued go out, for a second at most."""
+        for socket in self._sockets.values():
+            socket.close(linger=1000)
+        self._context.term()
+
+
+def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
+    messages = []
+    while socket.poll(0):
+        sender, payload = socket.recv_multipart()
+        messages.append((sender.decode(), wire.decode_to_engine(payload)))
+    return messages
+
+
+class EngineLoop:
+    """Steps while there is work and answers front-ends; everything on one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        mailbox: Mailbox,
+        page: StatusPage,
+        config: EngineConfig,
+        model_folder: Path,
+    ) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._page = page
+        self._may_inspect = config.enable_inspect
+        self._bounds = QueueBounds.of(config)
+        self._is_fair = config.scheduling_policy == "fair"
+        self._turnover = Turnover()
+        rate = config.max_tenant_request_rate
+        self._rates = None if rate is None else TenantRateLimit(rate)
+        self._ready = wire.EngineReady(engine.limits, str(model_folder))
+        self._owners: dict[str, str] = {}  # request_id -> front-end
+        self._front_ends: list[str] = []  # the first of them reports the metrics
+        self._running = True
+        self._stats_due = 0.0
+        self._reported: EngineStats | None = None
+        self._earlier: EngineStats | None = None  # counts of the engines before this one
+
+    def stop(self) -> None:
+        """End after the present step."""
+        self._running = False
+
+    def run(self) -> None:
+        """Serve until the server, all front-ends, or a signal ends it."""
+        checked = True
+        while self._running:
+            self._show()
+            idle = not self._engine.has_unfinished
+            messages = self._mailbox.receive(IDLE_POLL_S if idle else 0)
+            for sender, message in messages:
+                self._handle(sender, message)
+            if self._engine.has_unfinished:
+                self._send(self._engine.step())
+                checked = False
+            elif not messages and not checked:
+                # Looks at every block, so it waits for a moment in which nobody waits for it.
+                self._engine.scheduler.check_invariants()
+                checked = True
+            self._report()
+
+    def _handle(self, sender: str, message: wire.ToEngine) -> None:
+        match message:
+            case wire.Hello(pid, counts):
+                self._front_ends.append(sender)
+                self._go_on_from(counts)
+                self._mailbox.watch(pid, sender)
+                self._mailbox.send(sender, self._ready)
+            case wire.AddRequest(request, progress):
+                self._add(sender, request, progress)
+            case wire.AbortRequest(request_id):
+                self._abort(request_id)
+            case wire.StopAnswer(request_id, index):
+                self._engine.stop_answer(request_id, index)
+                self._forget(request_id)
+            case wire.Inspect(request_id):
+                self._inspect(sender, request_id)
+            case wire.CancelRequest(request_id):
+                self._send(self._engine.cancel_request(request_id))
+            case wire.Goodbye():
+                self._leave(sender)
+
+    def _add(self, sender: str, request: Request, progress: list[list[int] | None] | None) -> None:
+        try:
+            if progress is None:
+                self._check_room(request)
+            self._engine.add_request(request, progress or ())
+        except RequestRefused as error:
+            refusal = wire.RequestRefused(request.request_id, error.reason, error.problem)
+            self._mailbox.send(sender, refusal)
+        except (PagedError, ValueError) as error:
+            self._mailbox.send(sender, wire.RequestRejected(request.request_id, str(error)))
+        else:
+            self._owners[request.request_id] = sender
+
+    def _check_room(self, request: Request) -> None:
+        queue, retry_after_s = self._engine.queue_state(), self._page.retry_after_s
+        self._bounds.check(queue, len(request.prompt_token_ids), retry_after_s)
+        if request.tenant and self._is_fair:
+            num_own = self._engine.num_waiting_of(request.tenant)
+            self._bounds.check_share(queue, num_own, retry_after_s)
+        if self._rates is None:
+            return
+        wait_s = self._rates.admit(request.tenant, time.monotonic())
+        if wait_s is not None:
+            raise RequestRefused(
+                "rate_limited",
+                f"tenant {shorten(request.tenant)} is over max_tenant_request_rate; "
+                f"retry after {math.ceil(wait_s)} s",
+            )
+
+    def _inspect(self, sender: str, request_id: str) -> None:
+        answer: wire.FromEngine
+        if self._may_inspect:
+            answer = wire.Inspection(request_id, self._engine.view())
+        else:
+            answer = wire.RequestRejected(request_id, INSPECT_IS_OFF)
+        self._mailbox.send(sender, answer)
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort_request(request_id)
+        self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        if not self._engine.is_open(request_id):
+            self._owners.pop(request_id, None)
+
+    def _leave(self, sender: str) -> None:
+        """A front-end is gone, or the server and with it all of them."""
+        for request_id in [r for r, owner in self._owners.items() if owner == sender]:
+            self._abort(request_id)
+        if sender in self._front_ends:
+            self._front_ends.remove(sender)
+            self._reported = None  # the next one has heard nothing yet
+        if sender == SERVER:
+            self._mailbox.end_front_ends()
+        if not self._front_ends or sender == SERVER:
+            self.stop()
+
+    def _send(self, outputs: list[SequenceOutput]) -> None:
+        by_front_end: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
+        for output in outputs:
+            by_front_end[self._owners[output.request_id]].append(output)
+        for front_end, part in by_front_end.items():
+            self._mailbox.send(front_end, wire.StepOutputs(part))
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._forget(output.request_id)
+
+    def _show(self) -> None:
+        """Beat, and say how full the queue is."""
+        queue = self._engine.queue_state()
+        self._turnover.note(self._engine.num_finished, time.monotonic())
+        self._page.write(queue, self._turnover.seconds_for(queue.num_waiting))
+
+    def _go_on_from(self, counts: EngineStats | None) -> None:
+        """Count on from what the engine before had counted, as far as any front-end knows."""
+        earlier = self._earlier
+        if counts is not None and (earlier is None or earlier.num_steps < counts.num_steps):
+            self._earlier = counts
+
+    def _report(self) -> None:
+        """Tell the reporting front-end the counts: now and then, and whenever work ends."""
+        now = time.monotonic()
+        due = now >= self._stats_due or not self._engine.has_unfinished
+        if not due or not self._front_ends:
+            return
+        stats = self._engine.stats()
+        if self._earlier is not None:
+            stats = stats.after(self._earlier)
+        if stats != self._reported:
+            anew = self._reported is None
+            self._mailbox.send(self._front_ends[0], wire.Stats(stats, anew))
+            self._stats_due = now + STATS_INTERVAL_S
+            self._reported = stats
+
+
+def load(config: EngineConfig) -> tuple[Engine, Path]:
+    """Find the checkpoint and load it.
+
+    Raises:
+        ConfigError: the options or the checkpoint cannot be used.
+    """
+    folder = resolve_model(config.model)
+    return Engine(config, folder), folder
+
+
+def tell_failure(mailbox: Mailbox, message: str) -> None:
+    """Say why the engine cannot start to each front-end that asks within a while."""
+    deadline = time.monotonic() + FAREWELL_S
+    while time.monotonic() < deadline:
+        messages = mailbox.receive(FAREWELL_S / 5)
+        for sender, received in messages:
+            if isinstance(received, wire.Hello):
+                mailbox.send(sender, wire.EngineFailed(message))
+        if not messages:
+            break
+
+
+def serve(config_json: str, run_dir: Path, server_pid: int) -> int:
+    """Load the model, say so, and answer until the end; returns the exit status."""
+    page = StatusPage.create(run_dir)
+    mailbox = Mailbox(run_dir, server_pid)
+    try:
+        config = EngineConfig.from_mapping(json.loads(config_json))
+        engine, folder = load(config)
+    except ConfigError as error:
+        tell_failure(mailbox, str(error))
+        return 1
+    else:
+        loop = EngineLoop(engine, mailbox, page, config, folder)
+        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        loop.run()
+        return 0
+    finally:
+        mailbox.close()
+        remove_runtime_folder(run_dir)

@@ -1,0 +1,73 @@
+"""The end of the server, noticed while calls are open.
+
+A server that was told to end calls ``finalize`` only once the last call has ended, and cuts those
+that are open when its exit timeout is over: without an error, at times by crashing. So this model
+looks for the beginning of the end and sees that all calls end in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from paged_backend.errors import RequestRefused
+from paged_backend.process.lifetime import is_stopping
+
+LOOK_INTERVAL_S = 0.25
+_SURE = 2  # looks in a row
+_SPARE_S = 3.0  # of the server's exit timeout, for everything else
+_PER_INSTANCE_S = 1.5  # which are finalised one after the other
+
+
+class Drain:
+    """Says when no more calls are taken, and when those that are open have to end.
+
+    Args:
+        server_pid: the server.
+        limit_s: how long calls may go on.
+        announce: hears, each second, how many calls are awaited.
+    """
+
+    def __init__(self, server_pid: int, limit_s: float, announce: Callable[[int], None]) -> None:
+        self._server_pid = server_pid
+        self._limit_s = limit_s
+        self._announce = announce
+        self._next_look_s = 0.0
+        self._signs = 0
+        self._announced_s = 0.0
+        self._until_s: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the server stops."""
+        return self._until_s is not None
+
+    def is_over(self, num_open: int) -> bool:
+        """Look, now and then; whether the calls that are open have had their time."""
+        now = time.monotonic()
+        if self._until_s is None:
+            self._look(now)
+            return False
+        if num_open and now >= self._announced_s + 1:
+            self._announced_s = now
+            self._announce(num_open)
+        return now >= self._until_s
+
+    def refusal(self) -> RequestRefused:
+        """What callers are told."""
+        return RequestRefused("draining", "the server stops")
+
+    def _look(self, now: float) -> None:
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + LOOK_INTERVAL_S
+        self._signs = self._signs + 1 if is_stopping(self._server_pid) else 0
+        if self._signs >= _SURE:
+            self._until_s = now + self._limit_s
+
+
+def drain_limit_s(drain_timeout_s: float, exit_timeout_s: float, num_instances: int) -> float:
+    """How long calls may go on after the server was told to end, which itself ends in time."""
+    return max(
+        0.0, min(drain_timeout_s, exit_timeout_s - _SPARE_S - _PER_INSTANCE_S * num_instances)
+    )

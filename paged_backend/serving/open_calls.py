@@ -1,0 +1,100 @@
+"""Calls without a final response: what is known of each, and whose turn it is to be looked at."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from paged_backend.serving.allowance import Allowance
+from paged_backend.serving.answer import Answer
+from paged_backend.serving.contract import Array
+from paged_backend.serving.observer import CallClock
+
+# A look costs 76 microseconds of the sending thread, so it is not made for each response.
+CANCEL_CHECKS_PER_S = 2000
+MAX_ENDED = 256  # deadlines of ended calls that are kept until they come up
+
+
+class Sender(Protocol):
+    """The way back to one caller; calls belong to the sending thread, or come before it."""
+
+    def send(self, tensors: dict[str, Array], final: bool) -> None:
+        """Send one response."""
+
+    def fail(self, error: Exception) -> None:
+        """Send an error as the final response."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone or has cancelled."""
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call that has not had its final response."""
+
+    answer: Answer
+    sender: Sender
+    clock: CallClock
+    timeout_s: float | None
+    is_in_flight: bool = False  # an engine has it
+    num_crashes: int = 0  # ends of the engine while it was in flight
+
+    @property
+    def deadline_s(self) -> float:
+        """When its time is over, in seconds of the monotonic clock."""
+        return math.inf if self.timeout_s is None else self.clock.started + self.timeout_s
+
+
+class CancelSweep:
+    """Chooses whose cancellation to look at: all in turn, at a bounded rate."""
+
+    def __init__(self) -> None:
+        self._queue: deque[str] = deque()
+        self._allowance = Allowance(CANCEL_CHECKS_PER_S)
+
+    def due(self, open_calls: Collection[str]) -> list[str]:
+        """The ids whose turn it is, each at most once."""
+        due: list[str] = []
+        for _ in range(self._allowance.take(len(open_calls))):
+            if not self._queue:
+                self._queue.extend(open_calls)
+            due.append(self._queue.popleft())
+        return due
+
+
+class Deadlines:
+    """Which open calls have run out of time; looks at few of them."""
+
+    def __init__(self, calls: Mapping[str, OpenCall]) -> None:
+        self._calls = calls
+        self._heap: list[tuple[float, str]] = []  # of deadlines; calls may have ended since
+
+    def add(self, request_id: str) -> None:
+        """Look after an open call."""
+        deadline_s = self._calls[request_id].deadline_s
+        if deadline_s == math.inf:
+            return
+        heapq.heappush(self._heap, (deadline_s, request_id))
+        if len(self._heap) > 2 * len(self._calls) + MAX_ENDED:
+            self._heap = [(at_s, id_) for at_s, id_ in self._heap if self._is_open(at_s, id_)]
+            heapq.heapify(self._heap)
+
+    def due(self) -> list[str]:
+        """The ids of open calls whose time is over, each once."""
+        now = time.monotonic()
+        due: list[str] = []
+        while self._heap and self._heap[0][0] <= now:
+            at_s, request_id = heapq.heappop(self._heap)
+            if self._is_open(at_s, request_id):
+                due.append(request_id)
+        return due
+
+    def _is_open(self, at_s: float, request_id: str) -> bool:
+        """Whether this deadline is an open call's, and not one of an earlier call of that name."""
+        call = self._calls.get(request_id)
+        return call is not None and call.deadline_s == at_s

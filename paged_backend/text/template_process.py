@@ -1,0 +1,67 @@
+"""Renders chat templates: ``python -m paged_backend.text.template_process``, a process of its own.
+
+A template is a program that comes with a checkpoint. The sandbox of `transformers` bounds what it
+can reach; only a process can bound its time and memory, as a template can be busy or grow inside of
+one call of a C function. Requests and answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TIME_LIMIT_S = 2.0  # of a processor; real templates take milliseconds
+MEMORY_LIMIT = 2**30  # bytes, besides what the process starts with
+MAX_LENGTH = 2**26  # characters of a prompt
+
+
+def main() -> None:
+    """Answer each line of stdin until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    # May have been inherited otherwise, and is what ends a process whose time is over.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # nothing else may write between the answers
+        _limit_memory()
+        for line in sys.stdin.buffer:
+            signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
+            answer = _answer(render_jinja_template, line)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            answers.write(answer + b"\n")
+            answers.flush()
+
+
+def _limit_memory() -> None:
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = num_pages * resource.getpagesize() + MEMORY_LIMIT
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _answer(render: Callable[..., Any], line: bytes) -> bytes:
+    """What the template makes of the arguments in ``line``, or what is wrong with it."""
+    try:
+        (text,), _ = render(**json.loads(line))
+        if len(text) > MAX_LENGTH:
+            return _error(f"the chat template makes over {MAX_LENGTH} characters")
+        return json.dumps({"text": text}).encode()
+    except MemoryError:
+        return _error(f"the chat template needs over {MEMORY_LIMIT // 2**20} MiB of memory")
+    except Exception as error:  # templates raise what they like
+        return _error(f"the chat template says: {str(error).strip() or type(error).__name__}")
+
+
+def _error(problem: str) -> bytes:
+    return json.dumps({"problem": problem[:1000]}).encode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Claims of SECURITY.md that the code itself can be asked about."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paged_backend.core.block_hash import BlockHasher
+from paged_backend.errors import ConfigError, place_of
+from paged_backend.models.weights import weight_files
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = [
+    ROOT / "paged_backend",
+    *(ROOT / "client", ROOT / "kernels" / "paged_kernels", ROOT / "loadtest", ROOT / "docker"),
+]
+# What makes code or objects of bytes that somebody else may have written.
+PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+METHODS = {
+    *("torch.load", "torch.jit.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"),
+    *("numpy.load", "np.load", "pandas.read_pickle"),
+}
+PICKLING = {"send_pyobj", "recv_pyobj"}  # of ZeroMQ's sockets
+
+
+def calls() -> Iterator[tuple[Path, ast.Call]]:
+    for path in (path for package in PACKAGES for path in sorted(package.rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                yield path, node
+
+
+def test_nothing_is_pickled():
+    paths = [path for package in PACKAGES for path in package.rglob("*.py")]
+    assert len(paths) > 150
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not {name.split(".")[0] for name in names} & PICKLES, path
+
+
+def test_no_text_becomes_code_and_no_file_an_object():
+    for path, call in calls():
+        where = f"{path}:{call.lineno}"
+        name = ast.unparse(call.func)
+        assert name not in BUILTINS | METHODS, where
+        assert name.rpartition(".")[2] not in PICKLING, where
+        for keyword in call.keywords:
+            text = f"{keyword.arg}={ast.unparse(keyword.value)}"
+            assert text not in {"shell=True", "allow_pickle=True", "trust_remote_code=True"}, where
+
+
+def test_a_transformers_loader_is_told_to_run_no_code():
+    loaders = [call for _, call in calls() if ast.unparse(call.func).endswith(".from_pretrained")]
+    ours = [call for path, call in calls() if "from_pretrained" in ast.unparse(call.func)]
+    assert loaders and len(loaders) == len(ours)
+    for path, call in calls():
+        if ast.unparse(call.func).endswith(".from_pretrained") and "text" in path.parts:
+            assert "trust_remote_code=False" in ast.unparse(call)
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ConfigError, match="its pickled weights are not read"):
+        weight_files(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "../../etc/passwd"}}'
+    )
+    with pytest.raises(ConfigError, match="must be a file in this folder"):
+        weight_files(tmp_path)
+
+
+def test_names_of_blocks_need_the_engine_s_secret_and_the_salt():
+    one, other = BlockHasher(), BlockHasher()
+    tokens = list(range(16))
+    assert one.block(one.root(""), tokens) == one.block(one.root(""), tokens)
+    names = {
+        hasher.block(hasher.root(salt), part)
+        for hasher in (one, other)
+        for salt in ("", "a", "b", "root")
+        for part in (tokens, tokens[::-1])
+    }
+    assert len(names) == 16
+
+
+def test_an_internal_error_tells_its_place_and_nothing_that_it_was_about():
+    try:
+        "my secret \ud800".encode()
+    except UnicodeEncodeError as error:
+        text = place_of(error)
+    assert text.startswith("UnicodeEncodeError at test_security.py:")
+    assert "secret" not in text
