@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
 
-.PHONY: install demo serve test lint gpu gpu-test gpu-kernels gpu-engine gpu-small clean
+.PHONY: install demo serve test soak lint gpu gpu-test gpu-kernels gpu-engine gpu-small clean
 
 install: $(VENV)/.installed
 
@@ -22,7 +22,11 @@ serve: install
 # Kernels first, under Triton's interpreter, which is chosen for a whole process.
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not soak"
+
+# Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
+soak: install
+	SOAK_SAVE=loadtest/results $(BIN)/python -m pytest -s -m soak
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -8,11 +8,13 @@ import threading
 
 import numpy as np
 import pytest
-from paged_client import InvalidRequest
+from paged_client import Client, InvalidRequest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from paged_backend.demo import load_questions
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import start_server
 
 pytestmark = pytest.mark.server
 QUESTION = load_questions()[0]
@@ -65,14 +67,33 @@ BAD_SAMPLING = [
     ('{"n": true}', "n: must be an integer"),
     ('{"n": null}', "n: must be an integer"),
     ('"' + "x" * 1_100_000 + '"', "sampling_parameters: has over"),
+    ('{"stop": "\\ud800"}', "stop: must be a string or a list of strings"),
+    ('{"cache_salt": "\\ud800"}', "cache_salt: must be a string of at most 256"),
+    ('{"seed": ' + "9" * 10**6 + "}", "sampling_parameters: is not valid JSON: 'Exceeds the limit"),
+    ('{"stop": ' + "[" * 40 + "]" * 40 + "}", "is nested deeper than 32 levels (max_json_depth)"),
+    ("[" * 10**6, "sampling_parameters: is nested deeper than 32 levels (max_json_depth)"),
+    ('{"": 1}', "'': is not known"),
+]
+
+# Options of a model, and what is over them.
+NARROW = {
+    **{"max_prompt_tokens": 40, "max_output_tokens": 5, "max_n": 2, "max_stop_strings": 2},
+    **{"max_stop_length": 8, "max_logit_bias": 1, "max_json_length": 300, "max_json_depth": 2},
+}
+OVER = [
+    ({"n": 3}, "n: must be at most max_n (2), got 3"),
+    ({"max_tokens": 6}, "max_tokens: must be at most max_output_tokens (5), got 6"),
+    ({"stop": ["a", "b", "c"]}, "stop: at most 2 strings (max_stop_strings), got 3"),
+    ({"stop": "abcdefghi"}, "stop: at most 8 characters (max_stop_length), got 9"),
+    ({"logit_bias": {"1": 1, "2": 1}}, "logit_bias: at most 1 entries (max_logit_bias), got 2"),
+    ({"cache_salt": "x" * 300}, "has over 300 characters (max_json_length)"),
+    ({"bad_words_token_ids": [[1]]}, "is nested deeper than 2 levels (max_json_depth)"),
 ]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def beside(server):
     """A stream that runs beside every bad request and must not notice any of them."""
-    from paged_client import Client
-
     answers, done = [], threading.Event()
 
     def run():
@@ -168,3 +189,19 @@ def infer(server, parameters=None, **tensors):
     if isinstance(results[0], Exception):
         raise results[0]
     return results[0]
+
+
+def test_limits_are_options_of_the_model(tmp_path):
+    write_model_repository(tmp_path, "narrow", {"model": "demo", **NARROW}, instances=1)
+    with start_server(tmp_path) as running, Client(running.grpc_url, "narrow") as client:
+        for fields, message in OVER:
+            with pytest.raises(InvalidRequest) as caught:
+                client.generate("x", **fields)
+            assert message in str(caught.value)
+        with pytest.raises(
+            InvalidRequest, match=r"^prompt: has \d+ tokens; at most 40 tokens \(max"
+        ):
+            client.generate("word " * 60)
+        # Without max_tokens an answer ends at the limit.
+        answer = client.generate(QUESTION.question, max_tokens=None, ignore_eos=True)
+        assert (len(answer.token_ids), answer.finish_reason) == (5, "length")

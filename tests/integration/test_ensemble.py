@@ -302,7 +302,9 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chains]:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    "kind", ["byte_level", *(pytest.param(k, marks=pytest.mark.soak) for k in TOKENIZERS[1:])]
+)
 def test_joined_streams_are_the_one_shot_decode(chains: Chains, kind: str) -> None:
     """Of 1,000 random sequences each; half of them spell text, the others mostly none."""
     backend = chains.backends[kind]
@@ -348,6 +350,7 @@ class TritonPythonModel(Fast):
 
 
 @pytest.mark.server
+@pytest.mark.soak
 def test_a_slow_step_delays_its_own_streams_only(tmp_path: Path) -> None:
     """Whatever waits for it keeps its order, nothing is lost, and the model goes on for others.
 

@@ -420,12 +420,10 @@ def test_without_any_tritonserver_the_error_says_what_to_install(tmp_path: Path)
 @pytest.mark.parametrize(
     ("spoil", "options", "message"),
     [
-        (None, {"block_size": 24}, "block_size must be a power of two"),
         (None, {"block_sise": 16}, "option block_sise is not known, did you mean block_size?"),
         (None, {"kv_cache_memory_bytes": 100_000}, "kv_cache_memory_bytes: 100000 bytes hold"),
         ("truncated", {}, "model.safetensors"),
         ("tensor", {}, "model.layers.1.mlp.up_proj.weight"),
-        ("folder", {}, "does not exist"),
     ],
 )
 def test_a_start_that_cannot_work_is_one_line(

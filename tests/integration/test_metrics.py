@@ -65,7 +65,8 @@ def settled(server: RunningServer) -> Page:
     before: Page = {}
     while time.monotonic() < deadline:
         page = read(server)
-        if page == before and page["paged_num_requests_running"] == 0:
+        told = page["paged_kv_blocks_total"] > 0  # a front-end says nothing in its first second
+        if told and page == before and page["paged_num_requests_running"] == 0:
             return page
         before = page
         time.sleep(0.7)  # longer than a front-end waits for anything to do

@@ -555,7 +555,8 @@ def kill_engine(server: Server, model: str) -> None:
 
 
 def test_a_dead_engine_unloads_its_model_and_the_next_load_has_the_present_options(vllm):
-    options = {"model": "demo", "max_model_len": 64}
+    # Nothing brings its engine back.
+    options = {"model": "demo", "max_model_len": 64, "engine_restart_timeout_s": 0}
     file = add_model(
         vllm.repository, "mortal", options, parameter("ENABLE_VLLM_HEALTH_CHECK", "true")
     )
@@ -579,7 +580,8 @@ def test_a_server_without_model_control_and_metrics_outlives_an_engine(tmp_path)
         parameter("ENABLE_VLLM_HEALTH_CHECK", "true"),
         parameter("REPORT_CUSTOM_METRICS", "true"),
     ]
-    add_model(tmp_path / "models", MODEL, {"model": "demo"}, *more)
+    options = {"model": "demo", "engine_restart_timeout_s": 0}
+    add_model(tmp_path / "models", MODEL, options, *more)
     with serving(tmp_path / "models", tmp_path / "log", "--allow-metrics=false") as server:
         assert server.infer(text_input="Tell me")[0].error is None
         kill_engine(server, MODEL)

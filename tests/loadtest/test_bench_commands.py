@@ -238,7 +238,10 @@ def wait_for_tokens(server, count):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("backend", ["triton", "triton-http", "openai"])
+@pytest.mark.parametrize(
+    "backend",
+    ["triton", *(pytest.param(name, marks=pytest.mark.soak) for name in ("triton-http", "openai"))],
+)
 def test_a_server_that_dies_in_mid_run(backend, tmp_path):
     repository = tmp_path / "repository"
     repository.mkdir()

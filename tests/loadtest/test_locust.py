@@ -140,6 +140,7 @@ def test_calls_cut_off_at_the_end_are_failures(server, addresses):
     assert tokens <= counted["generation_tokens_total"] < tokens + failed * 200
 
 
+@pytest.mark.soak
 def test_users_that_leave_in_a_burst_leave_their_calls_to_end(server, addresses):
     counted = Counted(server)
     burst = "-u 8 -t 7s --shape burst --burst-every 3 --burst-length 1 --output-len 150"
@@ -151,6 +152,7 @@ def test_users_that_leave_in_a_burst_leave_their_calls_to_end(server, addresses)
     assert changes[:4] == ["1", "8", "1", "8"]
 
 
+@pytest.mark.soak
 def test_requests_at_a_rate_wait_for_no_answer(server, addresses):
     counted = Counted(server)
     # Three users who waited for answers could not send so many.
@@ -169,6 +171,7 @@ def test_ramp_ends_when_more_users_bring_no_more(addresses):
     assert "saturated" in done.stderr
 
 
+@pytest.mark.soak
 def test_trace_is_replayed_once_at_its_times(server, addresses, tmp_path):
     counted, path = Counted(server), tmp_path / "trace.jsonl"
     lengths = [(10 + index, 5 + index) for index in range(20)]
@@ -190,6 +193,7 @@ def test_trace_is_replayed_once_at_its_times(server, addresses, tmp_path):
     assert counted["prompt_tokens_total"] == sum(given for given, _ in lengths)
 
 
+@pytest.mark.soak
 def test_conversations_go_on_over_chats(server, addresses):
     counted = Counted(server)
     flags = "-u 3 -r 3 -t 4s --dataset-name conversations --tokenizer demo --num-prompts 20"
@@ -200,6 +204,7 @@ def test_conversations_go_on_over_chats(server, addresses):
     assert counted["prefix_cache_hits_total"] > 0  # later turns begin as earlier ones did
 
 
+@pytest.mark.soak
 def test_tags_and_classes_choose_protocols(addresses, tmp_path):
     done = run("-t", "1s", "--tags", "http", "--csv", tmp_path / "tags", *SHORT, *addresses)
     assert done.returncode == 0, done.stderr
@@ -237,6 +242,7 @@ def test_bad_input_is_one_line(addresses, tmp_path, flags, says):
     assert says.replace("BAD", str(bad)) in complaint
 
 
+@pytest.mark.soak
 def test_worker_that_cannot_prepare_ends_the_run(addresses, tmp_path):
     port, trace = free_port(), tmp_path / "trace.jsonl"
     line = {"timestamp": 9000, "input_length": 1, "output_length": 1, "hash_ids": [1]}

@@ -1,0 +1,156 @@
+"""Servers of the demo model that are there to be hurt, and a look into their processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from paged_backend.demo.metrics import read_metrics
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import RunningServer, start_server
+
+MODEL = "paged_llm"
+ORPHAN_TIMEOUT_S = 5.0
+LOAD_TIMEOUT_S = 60.0  # of an engine on a machine that is busy with other tests
+_POLL = ("7", "271")  # poll and ppoll on x86-64
+_MARK = "PAGED_FAULT_TEST"  # inherited by every process below a server, and kept by its orphans
+
+
+@contextmanager
+def serve_demo(tmp_path: Path, instances: int = 1, **options: object) -> Iterator[RunningServer]:
+    """A server of the demo model with these options of ``1/model.json``; it is ready.
+
+    Whatever happens to it, no process of it may be left 5 seconds after the ``with`` block.
+    """
+    repository = tmp_path / "repository"
+    write_model_repository(repository, MODEL, {"model": "demo", **options}, instances)
+    with start_server(repository, environment={_MARK: str(tmp_path)}) as server:
+        yield server
+    wait_for(lambda: not left_of(tmp_path), ORPHAN_TIMEOUT_S, "a process outlives its server")
+
+
+def engine_of(server: RunningServer) -> psutil.Process:
+    """The engine's process; fails where there is none, as between its end and its restart."""
+    (engine,) = engines_of(server)
+    return engine
+
+
+def engines_of(server: RunningServer) -> list[psutil.Process]:
+    """The engine's process, or none; more would be wrong."""
+    children = processes_of(server)
+    return [p for p in children if any("engine_process" in word for word in _command(p))]
+
+
+def stubs_of(server: RunningServer) -> list[psutil.Process]:
+    """The front-ends' processes, one for each instance of each model."""
+    children = processes_of(server)
+    return [p for p in children if any("backend_stub" in word for word in _command(p)[:1])]
+
+
+def processes_of(server: RunningServer) -> list[psutil.Process]:
+    """All living processes below the server's own; one whose parent has died is still there."""
+    try:
+        mark = _mark_of(psutil.Process(server.pid))
+    except psutil.NoSuchProcess:
+        return []
+    return [p for p in _marked(mark) if p.pid != server.pid]
+
+
+def left_of(tmp_path: Path) -> list[psutil.Process]:
+    """All living processes of a server in that folder, whoever is their parent by now."""
+    return _marked(str(tmp_path))
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs or is stopped; one that only waits to be reaped has ended."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(predicate: Callable[[], object], timeout_s: float, what: str = "") -> float:
+    """Seconds until something is so; ``what`` says what is wrong where it never is."""
+    started = time.monotonic()
+    while not predicate():
+        assert time.monotonic() - started < timeout_s, what or "it did not become so in time"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def metrics(server: RunningServer) -> dict[str, float]:
+    """The present value of each of our metrics, without prefix, summed over labels."""
+    return read_metrics(server.metrics_url)
+
+
+def restarts(server: RunningServer) -> float:
+    """How many engines have come after the first."""
+    return metrics(server)["engine_restarts_total"]
+
+
+def wait_loaded(server: RunningServer, number: float) -> None:
+    """Until so many engines have come after the first, and the last can be used."""
+
+    def loaded() -> bool:
+        shown = metrics(server)
+        return shown["engine_restarts_total"] >= number and shown["engine_up"] == 1
+
+    wait_for(loaded, LOAD_TIMEOUT_S, "the engine was not started again")
+
+
+def kill_engine(server: RunningServer) -> float:
+    """Kill the engine, or the next as soon as there is one; the moment at which it was done."""
+    wait_for(lambda: engines_of(server), LOAD_TIMEOUT_S, "no engine is there to be killed")
+    engine = engine_of(server)
+    engine.kill()
+    moment = time.monotonic()
+    wait_for(lambda: not is_alive(engine), 5)
+    return moment
+
+
+def kill_stub(stub: psutil.Process) -> None:
+    """Kill a front-end between two responses.
+
+    One that is killed while it hands a response over takes its server along: tritonserver 24.10
+    aborts when it finds the owner of the lock in their shared memory dead.
+    """
+
+    def stopped_between_responses() -> bool:
+        stub.send_signal(signal.SIGSTOP)
+        wait_for(lambda: stub.status() == psutil.STATUS_STOPPED, 5)
+        if _waits_for_engine(stub):
+            return True
+        stub.send_signal(signal.SIGCONT)
+        return False
+
+    wait_for(stopped_between_responses, 30, "it does nothing but send")
+    stub.kill()
+
+
+def _waits_for_engine(stub: psutil.Process) -> bool:
+    """Whether its sending thread, which alone makes this system call, waits for the engine."""
+    threads = Path(f"/proc/{stub.pid}/task").iterdir()
+    return any((thread / "syscall").read_text().split()[0] in _POLL for thread in threads)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _marked(mark: str | None) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if mark and _mark_of(p) == mark and is_alive(p)]
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(_MARK)
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return None
