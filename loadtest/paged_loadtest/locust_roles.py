@@ -8,6 +8,7 @@ master first has its workers do so and report.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from abc import ABC, abstractmethod
 from time import monotonic
@@ -45,6 +46,8 @@ def install(events: Events) -> None:
 
 def take_role(environment: Environment, **_: Any) -> None:
     """Refuse what cannot run, before the first user begins."""
+    # Python would raise KeyboardInterrupt in whichever greenlet runs, where it can be lost.
+    gevent.signal_handler(signal.SIGINT, _interrupt_main)
     runner = environment.runner
     try:
         if isinstance(runner, WorkerRunner):
@@ -258,6 +261,10 @@ class Worker(Role):
 
     def _give_up(self, problem: str) -> None:
         self._runner.send_message(_PROBLEM, {"problem": f"{problem} (said by a worker)"})
+
+
+def _interrupt_main() -> None:
+    gevent.get_hub().handle_system_error(KeyboardInterrupt, KeyboardInterrupt())
 
 
 def _complain(problem: str) -> None:

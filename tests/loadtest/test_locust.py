@@ -285,10 +285,34 @@ def test_server_that_dies_ends_the_run_with_its_results(tmp_path):
     assert int(rows(prefix)["", "Aggregated"]["Request Count"]) == calls
 
 
-def test_web_page_shows_a_run_and_stops_it(server, addresses):
+SWALLOWING = f"""
+import sys
+sys.path.insert(0, {str(LOCUSTFILE.parent)!r})
+import gevent
+from locust import events
+from locustfile import *
+
+@events.init.add_listener
+def swallow_interrupts(**_):
+    gevent.spawn(run)
+
+def run():
+    while True:
+        try:
+            sum(range(200_000))
+        except BaseException:
+            pass
+        gevent.sleep(0.001)
+"""
+
+
+def test_web_page_shows_a_run_and_stops_it(server, addresses, tmp_path):
+    """Ctrl-C is heard, too, where a greenlet that is running would have swallowed it."""
+    (tmp_path / "swallowing.py").write_text(SWALLOWING)
+    locust = [*LOCUST[:-1], str(tmp_path / "swallowing.py")]
     counted, port = Counted(server), free_port()
     page = f"http://127.0.0.1:{port}"
-    command = [*LOCUST, "--web-host", "127.0.0.1", "--web-port", str(port), *SHORT, *addresses]
+    command = [*locust, "--web-host", "127.0.0.1", "--web-port", str(port), *SHORT, *addresses]
     command += ["-u", "6", "-r", "6", "--autostart"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, **pipes) as process:
