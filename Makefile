@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
+PARALLEL := -n logical --maxprocesses 4
 
 .PHONY: install demo serve test soak lint gpu gpu-test gpu-kernels gpu-engine gpu-small clean
 
@@ -19,10 +20,12 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process; what needs a
+# server last, one after the other, as some of it is about time.
 test: install
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels
-	$(BIN)/python -m pytest -m "not gpu and not soak"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
+	$(BIN)/python -m pytest -m "not gpu and not soak and server"
 
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
 soak: install

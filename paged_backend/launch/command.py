@@ -14,6 +14,8 @@ _CLOSED_APIS = "shared-memory,trace,logging"
 # Responses of one stream that wait for a slow reader. Without a bound they fill the memory; once it
 # is reached the reader holds up the others of its model. Hardly any answer has more than these.
 _MAX_WAITING_RESPONSES = 2**17
+# The server looks at the CPU so often, and at its end waits for the next look.
+_METRICS_INTERVAL_MS = 500
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -37,6 +39,7 @@ def server_command(
         "grpc-restricted-protocol": closed,
         "metrics-address": endpoints.address,
         "metrics-port": endpoints.metrics_port,
+        "metrics-interval-ms": _METRICS_INTERVAL_MS,
         "allow-sagemaker": "false",
         "allow-vertex-ai": "false",
         "exit-timeout-secs": EXIT_TIMEOUT_S,

@@ -15,6 +15,8 @@ from paged_client import Client, InvalidRequest
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
 
+pytestmark = pytest.mark.server
+
 MODEL = "paged_llm"
 NUM_BLOCKS = 100
 BLOCK_BYTES = 98304  # of the demo model, 16 tokens
