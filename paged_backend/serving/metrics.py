@@ -261,6 +261,8 @@ class Metrics(Observer):
             return
         if not clock.answers:
             self._observe_first_token(now - clock.started)
+        if number > 1:  # they came with the first
+            self._observe_gap(0.0, number - 1)
         clock.answers[index] = AnswerClock(now, now, number)
 
     def _observe_first_token(self, seconds: float) -> None:

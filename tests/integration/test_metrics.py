@@ -6,9 +6,11 @@ import re
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from paged_client import Client, InvalidRequest
 
@@ -158,6 +160,25 @@ def test_counts_and_sizes_are_exact(small, client):
     for name in PER_ANSWER:
         assert grew(f"{name}_count") == 5
     assert grew("inter_token_latency_seconds_count") == 19 + 29 + 3 * 4
+
+
+def test_tokens_that_arrive_together_count_one_by_one(small, client):
+    """A front-end that stood still finds a whole answer at once."""
+    before = settled(small)
+    stubs = [p for p in psutil.Process(small.pid).children() if "stub" in p.name()]
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(client.generate, [30 + i] * 9, **exactly(200)) for i in range(5)]
+        while read(small)["paged_num_requests_waiting"] == 0:  # there are four seats
+            assert not calls[0].done()
+        for stub in stubs:
+            stub.suspend()
+        time.sleep(1)
+        for stub in stubs:
+            stub.resume()
+        assert [len(call.result().token_ids) for call in calls] == [200] * 5
+    grew = Growth(before, settled(small))
+    assert grew("inter_token_latency_seconds_count") == 5 * 199
+    assert grew("time_to_first_token_seconds_count") == 5
 
 
 def test_times_add_up(small, client):
