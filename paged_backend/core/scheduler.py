@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from paged_backend.core.kv_cache_manager import BlockCopies, KVCacheManager
+from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.measurements import Measurements
 from paged_backend.core.scheduler_output import (
     ModelRunnerOutput,
-    PromptLogprobsSpec,
-    SampleSpec,
-    ScheduledSequence,
     SchedulerOutput,
 )
 from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.step import Step, UnderWay
 from paged_backend.core.tenants import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from paged_backend.core.waiting_queue import WaitingQueue
 from paged_backend.outputs import (
@@ -70,7 +67,7 @@ class Scheduler:
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
         # Answers 2..n of a request wait beside the first one until its prompt is computed.
         self._unforked: dict[int, list[Sequence]] = {}  # seq_id of the first -> the others
-        self._under_way: deque[_UnderWay] = deque()  # plans without a result yet
+        self._under_way: deque[UnderWay] = deque()  # plans without a result yet
         self._released: list[int] = []  # seq_ids, since the last plan
         self._next_seq_id = 0
         self._counts: Counter[str] = Counter()
@@ -150,9 +147,10 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plan a step: decodes first, then chunks of prompts, then new sequences.
 
-        The plan is empty while all sequences wait for their last tokens.
+        A new one that is more urgent than a prompt under way, or of a tenant that was served less,
+        comes before that. The plan is empty while all sequences wait for their last tokens.
         """
-        step = _Step(self.config.max_num_batched_tokens)
+        step = Step(self.config.max_num_batched_tokens)
         self._make_way()
         preempted = self._schedule_running(step)
         for seq, num_tokens in step.slices():
@@ -196,7 +194,7 @@ class Scheduler:
         if displaced is not None:
             self._preempt(displaced)
 
-    def _schedule_running(self, step: _Step) -> bool:
+    def _schedule_running(self, step: Step) -> bool:
         """Plan what runs already; returns whether a sequence had to give up its blocks."""
         num_preempted = self._counts["preemptions"]
         decodes: list[Sequence] = []
@@ -204,24 +202,36 @@ class Scheduler:
         for seq in self._running.values():
             if not self._awaits_last_token(seq):
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
-        for seq in decodes + prefills:
-            if step.budget == 0:
-                break
-            num_tokens = min(seq.num_uncomputed_tokens, step.budget)
-            while seq.status is SequenceStatus.RUNNING:
-                copies = self.kv.allocate_slots(seq, num_tokens)
-                if copies is not None:
-                    step.add(seq, num_tokens, copies)
-                    break
-                last = max(self._running.values(), key=lambda seq: seq.admission_order)
-                step.remove(last)
-                self._preempt(last)
+        for seq in decodes:
+            self._continue(seq, step)
+        for seq in sorted(prefills, key=self._waiting.turn):
+            if self._counts["preemptions"] == num_preempted:
+                self._admit_waiting(step, before=seq)
+            self._continue(seq, step)
         return self._counts["preemptions"] > num_preempted
 
-    def _admit_waiting(self, step: _Step) -> None:
+    def _continue(self, seq: Sequence, step: Step) -> None:
+        """Plan as much of a running sequence as there is budget for, at the cost of the last."""
+        num_tokens = min(seq.num_uncomputed_tokens, step.budget)
+        while num_tokens > 0 and seq.status is SequenceStatus.RUNNING:
+            copies = self.kv.allocate_slots(seq, num_tokens)
+            if copies is not None:
+                step.add(seq, num_tokens, copies)
+                self._charge_prompt(seq, num_tokens)
+                break
+            last = max(self._running.values(), key=lambda seq: seq.admission_order)
+            step.remove(last)
+            self._preempt(last)
+
+    def _admit_waiting(self, step: Step, before: Sequence | None = None) -> None:
+        """Let new sequences begin; only those that go before a prompt under way, if it is named."""
+        if not self._waiting:
+            return
         num_seats, reserved = self._num_free_seats(), self._num_reserved_blocks()
         while self._waiting and step.budget > 0:
             seq = self._waiting.first()
+            if before is not None and self._waiting.turn(seq) >= self._waiting.turn(before):
+                break
             num_seats -= self._num_seats(seq)
             hits = self._prefix_hits(seq)
             num_tokens = self._first_slice(seq, hits, step.budget)
@@ -232,9 +242,11 @@ class Scheduler:
             if copies is None:
                 raise RuntimeError(f"sequence {seq.seq_id} was admitted without room")
             step.add(seq, num_tokens, copies)
-            # Blocks computed in this step are found by later sequences of the same step:
-            # every layer writes the K and V of all its tokens before any of them attends.
-            self._register(seq, num_tokens)
+            self._charge_prompt(seq, num_tokens)
+            if before is None:  # nobody who is in the plan can be preempted any more
+                # Blocks computed in this step are found by later sequences of the same step:
+                # every layer writes the K and V of all its tokens before any of them attends.
+                self._register(seq, num_tokens)
 
     def _finds_place(self, seq: Sequence) -> bool:
         """Whether there is a seat and room for a waiting sequence."""
@@ -284,11 +296,17 @@ class Scheduler:
             seq.num_cached_tokens = seq.num_computed_tokens
             self._counts["prompt_tokens"] += seq.num_prompt_tokens
             self._counts["cache_hits"] += seq.num_computed_tokens
-            num_tokens = seq.num_prompt_tokens - seq.num_computed_tokens
-            self._waiting.charge(seq.request, PROMPT_TOKEN_COST * num_tokens)
             seq.admitted_s = time.monotonic()
         seq.status = SequenceStatus.RUNNING
         self._running[seq.seq_id] = seq
+
+    def _charge_prompt(self, seq: Sequence, num_tokens: int) -> None:
+        """Charge what is computed of a prompt for the first time."""
+        end = min(seq.num_computed_tokens + num_tokens, seq.num_prompt_tokens)
+        start = max(seq.num_computed_tokens, seq.num_charged_tokens)
+        if end > start:
+            self._waiting.charge(seq.request, PROMPT_TOKEN_COST * (end - start))
+            seq.num_charged_tokens = end
 
     def _register(self, seq: Sequence, num_tokens: int) -> None:
         """Make blocks findable that the step fills; one with a pending token has to wait."""
@@ -307,7 +325,7 @@ class Scheduler:
 
     # --- after a plan ---------------------------------------------------------------------
 
-    def _book(self, step: _Step) -> _UnderWay:
+    def _book(self, step: Step) -> UnderWay:
         """Advance what the step computes."""
         sampled: list[Sequence] = []
         prompts: list[tuple[Sequence, int]] = []
@@ -320,7 +338,7 @@ class Scheduler:
                 for branch in branches:
                     branch.expect_token()
                 sampled += branches
-        return _UnderWay(sampled, prompts)
+        return UnderWay(sampled, prompts)
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
         """Start the other answers of a request whose prompt is computed by now."""
@@ -463,43 +481,6 @@ class Scheduler:
         self.kv.check_invariants(self._running.values())
 
 
-class _UnderWay(NamedTuple):
-    """What to do with a plan's result."""
-
-    sampled: list[Sequence]  # of each sample
-    prompts: list[tuple[Sequence, int]]  # those that want log-probabilities, from which token on
-
-
-class _Step:
-    """A step while it is being planned."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self._slices: dict[int, tuple[Sequence, int, BlockCopies]] = {}
-
-    def add(self, seq: Sequence, num_tokens: int, copies: BlockCopies) -> None:
-        self._slices[seq.seq_id] = (seq, num_tokens, copies)
-        self.budget -= num_tokens
-
-    def remove(self, seq: Sequence) -> None:
-        _, num_tokens, _ = self._slices.pop(seq.seq_id, (seq, 0, []))
-        self.budget += num_tokens
-
-    def slices(self) -> Iterator[tuple[Sequence, int]]:
-        for seq, num_tokens, _ in self._slices.values():
-            yield seq, num_tokens
-
-    def output(self, unforked: dict[int, list[Sequence]], released: list[int]) -> SchedulerOutput:
-        return SchedulerOutput(
-            [
-                _scheduled(seq, num_tokens, unforked.get(seq.seq_id, ()))
-                for seq, num_tokens in self.slices()
-            ],
-            [copy for _, _, copies in self._slices.values() for copy in copies],
-            released,
-        )
-
-
 def _view(seq: Sequence) -> SequenceView:
     return SequenceView(
         request_id=seq.request.request_id,
@@ -509,34 +490,4 @@ def _view(seq: Sequence) -> SequenceView:
         num_tokens=seq.num_tokens,
         num_computed_tokens=seq.num_computed_tokens,
         block_ids=list(seq.block_ids),
-    )
-
-
-def _scheduled(seq: Sequence, num_tokens: int, others: Iterable[Sequence]) -> ScheduledSequence:
-    start = seq.num_computed_tokens
-    end = start + num_tokens
-    samples = tuple(_sample_spec(s) for s in (seq, *others)) if end == seq.num_tokens else ()
-    return ScheduledSequence(
-        seq.seq_id,
-        seq.token_ids[start:end],
-        start,
-        list(seq.block_ids),
-        samples,
-        _prompt_logprobs_spec(seq, start, end) if seq.wants_prompt_logprobs else None,
-    )
-
-
-def _prompt_logprobs_spec(seq: Sequence, start: int, end: int) -> PromptLogprobsSpec:
-    num_top = seq.request.params.prompt_logprobs or 0
-    return PromptLogprobsSpec(num_top, seq.token_ids[start + 1 : end + 1])
-
-
-def _sample_spec(seq: Sequence) -> SampleSpec:
-    return SampleSpec(
-        seq.seq_id,
-        seq.request.params,
-        seq.seed,
-        seq.num_tokens,
-        seq.num_prompt_tokens,
-        seq.token_ids,
     )

@@ -31,8 +31,8 @@ class Sequence:
 
     __slots__ = (
         "admitted_s", "block_hashes", "block_ids", "first_token_s", "index", "num_cached_tokens",
-        "num_computed_tokens", "num_pending", "num_prompt_tokens", "prompt_logprobs", "queued_s",
-        "request", "seed", "seq_id", "status", "token_ids",
+        "num_charged_tokens", "num_computed_tokens", "num_pending", "num_prompt_tokens",
+        "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Sequence:
         self.num_pending = 0  # last tokens that are not known yet
         # Set when first admitted; one that goes on was counted by the engine before.
         self.num_cached_tokens: int | None = 0 if resumed else None
+        self.num_charged_tokens = self.num_prompt_tokens if resumed else 0  # of the prompt
         # Of the prompt's tokens after its first, as far as computed; None once they are told.
         wanted = index == 0 and request.params.prompt_logprobs is not None and not resumed
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None

@@ -5,6 +5,9 @@ OSDI 2024, algorithm 2). A tenant that begins to wait starts no lower than those
 so that nobody saves up turns while there is nothing to serve. Between two tenants that both have
 something waiting, the service by weight then never differs by more than what one of them can have
 under way at once.
+
+Prompts are charged as they are computed, not when they begin as in the paper, whose engine has no
+chunks: so a long one under way takes turns with what others send meanwhile.
 """
 
 from __future__ import annotations

@@ -75,6 +75,10 @@ class WaitingQueue:
             raise LookupError("nothing waits")
         return seq
 
+    def turn(self, seq: Sequence) -> tuple[int, float]:
+        """When it is the turn of a sequence, waiting or not: the lower, the earlier."""
+        return (seq.request.priority, self._account(seq.request).counter)
+
     def has_rivals(self, seq: Sequence) -> bool:
         """Whether other tenants have open requests of the same priority."""
         return self._queues[seq.request.priority].num_tenants > 1

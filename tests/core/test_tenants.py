@@ -206,6 +206,68 @@ def test_a_preempted_sequence_goes_before_later_ones_of_its_tenant():
     engine.run()
 
 
+def long_prompt_under_way(**fields):
+    """A prompt of four steps, one of which was made, and more of them that wait."""
+    engine = make_engine(num_blocks=200, max_num_batched_tokens=16, **fields)
+    for number in range(4):
+        ask(engine, f"a{number}", "a", num_prompt_tokens=60)
+    engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_a_prompt_under_way_does_not_hold_up_another_tenant(fair):
+    engine = long_prompt_under_way(fair=fair)
+    ask(engine, "b", "b", num_prompt_tokens=10)
+    engine.step()  # a tenant that is new stands behind one who has no more and came before
+    engine.step()
+    assert firsts(engine) == (["b"] if fair else [])
+    engine.run()
+    assert firsts(engine) == (["b", "a0"] if fair else ["a0", "a1"]) + firsts(engine)[2:]
+    for name, request in engine.requests.items():
+        assert engine.tokens[name, 0] == expected_tokens(request, 1, 64)
+
+
+def test_long_prompts_of_two_tenants_go_on_in_turn():
+    engine = long_prompt_under_way()
+    ask(engine, "b", "b", num_prompt_tokens=60)
+    ask(engine, "later", "a", num_prompt_tokens=1)  # does not pass the others of its tenant
+    for _ in range(5):
+        engine.step()
+    a, b = 0, 4
+    planned = [[item.seq_id for item in plan.scheduled] for plan in engine.plans]
+    assert planned == [[a], [a], [b], [a], [b], [a, b]]
+    engine.run()
+    assert firsts(engine)[-1] == "later"
+
+
+def test_a_prompt_under_way_does_not_hold_up_what_is_more_urgent():
+    engine = long_prompt_under_way()
+    ask(engine, "urgent", "a", num_prompt_tokens=10, priority=-1)
+    ask(engine, "idle", "b", num_prompt_tokens=1, priority=1)
+    engine.run()
+    assert firsts(engine)[0] == "urgent"
+    assert firsts(engine)[-1] == "idle"
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [16, 60])
+def test_a_flood_of_long_prompts_leaves_others_their_turn(num_prompt_tokens):
+    """The newcomer waits for the step under way, not for a prompt of the flood."""
+    engine = make_engine(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=16)
+    waits = []
+    for number in range(200):
+        ask(engine, f"a{number}", "a", num_prompt_tokens=num_prompt_tokens, max_tokens=1)
+    for number in range(20):
+        ask(engine, f"b{number}", "b", num_prompt_tokens=4, max_tokens=1)
+        before = len(engine.plans)
+        while (f"b{number}", 0) not in engine.tokens:
+            engine.step()
+        waits.append(len(engine.plans) - before)
+        for _ in range(5):
+            engine.step()
+    assert max(waits) <= 2
+
+
 sizes = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 12)), min_size=1, max_size=6)
 
 
