@@ -217,7 +217,6 @@ class Scheduler:
             copies = self.kv.allocate_slots(seq, num_tokens)
             if copies is not None:
                 step.add(seq, num_tokens, copies)
-                self._charge_prompt(seq, num_tokens)
                 break
             last = max(self._running.values(), key=lambda seq: seq.admission_order)
             step.remove(last)
@@ -232,6 +231,8 @@ class Scheduler:
             seq = self._waiting.first()
             if before is not None and self._waiting.turn(seq) >= self._waiting.turn(before):
                 break
+            if seq.num_pending > 0:  # it gave up its blocks in this plan: its last token is unknown
+                break
             num_seats -= self._num_seats(seq)
             hits = self._prefix_hits(seq)
             num_tokens = self._first_slice(seq, hits, step.budget)
@@ -242,7 +243,7 @@ class Scheduler:
             if copies is None:
                 raise RuntimeError(f"sequence {seq.seq_id} was admitted without room")
             step.add(seq, num_tokens, copies)
-            self._charge_prompt(seq, num_tokens)
+            self._charge_prompt(seq, num_tokens)  # at once: it may be another tenant's turn now
             if before is None:  # nobody who is in the plan can be preempted any more
                 # Blocks computed in this step are found by later sequences of the same step:
                 # every layer writes the K and V of all its tokens before any of them attends.
@@ -332,6 +333,7 @@ class Scheduler:
         for seq, num_tokens in step.slices():
             if seq.wants_prompt_logprobs:
                 prompts.append((seq, seq.num_computed_tokens))
+            self._charge_prompt(seq, num_tokens)
             seq.num_computed_tokens += num_tokens
             if seq.num_uncomputed_tokens == 0:
                 branches = [seq, *self._fork(seq)]
