@@ -140,6 +140,11 @@ class EngineConfig:
     max_json_depth: int = checked(
         32, Rule(int, 1, 256), "nesting of sampling_parameters and messages"
     )
+    max_pass_through_length: int = checked(
+        4096,
+        Rule(int, 0, 2**24),
+        "bytes of pass_through, which comes back with each response of a stream",
+    )
 
     step_timeout_s: float = checked(
         60.0,

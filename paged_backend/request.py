@@ -13,7 +13,9 @@ from paged_backend.sampling_params import SamplingParams
 class Request:
     """A prompt and what is wanted from it; never changes once accepted.
 
-    Requests share cached blocks only if their ``cache_salt`` is equal.
+    Requests share cached blocks only if their ``cache_salt`` is equal. ``request_id`` is made by
+    the front end and never used again; ``call_id`` is the caller's name for the request, which
+    later requests may use again.
     """
 
     request_id: str
@@ -22,6 +24,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0  # lower is served first
     tenant: str = ""  # on whose account its tokens are
+    call_id: str = ""  # by which a caller can cancel it; empty: no caller can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class RequestLimits:
     max_logit_bias: int
     max_json_length: int
     max_json_depth: int
+    max_pass_through_length: int
 
     @classmethod
     def of(
@@ -57,6 +61,7 @@ class RequestLimits:
             max_logit_bias=config.max_logit_bias,
             max_json_length=config.max_json_length,
             max_json_depth=config.max_json_depth,
+            max_pass_through_length=config.max_pass_through_length,
         )
 
     @property

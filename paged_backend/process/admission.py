@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from paged_backend.config import EngineConfig
 from paged_backend.errors import RequestRefused
 from paged_backend.outputs import QueueState
+from paged_backend.validation import shorten
 
 MAX_RETRY_AFTER_S = 60
+MAX_BLOCKED_TENANTS = 2**12  # tenants that a front end remembers; the engine refuses the others
 PLACES_FOR_ONE_LEFT = 8  # that a tenant may hold for each place that is free
 
 
@@ -59,6 +61,42 @@ class QueueBounds:
 
 def _full(limit: str, retry_after_s: int) -> RequestRefused:
     return RequestRefused("queue_full", f"{limit}; retry after {max(1, retry_after_s)} s")
+
+
+def rate_limited(tenant: str, wait_s: float) -> RequestRefused:
+    """Return the refusal for a tenant that is over its rate for ``wait_s`` seconds more."""
+    return RequestRefused(
+        "rate_limited",
+        f"tenant {shorten(tenant)} is over max_tenant_request_rate; "
+        f"retry after {math.ceil(wait_s)} s",
+    )
+
+
+class BlockedTenants:
+    """The tenants that the engine has said it refuses, so that a front end need not ask again.
+
+    Times are in seconds of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._until_s: dict[str, float] = {}
+
+    def block(self, tenant: str, until_s: float, now_s: float) -> None:
+        """Refuse a tenant's calls until then."""
+        if len(self._until_s) >= MAX_BLOCKED_TENANTS:
+            self._until_s = {name: at for name, at in self._until_s.items() if at > now_s}
+        if len(self._until_s) < MAX_BLOCKED_TENANTS:
+            self._until_s[tenant] = until_s
+
+    def check(self, tenant: str, now_s: float) -> None:
+        """Let a tenant pass that is not blocked.
+
+        Raises:
+            RequestRefused: saying when to come again.
+        """
+        wait_s = self._until_s.get(tenant, now_s) - now_s
+        if wait_s > 0:
+            raise rate_limited(tenant, wait_s)
 
 
 class Turnover:

@@ -14,9 +14,9 @@ from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError, EngineDead
 from paged_backend.outputs import EngineStats, QueueState
 from paged_backend.process import wire
-from paged_backend.process.admission import QueueBounds
+from paged_backend.process.admission import BlockedTenants, QueueBounds
 from paged_backend.process.engine_client import GONE, EngineClient
-from paged_backend.process.lifetime import open_process
+from paged_backend.process.lifetime import ProcessId, open_process
 
 _FIRST_PAUSE_S = 1.0  # before an engine is started again that could not even load
 _LONGEST_PAUSE_S = 30.0
@@ -58,12 +58,13 @@ class EngineLink:
     def __init__(self, config: EngineConfig, model: str, version: str, server_pid: int) -> None:
         self._config = config
         self._bounds = QueueBounds.of(config)
+        self._blocked = BlockedTenants()
+        server = ProcessId.of(server_pid)
         self._make_client: Callable[[], EngineClient] = lambda: EngineClient(
-            config, model, version, server_pid, self._counts
+            config, model, version, server, self._counts
         )
-        # Not to be guessed: whoever knows the name of a request can cancel it.
         self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
-        self._server = open_process(server_pid)
+        self._server = open_process(server)
         self._lock = threading.Lock()  # over _client and its sockets, which are not thread-safe
         self._client: EngineClient | None = None
         self._is_ready = False
@@ -84,7 +85,10 @@ class EngineLink:
             ConfigError: the engine cannot be started with these options.
         """
         while True:
-            client = self._make_client()
+            try:
+                client = self._make_client()
+            except OSError as error:
+                raise ConfigError(f"the engine cannot be started: {error}") from error
             try:
                 ready, self._early = _wait_until_ready(client)
             except EngineDead as error:
@@ -106,10 +110,19 @@ class EngineLink:
             if self._client is not None and self._is_ready:
                 self._client.send(message)
 
-    def check_room(self, num_open: int) -> None:
+    def check_rate(self, tenant: str) -> None:
+        """Refuse a tenant's call, before anything is done for it, while the engine refuses them.
+
+        Raises:
+            RequestRefused: saying when to come again.
+        """
+        self._blocked.check(tenant, time.monotonic())
+
+    def check_room(self, num_open: int, num_preparing: int) -> None:
         """Refuse a request, before anything is done for it, if the queue is full by now.
 
-        Without an engine everything waits, that is ``num_open`` requests.
+        Without an engine everything waits, that is ``num_open`` requests. ``num_preparing`` more
+        are on their way to the engine.
 
         Raises:
             RequestRefused: saying when to come again.
@@ -119,6 +132,7 @@ class EngineLink:
             page = self._client.page if self._client is not None else None
             if page is not None:
                 queue, retry_after_s = page.queue, page.retry_after_s
+        queue = queue._replace(num_waiting=queue.num_waiting + num_preparing)
         self._bounds.check(queue, 1, retry_after_s)
 
     def close(self) -> None:
@@ -147,10 +161,18 @@ class EngineLink:
         if hangs:
             self._client.kill()
             return [*messages, *self._lose(EngineDead("it hung for over step_timeout_s"))]
-        for message in messages:
-            if isinstance(message, wire.Stats):
-                self._counts = message.stats
+        messages = [message for message in messages if not self._is_for_link(message)]
         return [*messages] if self._is_ready else self._begin(self._client, messages)
+
+    def _is_for_link(self, message: wire.FromEngine) -> bool:
+        """Take note of what a message says; whether nobody else needs it."""
+        if isinstance(message, wire.Stats):
+            self._counts = message.stats
+        if not isinstance(message, wire.TenantBlocked):
+            return False
+        now = time.monotonic()
+        self._blocked.block(message.tenant, now + message.wait_s, now)
+        return True
 
     def _begin(self, client: EngineClient, messages: list[wire.FromEngine]) -> list[Event]:
         """What a new engine says first."""
@@ -194,7 +216,7 @@ class EngineLink:
             return self._give_up_in_time()
         try:
             client = self._make_client()
-        except OSError as error:  # the folder of the one that has ended was just removed
+        except (OSError, ConfigError) as error:  # the last one's folder was just removed
             return self._lose(EngineDead(f"it cannot be started: {error}"))
         with self._lock:
             self._client = client

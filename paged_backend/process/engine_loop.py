@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import signal
 import time
@@ -24,11 +23,10 @@ from paged_backend.errors import ConfigError, PagedError, RequestRefused
 from paged_backend.models.hub import resolve_model
 from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.process import wire
-from paged_backend.process.admission import QueueBounds, Turnover
-from paged_backend.process.lifetime import open_process, remove_runtime_folder
+from paged_backend.process.admission import QueueBounds, Turnover, rate_limited
+from paged_backend.process.lifetime import ProcessId, open_process, remove_runtime_folder
 from paged_backend.process.status_page import StatusPage
 from paged_backend.request import Request
-from paged_backend.validation import shorten
 
 IDLE_POLL_S = 0.5
 STATS_INTERVAL_S = 0.02
@@ -40,7 +38,7 @@ SERVER = ""  # stands for the server among the front-ends
 class Mailbox:
     """Both sockets of the engine and the processes that it watches."""
 
-    def __init__(self, run_dir: Path, server_pid: int) -> None:
+    def __init__(self, run_dir: Path, server: ProcessId) -> None:
         self._context = context = zmq.Context()
         self._poller = zmq.Poller()
         self._requests = context.socket(zmq.PULL)
@@ -52,11 +50,11 @@ class Mailbox:
             self._poller.register(socket, zmq.POLLIN)
         self._watched: dict[int, str] = {}  # pidfd -> front-end, "" for the server
         self._gone: list[str] = []  # who had ended before they were watched
-        self.watch(server_pid, SERVER)
+        self.watch(server, SERVER)
 
-    def watch(self, pid: int, owner: str) -> None:
+    def watch(self, process: ProcessId, owner: str) -> None:
         """Report the end of a process as the Goodbye of its front-end."""
-        pidfd = open_process(pid)
+        pidfd = open_process(process)
         if pidfd is None:
             self._gone.append(owner)
         else:
@@ -106,6 +104,36 @@ def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
     return messages
 
 
+class OpenCalls:
+    """The open requests of each ``call_id``.
+
+    Several open requests may share a name: a caller may use one again as soon as it has its
+    answer, which can be before the engine knows that the request has ended.
+    """
+
+    def __init__(self) -> None:
+        self._request_ids: defaultdict[str, set[str]] = defaultdict(set)  # by call_id
+        self._call_ids: dict[str, str] = {}  # by request_id
+
+    def add(self, request: Request) -> None:
+        """Remember a request under the name that its caller gave to it, if any."""
+        if request.call_id:
+            self._request_ids[request.call_id].add(request.request_id)
+            self._call_ids[request.request_id] = request.call_id
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request; unknown ids are ignored."""
+        call_id = self._call_ids.pop(request_id, None)
+        if call_id is not None:
+            self._request_ids[call_id].discard(request_id)
+            if not self._request_ids[call_id]:
+                del self._request_ids[call_id]
+
+    def named(self, call_id: str) -> list[str]:
+        """Return the ids of all open requests with that name."""
+        return sorted(self._request_ids.get(call_id, ()))
+
+
 class EngineLoop:
     """Steps while there is work and answers front-ends; everything on one thread."""
 
@@ -128,6 +156,7 @@ class EngineLoop:
         self._rates = None if rate is None else TenantRateLimit(rate)
         self._ready = wire.EngineReady(engine.limits, str(model_folder))
         self._owners: dict[str, str] = {}  # request_id -> front-end
+        self._calls = OpenCalls()
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
         self._stats_due = 0.0
@@ -158,10 +187,10 @@ class EngineLoop:
 
     def _handle(self, sender: str, message: wire.ToEngine) -> None:
         match message:
-            case wire.Hello(pid, counts):
+            case wire.Hello(process, counts):
                 self._front_ends.append(sender)
                 self._go_on_from(counts)
-                self._mailbox.watch(pid, sender)
+                self._mailbox.watch(ProcessId.parse(process), sender)
                 self._mailbox.send(sender, self._ready)
             case wire.AddRequest(request, progress):
                 self._add(sender, request, progress)
@@ -170,10 +199,14 @@ class EngineLoop:
             case wire.StopAnswer(request_id, index):
                 self._engine.stop_answer(request_id, index)
                 self._forget(request_id)
+            case wire.ChargeTenant(tenant):
+                with contextlib.suppress(RequestRefused):
+                    self._check_rate(sender, tenant)
             case wire.Inspect(request_id):
                 self._inspect(sender, request_id)
-            case wire.CancelRequest(request_id):
-                self._send(self._engine.cancel_request(request_id))
+            case wire.CancelCall(call_id):
+                for request_id in self._calls.named(call_id):
+                    self._send(self._engine.cancel_request(request_id))
             case wire.Goodbye():
                 self._leave(sender)
 
@@ -181,6 +214,7 @@ class EngineLoop:
         try:
             if progress is None:
                 self._check_room(request)
+                self._check_rate(sender, request.tenant)
             self._engine.add_request(request, progress or ())
         except RequestRefused as error:
             refusal = wire.RequestRefused(request.request_id, error.reason, error.problem)
@@ -189,6 +223,7 @@ class EngineLoop:
             self._mailbox.send(sender, wire.RequestRejected(request.request_id, str(error)))
         else:
             self._owners[request.request_id] = sender
+            self._calls.add(request)
 
     def _check_room(self, request: Request) -> None:
         queue, retry_after_s = self._engine.queue_state(), self._page.retry_after_s
@@ -196,15 +231,14 @@ class EngineLoop:
         if request.tenant and self._is_fair:
             num_own = self._engine.num_waiting_of(request.tenant)
             self._bounds.check_share(queue, num_own, retry_after_s)
+
+    def _check_rate(self, sender: str, tenant: str) -> None:
         if self._rates is None:
             return
-        wait_s = self._rates.admit(request.tenant, time.monotonic())
+        wait_s = self._rates.admit(tenant, time.monotonic())
         if wait_s is not None:
-            raise RequestRefused(
-                "rate_limited",
-                f"tenant {shorten(request.tenant)} is over max_tenant_request_rate; "
-                f"retry after {math.ceil(wait_s)} s",
-            )
+            self._mailbox.send(sender, wire.TenantBlocked(tenant, wait_s))
+            raise rate_limited(tenant, wait_s)
 
     def _inspect(self, sender: str, request_id: str) -> None:
         answer: wire.FromEngine
@@ -221,6 +255,7 @@ class EngineLoop:
     def _forget(self, request_id: str) -> None:
         if not self._engine.is_open(request_id):
             self._owners.pop(request_id, None)
+            self._calls.remove(request_id)
 
     def _leave(self, sender: str) -> None:
         """A front-end is gone, or the server and with it all of them."""
@@ -294,10 +329,10 @@ def tell_failure(mailbox: Mailbox, message: str) -> None:
             break
 
 
-def serve(config_json: str, run_dir: Path, server_pid: int) -> int:
+def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
     """Load the model, say so, and answer until the end; returns the exit status."""
     page = StatusPage.create(run_dir)
-    mailbox = Mailbox(run_dir, server_pid)
+    mailbox = Mailbox(run_dir, server)
     try:
         config = EngineConfig.from_mapping(json.loads(config_json))
         engine, folder = load(config)

@@ -16,7 +16,7 @@ OUTPUTS_SOCKET = "outputs.sock"
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """A front-end is there and wants to hear when the engine can be used."""
 
-    pid: int
+    process: str  # a ProcessId
     counts: EngineStats | None  # the last it has heard, of an engine that has ended
 
 
@@ -46,10 +46,16 @@ class StopAnswer(msgspec.Struct, frozen=True, tag=True):
     index: int
 
 
-class CancelRequest(msgspec.Struct, frozen=True, tag=True):
-    """End a request, whoever sent it; its own front-end gets the last outputs."""
+class CancelCall(msgspec.Struct, frozen=True, tag=True):
+    """End the requests of a ``call_id``; the front ends that sent them get the last outputs."""
 
-    request_id: str
+    call_id: str
+
+
+class ChargeTenant(msgspec.Struct, frozen=True, tag=True):
+    """Count a call that the front end answers by itself against its tenant's rate."""
+
+    tenant: str
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +98,13 @@ class RequestRefused(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
+class TenantBlocked(msgspec.Struct, frozen=True, tag=True):
+    """No call of this tenant is accepted for a while, so that front ends can refuse at once."""
+
+    tenant: str
+    wait_s: float
+
+
 class Inspection(msgspec.Struct, frozen=True, tag=True):
     """The answer to Inspect."""
 
@@ -106,9 +119,18 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     anew: bool  # this front-end begins, or begins again, to report
 
 
-ToEngine = Hello | Goodbye | AddRequest | AbortRequest | StopAnswer | CancelRequest | Inspect
+ToEngine = (
+    Hello | Goodbye | AddRequest | AbortRequest | StopAnswer | CancelCall | ChargeTenant | Inspect
+)
 FromEngine = (
-    EngineReady | EngineFailed | StepOutputs | RequestRejected | RequestRefused | Inspection | Stats
+    EngineReady
+    | EngineFailed
+    | StepOutputs
+    | RequestRejected
+    | RequestRefused
+    | TenantBlocked
+    | Inspection
+    | Stats
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -55,8 +55,13 @@ class TritonPythonModel:
         """Hand each request to a thread of its own."""
         for request in requests:
             caller = Caller(request.get_response_sender())
-            tensors = triton.read_tensors(request, _INPUTS)
-            self._threads.submit(self._serve, tensors, request.parameters(), caller)
+            try:
+                tensors = triton.read_tensors(request, _INPUTS)
+                parameters = triton.read_parameters(request)
+            except Exception as error:  # would hit every request if it left this method
+                caller.close(triton.error_response(error))
+            else:
+                self._threads.submit(self._serve, tensors, parameters, caller)
 
     def finalize(self) -> None:
         """Let what is open finish."""

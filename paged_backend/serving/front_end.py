@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -28,10 +28,11 @@ from paged_backend.process.engine_link import EngineBack, EngineGone, EngineLink
 from paged_backend.serving.answer import Answer
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.drain import Drain
-from paged_backend.serving.fields import Tensors
-from paged_backend.serving.observer import CallClock, Observer
+from paged_backend.serving.observer import Observer
 from paged_backend.serving.open_calls import CancelSweep, Deadlines, OpenCall, Sender
 from paged_backend.serving.parsing import RequestParser
+from paged_backend.serving.preparation import Arrival, Preparation
+from paged_backend.serving.tasks import CANCEL, CHARGED, GENERATE, INSPECT
 from paged_backend.text.tokenizer import Tokenizer
 
 POLL_S = 0.005  # between looks at cancellations while calls are open
@@ -52,9 +53,10 @@ class Cancelled(Exception):
 class FrontEnd:
     """Takes calls from Triton's thread and answers them from one of its own.
 
-    ``submit`` checks and hands over; everything after that, cancelling included, happens on the
-    sending thread, so that each call gets exactly one final response. What an engine's end leaves
-    open goes on with the next one: each call keeps all that it takes to resume it.
+    ``submit`` checks and hands over, large calls on threads beside it; everything after that,
+    cancelling included, happens on the sending thread, so that each call gets exactly one final
+    response. What an engine's end leaves open goes on with the next one: each call keeps all that
+    it takes to resume it.
     """
 
     def __init__(
@@ -75,8 +77,12 @@ class FrontEnd:
         self._open: dict[str, OpenCall] = {}  # request_id -> call, the earliest first
         self._inspecting: dict[str, Sender] = {}  # request_id -> who wants to look at the engine
         self._deadlines = Deadlines(self._open)
+        self._preparation = Preparation(config.max_waiting_tokens)
+        self._preparing: set[Arrival] = set()
         self._has_engine = True
-        self._held_cancels: deque[str] = deque(maxlen=MAX_HELD_CANCELS)  # for the next engine
+        self._held_cancels: deque[str] = deque(
+            maxlen=MAX_HELD_CANCELS
+        )  # names, for the next engine
         self._refused: Counter[str] = Counter()  # by reason
         self._closed: PagedError | None = None  # why no call is taken
         self._lock = threading.Lock()  # over all of these
@@ -99,6 +105,9 @@ class FrontEnd:
         self._stopping.set()
         self._may_begin.set()
         self._thread.join()
+        with self._lock:
+            self._closed = self._closed or UNLOADING
+        self._preparation.close()
         self._fail_all(UNLOADING)
         self._link.close()
 
@@ -112,52 +121,79 @@ class FrontEnd:
         """Whether requests are served now."""
         return self._closed is None and self._has_engine
 
-    def submit(
-        self, tensors: Tensors, parameters_json: str, timeout_s: float | None, sender: Sender
-    ) -> None:
+    def submit(self, arrival: Arrival) -> None:
         """Check a call and pass it to the engine.
 
-        ``timeout_s`` is the server's for it, beside which the call may have one of its own.
-
-        Raises:
-            InvalidRequest: the caller's mistake; nothing was started.
-            RequestRefused: too much waits already, or the model is being unloaded.
-            EngineDead: there is no engine and none comes back.
+        Never raises: an error is the call's final response.
         """
         self._may_begin.set()
+        with self._answering(arrival.sender):
+            self._submit(arrival)
+
+    def _submit(self, arrival: Arrival) -> None:
+        task = self._parser.task(arrival.tensors)
+        if task == CANCEL:
+            self._cancel(self._parser.call_to_cancel(arrival.tensors))
+            arrival.sender.send({}, True)
+            return
+        self._check_open()  # for tasks, too, so that a health probe sees that the model is closed
+        if task == INSPECT:
+            self._inspect(arrival.sender)
+        elif task == GENERATE:
+            arrival.call_id = self._parser.call_id(arrival.tensors)
+            self._link.check_room(len(self._open), self._preparation.num_waiting)
+            self._prepare(arrival, self._start)
+        else:
+            self._prepare(arrival, partial(self._answer_task, task))
+
+    def _prepare(self, arrival: Arrival, act: Callable[[Arrival], None]) -> None:
+        """Do what may take long: now for a small call, and on another thread for others."""
+
+        def work() -> None:
+            with self._answering(arrival.sender):
+                try:
+                    self._check_waited(arrival)
+                    act(arrival)
+                finally:
+                    with self._lock:
+                        self._preparing.discard(arrival)
+
+        with self._lock:
+            self._preparing.add(arrival)
         try:
-            self._submit(tensors, parameters_json, timeout_s, sender)
-        except RequestRefused as error:
+            self._preparation.run(arrival, work)
+        except RequestRefused:
             with self._lock:
-                self._refused[error.reason] += 1
+                self._preparing.discard(arrival)
             raise
 
-    def _submit(
-        self, tensors: Tensors, parameters_json: str, timeout_s: float | None, sender: Sender
-    ) -> None:
-        clock = CallClock()
-        cancelled = self._parser.call_to_cancel(tensors)
-        if cancelled is not None:
-            self._cancel(cancelled)
-            sender.send({}, True)
+    def _check_waited(self, arrival: Arrival) -> None:
+        """Spend no time on a call that has waited for its preparation in vain."""
+        if arrival.is_small:
             return
-        self._check_open()  # for tasks, too: whoever probes with one is to hear of it
-        if self._parser.wants_inspection(tensors):
-            self._inspect(sender)
-            return
-        answer = self._parser.answer_task(tensors)
-        if answer is not None:
-            sender.send(answer, True)
-            return
-        self._link.check_room(len(self._open))  # before the prompt is tokenised
-        request_id = self._parser.call_id(tensors) or self._new_id()
-        parsed = self._parser.parse(request_id, tensors, parameters_json)
-        timeout_s = min(filter(None, (timeout_s, parsed.timeout_s)), default=None)
-        call = OpenCall(Answer(parsed, self._tokenizer), sender, clock, timeout_s)
+        self._check_open()
+        if arrival.sender.is_cancelled():
+            raise Cancelled(CANCELLED)
+        if arrival.timeout_s is not None and arrival.clock.age_s > arrival.timeout_s:
+            raise DeadlineExceeded(arrival.timeout_s)
+
+    def _answer_task(self, task: str, arrival: Arrival) -> None:
+        tenant = self._parser.tenant_of_task(arrival.parameters_json)
+        if task in CHARGED:
+            self._link.check_rate(tenant)
+            self._link.send(wire.ChargeTenant(tenant))
+        arrival.sender.send(self._parser.answer_task(task, arrival.tensors), True)
+
+    def _start(self, arrival: Arrival) -> None:
+        request_id = self._new_id()
+        parsed = self._parser.parse(
+            request_id, arrival.tensors, arrival.parameters_json, self._link.check_rate
+        )
+        timeout_s = min(filter(None, (arrival.timeout_s, parsed.timeout_s)), default=None)
+        answer = Answer(parsed, self._tokenizer)
+        call = OpenCall(answer, arrival.sender, arrival.clock, timeout_s)
         with self._lock:
             self._check_open()
-            if request_id in self._open:
-                raise InvalidRequest("call_id", "is in use by another call")
             self._open[request_id] = call
             # Under the lock, so that a cancel at once cannot reach the engine before the request.
             if self._has_engine:
@@ -168,12 +204,32 @@ class FrontEnd:
                     del self._open[request_id]  # its caller hears of it now and only now
                     raise
             self._deadlines.add(request_id)
+            if arrival.is_cancelled:
+                self._send_cancel(parsed.request.call_id)
 
-    def _cancel(self, request_id: str) -> None:
+    @contextlib.contextmanager
+    def _answering(self, sender: Sender) -> Iterator[None]:
+        """Give the caller what is raised as the final response."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, RequestRefused):
+                with self._lock:
+                    self._refused[error.reason] += 1
+            with contextlib.suppress(Exception):  # the server may have ended the call already
+                sender.fail(error)
+
+    def _cancel(self, call_id: str) -> None:
         with self._lock:
-            if not self._has_engine:
-                self._held_cancels.append(request_id)
-        self._link.send(wire.CancelRequest(request_id))
+            for arrival in self._preparing:
+                if arrival.call_id == call_id:
+                    arrival.is_cancelled = True
+            self._send_cancel(call_id)
+
+    def _send_cancel(self, call_id: str) -> None:
+        if not self._has_engine:
+            self._held_cancels.append(call_id)
+        self._link.send(wire.CancelCall(call_id))
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -330,8 +386,8 @@ class FrontEnd:
                 call.is_in_flight = True
                 self._link.send(wire.AddRequest(call.answer.request, call.answer.progress))
             self._has_engine = True
-            for request_id in self._held_cancels:
-                self._link.send(wire.CancelRequest(request_id))
+            for call_id in self._held_cancels:
+                self._link.send(wire.CancelCall(call_id))
             self._held_cancels.clear()
             if isinstance(self._closed, EngineDead):
                 self._closed = None

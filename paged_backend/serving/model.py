@@ -19,9 +19,12 @@ from paged_backend.serving.front_end import Cancelled, FrontEnd
 from paged_backend.serving.metrics import VLLM_PREFIX, Metrics
 from paged_backend.serving.observer import Observer
 from paged_backend.serving.parsing import RequestParser
+from paged_backend.serving.preparation import Arrival
+from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
     complete_config,
     error_response,
+    read_parameters,
     read_tensors,
     refuse_to_load,
     response,
@@ -42,6 +45,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the engine, starting it if this instance is the first, and wait for it."""
+        close_to_other_users()
         self._deployment = Deployment.from_args(args)
         self._log = Log(self._deployment.backend)
         self._unloading = False
@@ -60,12 +64,17 @@ class TritonPythonModel:
             try:
                 if not healthy:
                     raise Unhealthy
-                tensors = read_tensors(request, INPUTS)
-                timeout_s = request.timeout() / 1e6 or None  # 0: none
-                self._front_end.submit(tensors, request.parameters(), timeout_s, sender)
+                arrival = Arrival(
+                    read_tensors(request, INPUTS),
+                    read_parameters(request),
+                    request.timeout() / 1e6 or None,  # 0: none
+                    sender,
+                )
             # An exception that left this method would hit every request of the call.
             except Exception as error:
                 sender.fail(error)
+            else:
+                self._front_end.submit(arrival)
 
     def is_ready(self) -> bool:
         """Asked by servers from 26.03 on."""

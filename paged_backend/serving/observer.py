@@ -34,6 +34,11 @@ class CallClock:
     answers: dict[int, AnswerClock] = field(default_factory=dict)  # by index
 
     @property
+    def age_s(self) -> float:
+        """Seconds since the call came."""
+        return time.monotonic() - self.started
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of all answers."""
         return sum(answer.num_tokens for answer in self.answers.values())

@@ -81,7 +81,7 @@ class Deadlines:
             return
         heapq.heappush(self._heap, (deadline_s, request_id))
         if len(self._heap) > 2 * len(self._calls) + MAX_ENDED:
-            self._heap = [(at_s, id_) for at_s, id_ in self._heap if self._is_open(at_s, id_)]
+            self._heap = [(at_s, id_) for at_s, id_ in self._heap if id_ in self._calls]
             heapq.heapify(self._heap)
 
     def due(self) -> list[str]:
@@ -89,12 +89,7 @@ class Deadlines:
         now = time.monotonic()
         due: list[str] = []
         while self._heap and self._heap[0][0] <= now:
-            at_s, request_id = heapq.heappop(self._heap)
-            if self._is_open(at_s, request_id):
+            _, request_id = heapq.heappop(self._heap)
+            if request_id in self._calls:
                 due.append(request_id)
         return due
-
-    def _is_open(self, at_s: float, request_id: str) -> bool:
-        """Whether this deadline is an open call's, and not one of an earlier call of that name."""
-        call = self._calls.get(request_id)
-        return call is not None and call.deadline_s == at_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from paged_backend.serving import fields
 from paged_backend.serving.contract import INPUTS, Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.prompts import PromptReader
-from paged_backend.serving.tasks import CANCEL, INSPECT, TaskReader
+from paged_backend.serving.tasks import TaskReader
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import Rule, coerce, from_string, is_text, shorten
@@ -62,13 +63,21 @@ class RequestParser:
         self._prompts = PromptReader(tokenizer, limits)
         self._tasks = TaskReader(tokenizer, limits, self._prompts)
 
-    def answer_task(self, tensors: Tensors) -> dict[str, Array] | None:
-        """The answer to a call that needs no engine; None for one that does.
+    def task(self, tensors: Tensors) -> str:
+        """Return the name of the task that a call asks for: GENERATE unless it names another.
 
         Raises:
-            InvalidRequest: the task is not known, or its prompt cannot be used.
+            InvalidRequest: the task is not known.
         """
-        return self._tasks.answer(tensors)
+        return self._tasks.name(tensors)
+
+    def answer_task(self, task: str, tensors: Tensors) -> dict[str, Array]:
+        """Return the answer to a task that needs the tokenizer only.
+
+        Raises:
+            InvalidRequest: the prompt cannot be used.
+        """
+        return self._tasks.answer(task, tensors)
 
     def call_id(self, tensors: Tensors) -> str | None:
         """The name that a caller has given to the call, by which it can be cancelled.
@@ -85,30 +94,40 @@ class RequestParser:
             )
         return name
 
-    def call_to_cancel(self, tensors: Tensors) -> str | None:
-        """The other call that this one is to end; None if it has another task.
+    def call_to_cancel(self, tensors: Tensors) -> str:
+        """Return the name of the calls that the task CANCEL is to end.
 
         Raises:
-            InvalidRequest: the other one is not named.
+            InvalidRequest: it is missing.
         """
-        if not _has_task(tensors, CANCEL):
-            return None
         call_id = self.call_id(tensors)
         if call_id is None:
             raise InvalidRequest("call_id", "is missing; it names the call to cancel")
         return call_id
 
-    def wants_inspection(self, tensors: Tensors) -> bool:
-        """Whether the call asks what the engine holds."""
-        return _has_task(tensors, INSPECT)
+    def tenant_of_task(self, parameters_json: str) -> str:
+        """Return the tenant of a call that is no request for the engine.
 
-    def parse(self, request_id: str, tensors: Tensors, parameters_json: str) -> ParsedRequest:
+        Raises:
+            InvalidRequest: the request's parameters cannot be read, or it is no name.
+        """
+        values = self._json_object("parameters", parameters_json or "{}")
+        return _name("tenant", values.get("tenant", ""))
+
+    def parse(
+        self,
+        request_id: str,
+        tensors: Tensors,
+        parameters_json: str,
+        admit: Callable[[str], None] = lambda tenant: None,
+    ) -> ParsedRequest:
         """Check one call.
 
         Args:
-            request_id: the id that the engine will know it by.
+            request_id: the id by which the engine will know it.
             tensors: the call's input tensors.
             parameters_json: the call's request parameters, a JSON object or empty.
+            admit: called with the tenant before the prompt is tokenized; it may raise.
 
         Raises:
             InvalidRequest: naming the field and the allowed range.
@@ -117,9 +136,12 @@ class RequestParser:
             if name in tensors:
                 raise InvalidRequest(name, problem)
         options = answer_options(tensors)
+        if options.pass_through is not None:
+            self.check_pass_through(options.pass_through, stream=options.stream)
         values = self.sampling_values(tensors, parameters_json)
         cache_salt = _name("cache_salt", values.pop("cache_salt", ""))
         tenant = _name("tenant", values.pop("tenant", ""))
+        admit(tenant)
         priority = _number("priority", values.pop("priority", 0), _PRIORITY)
         timeout_s = _number("timeout_s", values.pop("timeout_s", None), _TIMEOUT_S)
         values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
@@ -132,7 +154,15 @@ class RequestParser:
             prompt_text = prompt.text or self._tokenizer.decode(
                 prompt.token_ids, skip_special_tokens=params.skip_special_tokens
             )
-        request = Request(request_id, prompt.token_ids, params, cache_salt, priority, tenant)
+        request = Request(
+            request_id,
+            prompt.token_ids,
+            params,
+            cache_salt,
+            priority,
+            tenant,
+            call_id=self.call_id(tensors) or "",
+        )
         return ParsedRequest(request, options, prompt_text, timeout_s)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
@@ -160,16 +190,27 @@ class RequestParser:
                 values[name] = fields.elements(name, tensors[name])
         return coerce(SamplingParams, values)
 
+    def check_pass_through(self, tensor: Array, *, stream: bool) -> None:
+        """Bound what comes back with each response, of which a stream has many.
+
+        Raises:
+            InvalidRequest: it is too long.
+        """
+        length = len(fields.single("pass_through", tensor))
+        limit, reason = self._limits.max_pass_through_length, "max_pass_through_length"
+        if not stream:  # comes back once, so there is room for the text of a prompt
+            limit, reason = max(limit, self._prompts.max_json_length), "with stream: false"
+        if length > limit:
+            raise InvalidRequest(
+                "pass_through", f"has {length} bytes, more than {limit} ({reason})"
+            )
+
     def _json_object(self, name: str, source: str) -> dict[str, Any]:
         if len(source) > self._limits.max_json_length:
             raise InvalidRequest(
                 name, f"has over {self._limits.max_json_length} characters (max_json_length)"
             )
         return fields.json_object(name, source, self._limits.max_json_depth)
-
-
-def _has_task(tensors: Tensors, task: str) -> bool:
-    return "task" in tensors and fields.string("task", tensors["task"]) == task
 
 
 def _name(field: str, value: Any) -> str:

@@ -16,6 +16,7 @@ from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, TensorSpec, as_strings
 from paged_backend.serving.parsing import RequestParser
+from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
 MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
@@ -65,6 +66,7 @@ class Llm:
 
 def load_llm(args: Mapping[str, str]) -> Llm:
     """For the ``initialize`` of a step; the server gets the reason if there is no such model."""
+    close_to_other_users()
     try:
         return Llm(args)
     except PagedError as error:

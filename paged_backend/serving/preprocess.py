@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paged_backend.errors import InvalidRequest
 from paged_backend.serving import contract, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -52,7 +53,7 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> dict[str, Array]:
         tensors = triton.read_tensors(request, INPUTS)
-        return prepare(self._llm, tensors, request.parameters())
+        return prepare(self._llm, tensors, triton.read_parameters(request))
 
 
 def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array]:
@@ -74,12 +75,16 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
         prompt=parsed.prompt_text,
         wanted=tuple(sorted(parsed.options.wanted)),
         params=parsed.request.params,
-    )
+    ).as_tensor()
+    try:
+        llm.parser.check_pass_through(passed, stream=parsed.options.stream)
+    except InvalidRequest as error:  # of a stream, only the stop strings in it can be long
+        raise error.renamed("stop") from error
     return {
         "input_ids": np.array(prompt_token_ids, np.int32),
         "stream": np.array([parsed.options.stream]),
         "sampling_parameters": as_strings([json.dumps(sampling)]),
         "call_id": as_strings([call_id]),
-        "pass_through": passed.as_tensor(),
+        "pass_through": passed,
         **dict.fromkeys((spec.name for spec in _ALWAYS_SET), np.array([True])),
     }

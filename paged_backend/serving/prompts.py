@@ -35,7 +35,7 @@ class PromptReader:
         self._max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
         if tokenizer.chat_template is not None:
             tokenizer.chat_template.prepare()
-        self._max_chat_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
+        self.max_json_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
 
     def read(self, tensors: Tensors) -> Prompt:
         """The one prompt among a call's tensors.
@@ -63,7 +63,7 @@ class PromptReader:
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("messages", "cannot be used: the model has no chat template")
         source = fields.string("messages", tensors["messages"])
-        self._check_length("messages", source, self._max_chat_length)
+        self._check_length("messages", source, self.max_json_length)
         values = fields.parse_json("messages", source, self._limits.max_json_depth)
         return self._tokenizer.chat_template.render(Chat.from_json(values))
 

@@ -19,6 +19,7 @@ from paged_backend.validation import shorten
 GENERATE = "generate"
 CANCEL = "cancel"  # another call, which is the front-end's to do
 INSPECT = "inspect"  # the engine, which answers itself
+CHARGED = ("tokenize", "detokenize")  # tasks that count against a tenant's rate, as requests do
 
 
 class TaskReader:
@@ -34,20 +35,26 @@ class TaskReader:
             "info": self._info,
         }
 
-    def answer(self, tensors: Tensors) -> dict[str, Array] | None:
-        """The output tensors; None for a call that is the engine's.
+    def name(self, tensors: Tensors) -> str:
+        """Return the name of the task that a call asks for.
 
         Raises:
-            InvalidRequest: the task is not known, or its prompt cannot be used.
+            InvalidRequest: the task is not known.
         """
         if "task" not in tensors:
-            return None
+            return GENERATE
         task = fields.string("task", tensors["task"])
-        if task == GENERATE:
-            return None
-        if task not in self._tasks:
-            known = ", ".join([GENERATE, CANCEL, INSPECT, *self._tasks])
-            raise InvalidRequest("task", f"must be one of {known}, got {shorten(task)}")
+        known = [GENERATE, CANCEL, INSPECT, *self._tasks]
+        if task not in known:
+            raise InvalidRequest("task", f"must be one of {', '.join(known)}, got {shorten(task)}")
+        return task
+
+    def answer(self, task: str, tensors: Tensors) -> dict[str, Array]:
+        """Return the output tensors of a task that needs no engine.
+
+        Raises:
+            InvalidRequest: the prompt cannot be used.
+        """
         return self._tasks[task](tensors)
 
     def _tokenize(self, tensors: Tensors) -> dict[str, Array]:

@@ -48,6 +48,21 @@ def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, Array]:
     return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
 
 
+def read_parameters(request: Any) -> str:
+    """Return the parameters of a request, a JSON object or an empty string.
+
+    Raises:
+        InvalidRequest: they are not text, which a JSON body over HTTP can bring about.
+    """
+    try:
+        parameters: str = request.parameters()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            "parameters", f"must be valid UTF-8, which ends at byte {error.start}"
+        ) from error
+    return parameters
+
+
 def response(tensors: dict[str, Array]) -> Any:
     """A response with these outputs."""
     outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items()]

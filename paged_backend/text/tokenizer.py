@@ -65,7 +65,11 @@ class Tokenizer:
             InvalidRequest: the text holds half of a surrogate pair.
         """
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Unlike the call for a single text, this one lets other threads run meanwhile.
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return encoding.ids
         except TypeError as error:  # what the library makes of it
             raise InvalidRequest(
                 "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"

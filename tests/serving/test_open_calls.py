@@ -23,19 +23,6 @@ def test_only_what_is_open_and_over_is_due_and_only_once():
     assert deadlines.due() == []
 
 
-def test_a_deadline_is_not_a_later_calls_of_that_name():
-    calls = {"a": call(0.01)}
-    deadlines = Deadlines(calls)
-    deadlines.add("a")
-    calls["a"] = call(60.0)
-    deadlines.add("a")
-    time.sleep(0.02)
-    assert deadlines.due() == []
-    calls["a"] = call(0.0, started=time.monotonic() - 1)
-    deadlines.add("a")
-    assert deadlines.due() == ["a"]
-
-
 def test_ended_calls_do_not_pile_up():
     calls = {}
     deadlines = Deadlines(calls)

@@ -1,0 +1,166 @@
+"""The work before a call reaches the engine: where it runs, and how much of it may wait.
+
+Triton's thread admits every call of an instance, so only small calls are prepared on it. Larger
+texts are tokenized, and chat templates are rendered, on two threads beside it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from paged_backend.errors import RequestRefused
+from paged_backend.serving.contract import Array
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.observer import CallClock
+from paged_backend.serving.open_calls import Sender
+
+# Characters of a call that is prepared at once, which takes about a millisecond.
+SMALL = 4096
+# Characters that stand for a token while nobody has counted the tokens.
+CHARACTERS_PER_TOKEN = 4
+_MAX_COUNTED = 256  # strings of a tensor that are measured; the others count as one character each
+_CHARACTERS_PER_S = 100_000  # a large call lets the small ones pass that arrive within this time
+_RETRY_AFTER_S = 1
+
+Work = Callable[[], None]
+"""The preparation of one call. It must not raise."""
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """A call as it came, of which nothing has been checked.
+
+    ``timeout_s`` is the server's for the call, beside which the call may have its own.
+    """
+
+    tensors: Tensors
+    parameters_json: str
+    timeout_s: float | None
+    sender: Sender
+    clock: CallClock = field(default_factory=CallClock)
+    call_id: str | None = None
+    is_cancelled: bool = False  # by its name, before the engine has heard of it
+    size: int = field(init=False)  # characters and numbers, without a look at all of them
+
+    def __post_init__(self) -> None:
+        self.size = len(self.parameters_json) + sum(map(_size, self.tensors.values()))
+
+    @property
+    def needs_template(self) -> bool:
+        """Whether the model's chat template has to be rendered."""
+        return "messages" in self.tensors
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the call may be prepared on Triton's thread."""
+        return self.size <= SMALL and not self.needs_template
+
+
+def _size(tensor: Array) -> int:
+    if tensor.dtype != object:
+        return tensor.size
+    return tensor.size + sum(map(len, tensor.reshape(-1)[:_MAX_COUNTED].tolist()))
+
+
+class Preparation:
+    """Runs the preparation of calls, small calls at once and the others on threads.
+
+    Args:
+        max_waiting_tokens: how much may wait; a text counts by its length.
+    """
+
+    def __init__(self, max_waiting_tokens: int) -> None:
+        self._max_size = CHARACTERS_PER_TOKEN * max_waiting_tokens
+        # A template that hangs must not hold up calls that need no template.
+        self._templates = Lane("paged-templates")
+        self._texts = Lane("paged-texts")
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of calls that have not been prepared yet."""
+        return self._templates.num_jobs + self._texts.num_jobs
+
+    def run(self, arrival: Arrival, work: Work) -> None:
+        """Prepare a call now if it is small, and otherwise in its turn.
+
+        Raises:
+            RequestRefused: too much waits already; nothing was started.
+        """
+        if arrival.is_small:
+            work()
+            return
+        size = arrival.size
+        waiting = self._templates.size + self._texts.size
+        if waiting and waiting + size > self._max_size:
+            raise RequestRefused(
+                "queue_full",
+                f"{waiting} characters wait to be tokenized already (max_waiting_tokens); "
+                f"retry after {_RETRY_AFTER_S} s",
+            )
+        lane = self._templates if arrival.needs_template else self._texts
+        lane.put(work, size)
+
+    def close(self) -> None:
+        """Prepare what still waits, and end both threads."""
+        self._templates.close()
+        self._texts.close()
+
+
+@dataclass(order=True, slots=True)
+class _Job:
+    due_s: float
+    number: int
+    work: Work = field(compare=False)
+    size: int = field(compare=False)
+
+
+class Lane:
+    """A thread that does one piece of work after the other.
+
+    Small pieces pass large ones, but each piece is only passed for a time that grows with its
+    size.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: list[_Job] = []  # a heap
+        self._changed = threading.Condition()
+        self._numbers = count()
+        self._closed = False
+        self.size = 0  # of all jobs that wait or run
+        self.num_jobs = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, work: Work, size: int) -> None:
+        """Do this when its turn comes."""
+        due_s = time.monotonic() + size / _CHARACTERS_PER_S
+        with self._changed:
+            self.size += size
+            self.num_jobs += 1
+            heapq.heappush(self._jobs, _Job(due_s, next(self._numbers), work, size))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Do what is left, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            job.work()
+            with self._changed:
+                self.size -= job.size
+                self.num_jobs -= 1
+
+    def _next(self) -> _Job | None:
+        """The next piece of work; None once the lane is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            return heapq.heappop(self._jobs) if self._jobs else None
