@@ -204,9 +204,10 @@ class EngineLoop:
                     self._check_rate(sender, tenant)
             case wire.Inspect(request_id):
                 self._inspect(sender, request_id)
-            case wire.CancelCall(call_id):
-                for request_id in self._calls.named(call_id):
-                    self._send(self._engine.cancel_request(request_id))
+            case wire.CancelCall(request_id, call_id):
+                for named in self._calls.named(call_id):
+                    self._send(self._engine.cancel_request(named))
+                self._mailbox.send(sender, wire.CallCancelled(request_id))
             case wire.Goodbye():
                 self._leave(sender)
 

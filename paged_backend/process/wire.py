@@ -47,8 +47,12 @@ class StopAnswer(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag=True):
-    """End the requests of a ``call_id``; the front ends that sent them get the last outputs."""
+    """End the requests of a ``call_id``; the front ends that sent them get the last outputs.
 
+    It is confirmed under the same ``request_id``.
+    """
+
+    request_id: str
     call_id: str
 
 
@@ -98,6 +102,12 @@ class RequestRefused(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
+class CallCancelled(msgspec.Struct, frozen=True, tag=True):
+    """The requests that a CancelCall has named have ended."""
+
+    request_id: str
+
+
 class TenantBlocked(msgspec.Struct, frozen=True, tag=True):
     """No call of this tenant is accepted for a while, so that front ends can refuse at once."""
 
@@ -128,6 +138,7 @@ FromEngine = (
     | StepOutputs
     | RequestRejected
     | RequestRefused
+    | CallCancelled
     | TenantBlocked
     | Inspection
     | Stats

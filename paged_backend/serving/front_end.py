@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
 from paged_backend.errors import (
@@ -50,6 +51,13 @@ class Cancelled(Exception):
     """The caller cancelled; sent back as Triton's CANCELLED."""
 
 
+class Cancel(NamedTuple):
+    """A call that ends the calls of a name."""
+
+    call_id: str
+    sender: Sender
+
+
 class FrontEnd:
     """Takes calls from Triton's thread and answers them from one of its own.
 
@@ -76,6 +84,7 @@ class FrontEnd:
         self._drain = drain
         self._open: dict[str, OpenCall] = {}  # request_id -> call, the earliest first
         self._inspecting: dict[str, Sender] = {}  # request_id -> who wants to look at the engine
+        self._cancelling: dict[str, Cancel] = {}  # by request_id, until the engine confirms it
         self._deadlines = Deadlines(self._open)
         self._preparation = Preparation(config.max_waiting_tokens)
         self._preparing: set[Arrival] = set()
@@ -133,8 +142,8 @@ class FrontEnd:
     def _submit(self, arrival: Arrival) -> None:
         task = self._parser.task(arrival.tensors)
         if task == CANCEL:
-            self._cancel(self._parser.call_to_cancel(arrival.tensors))
-            arrival.sender.send({}, True)
+            call_id = self._parser.call_to_cancel(arrival.tensors)
+            self._cancel(Cancel(call_id, arrival.sender))
             return
         self._check_open()  # for tasks, too, so that a health probe sees that the model is closed
         if task == INSPECT:
@@ -219,17 +228,25 @@ class FrontEnd:
             with contextlib.suppress(Exception):  # the server may have ended the call already
                 sender.fail(error)
 
-    def _cancel(self, call_id: str) -> None:
+    def _cancel(self, cancel: Cancel) -> None:
+        """End the calls of a name; the caller hears of it when they have ended."""
         with self._lock:
             for arrival in self._preparing:
-                if arrival.call_id == call_id:
+                if arrival.call_id == cancel.call_id:
                     arrival.is_cancelled = True
-            self._send_cancel(call_id)
+            request_id = self._send_cancel(cancel.call_id)
+            self._cancelling[request_id] = cancel
+            is_confirmed_later = self._has_engine
+        if not is_confirmed_later:
+            self._confirm_cancel(request_id)
 
-    def _send_cancel(self, call_id: str) -> None:
+    def _send_cancel(self, call_id: str) -> str:
+        """Have the engine, or the next one, end the calls of a name; it confirms under this id."""
+        request_id = self._new_id()
         if not self._has_engine:
             self._held_cancels.append(call_id)
-        self._link.send(wire.CancelCall(call_id))
+        self._link.send(wire.CancelCall(request_id, call_id))
+        return request_id
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -283,6 +300,8 @@ class FrontEnd:
                     with self._lock:
                         self._refused[reason] += 1
                     self._end(request_id, RequestRefused(reason, problem))
+                case wire.CallCancelled(request_id):
+                    self._confirm_cancel(request_id)
                 case wire.Inspection(request_id, view):
                     self._show(request_id, view)
                 case wire.Stats(stats, anew):
@@ -326,6 +345,13 @@ class FrontEnd:
         sender = self._close(request_id)
         if sender is not None:
             sender.send({"text_output": as_strings([_view_json(view)])}, True)
+
+    def _confirm_cancel(self, request_id: str) -> None:
+        with self._lock:
+            cancel = self._cancelling.pop(request_id, None)
+        if cancel is not None:
+            with contextlib.suppress(Exception):  # the server may have ended the call already
+                cancel.sender.send({}, True)
 
     def _cancel_if_asked(self, request_id: str) -> None:
         with self._lock:
@@ -373,6 +399,9 @@ class FrontEnd:
         self._observer.report_lost()
         for request_id in list(self._inspecting):
             self._end(request_id, error)
+        for request_id, cancel in list(self._cancelling.items()):
+            self._held_cancels.append(cancel.call_id)
+            self._confirm_cancel(request_id)
         for request_id, call in calls:
             call.is_in_flight = False
             call.num_crashes += 1
@@ -387,7 +416,7 @@ class FrontEnd:
                 self._link.send(wire.AddRequest(call.answer.request, call.answer.progress))
             self._has_engine = True
             for call_id in self._held_cancels:
-                self._link.send(wire.CancelCall(call_id))
+                self._send_cancel(call_id)
             self._held_cancels.clear()
             if isinstance(self._closed, EngineDead):
                 self._closed = None
@@ -404,6 +433,8 @@ class FrontEnd:
     def _fail_all(self, error: Exception) -> None:
         for request_id in [*self._open, *self._inspecting]:
             self._end(request_id, error)
+        for request_id in list(self._cancelling):
+            self._confirm_cancel(request_id)
 
 
 def _view_json(view: EngineView) -> str:
