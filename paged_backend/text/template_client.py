@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
-from paged_backend.errors import InvalidRequest
+from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.text.template_process import TIME_LIMIT_S
 from paged_backend.validation import shorten
+
+ANSWER_LIMIT_S = 10.0  # by the clock: a process that is stopped uses no processor time
+START_LIMIT_S = 60.0  # in which a new process has to be ready, on a machine that is busy
+TURN_LIMIT_S = 30.0  # for which a caller waits until the callers before it have their answers
+_KILL_LIMIT_S = 5.0
+_PIECE = 2**20  # bytes
 
 
 class TemplateClient:
@@ -21,8 +31,7 @@ class TemplateClient:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], object] = lambda: None  # of the process, at this object's end too
+        self._renderer: _Renderer | None = None
 
     def start(self) -> None:
         """Have the process ready for the first request; it takes a second to start."""
@@ -33,52 +42,143 @@ class TemplateClient:
         """What `transformers` makes of a template.
 
         Raises:
-            InvalidRequest: the template refuses these messages, or takes too long or too much.
+            InvalidRequest: the template refuses these messages, or takes too long or too much; or
+                the process does not answer in time.
+            RequestRefused: those of other callers were rendered all the time.
         """
         line = json.dumps(arguments).encode() + b"\n"
-        with self._lock:
-            process = self._running()
-            reply = _exchange(process, line)
-            if not reply:
-                reply = _epitaph(process.wait())
-                self._running()  # the next one need not wait for a new process
+        if not self._lock.acquire(timeout=TURN_LIMIT_S):
+            raise RequestRefused(
+                "queue_full",
+                f"other chat templates were rendered for over {TURN_LIMIT_S:g} s; retry after 10 s",
+            )
+        try:
+            reply = self._exchange(line)
+        finally:
+            self._lock.release()
         answer = json.loads(reply)
         if "problem" in answer:
-            raise InvalidRequest("messages", shorten(answer["problem"], 240, quote=False))
+            raise _error(answer["problem"])
         return str(answer["text"])
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            self._process = _start()
-            self._end = weakref.finalize(self, _end, self._process)
-        return self._process
+    def _exchange(self, line: bytes) -> bytes:
+        """The answer to a line. Raises InvalidRequest where none comes; then a process starts."""
+        renderer = self._running()
+        try:
+            return renderer.exchange(line)
+        except _NoAnswer as error:
+            renderer.end()
+            self._running()  # the next caller need not wait for a new process
+            raise _error(str(error)) from None
+
+    def _running(self) -> _Renderer:
+        if self._renderer is None or self._renderer.has_ended():
+            self._renderer = _Renderer()
+        return self._renderer
 
 
-def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "paged_backend.text.template_process"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+class _NoAnswer(Exception):
+    """The process has ended or does not answer; the message says which."""
 
 
-def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """The answer to a line; empty where the process ended over it."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-    except BrokenPipeError:
-        return b""
-    return process.stdout.readline()
+class _Renderer:
+    """One process."""
+
+    def __init__(self) -> None:
+        # -P: nothing is imported from the working directory, which others may be able to write.
+        command = [sys.executable, "-P", "-m", "paged_backend.text.template_process"]
+        self._process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.end: Callable[[], object] = weakref.finalize(self, _end, self._process)
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone; then its pipes are closed."""
+        if self._process.poll() is None:
+            return False
+        self.end()
+        return True
+
+    def exchange(self, line: bytes) -> bytes:
+        """The answer to a line.
+
+        Raises:
+            _NoAnswer: there is none.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        if not self._is_ready:
+            problem = f"the process of chat templates did not start in {START_LIMIT_S:g} s"
+            self._read_line(stdout, _Limit(START_LIMIT_S, problem))
+            self._is_ready = True
+        problem = f"the process of chat templates gave no answer in {ANSWER_LIMIT_S:g} s"
+        limit = _Limit(ANSWER_LIMIT_S, problem)
+        self._write(stdin, line, limit)
+        return self._read_line(stdout, limit)
+
+    def _write(self, pipe: IO[bytes], line: bytes, limit: _Limit) -> None:
+        os.set_blocking(pipe.fileno(), False)  # a pipe whose reader is stopped becomes full
+        left = memoryview(line)
+        while left:
+            limit.wait_for(pipe, select.POLLOUT)
+            try:
+                left = left[os.write(pipe.fileno(), left[:_PIECE]) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise self._epitaph() from None
+
+    def _read_line(self, pipe: IO[bytes], limit: _Limit) -> bytes:
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            limit.wait_for(pipe, select.POLLIN)
+            piece = os.read(pipe.fileno(), _PIECE)
+            if not piece:
+                raise self._epitaph()
+            line += piece
+        return bytes(line)
+
+    def _epitaph(self) -> _NoAnswer:
+        try:
+            status = self._process.wait(_KILL_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return _NoAnswer("the chat template closed its process's pipes")
+        if status == -signal.SIGPROF:
+            return _NoAnswer(f"the chat template took over {TIME_LIMIT_S:g} s")
+        return _NoAnswer(f"the chat template ended its process (exit status {status})")
 
 
-def _epitaph(status: int) -> bytes:
-    if status == -signal.SIGPROF:
-        problem = f"the chat template took over {TIME_LIMIT_S:g} s"
-    else:
-        problem = f"the chat template ended its process (exit status {status})"
-    return json.dumps({"problem": problem}).encode()
+class _Limit:
+    """The moment until which one waits, and what is wrong after it."""
+
+    def __init__(self, seconds: float, problem: str) -> None:
+        self._end_s = time.monotonic() + seconds
+        self._problem = problem
+
+    def wait_for(self, pipe: IO[bytes], event: int) -> None:
+        """Wait until a pipe can be used. Raises _NoAnswer when the time is over."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(1e3 * left_s):
+            raise _NoAnswer(self._problem)
+
+
+def _error(problem: str) -> InvalidRequest:
+    return InvalidRequest("messages", shorten(problem, 240, quote=False))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.communicate()  # waits, and closes the pipes
+    # It could be in a system call that nothing interrupts; then it is not waited for.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_LIMIT_S)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

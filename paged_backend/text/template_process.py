@@ -1,8 +1,9 @@
-"""Renders chat templates: ``python -m paged_backend.text.template_process``, a process of its own.
+"""The process that renders chat templates: ``python -P -m paged_backend.text.template_process``.
 
 A template is a program that comes with a checkpoint. The sandbox of `transformers` bounds what it
 can reach; only a process can bound its time and memory, as a template can be busy or grow inside of
-one call of a C function. Requests and answers are lines of JSON.
+one call of a C function. Requests and answers are lines of JSON; an empty line says that the
+process is ready.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 TIME_LIMIT_S = 2.0  # of a processor; real templates take milliseconds
 MEMORY_LIMIT = 2**30  # bytes, besides what the process starts with
@@ -32,12 +33,17 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # nothing else may write between the answers
         _limit_memory()
+        _send(answers, b"")
         for line in sys.stdin.buffer:
             signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
             answer = _answer(render_jinja_template, line)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            answers.write(answer + b"\n")
-            answers.flush()
+            _send(answers, answer)
+
+
+def _send(answers: BinaryIO, line: bytes) -> None:
+    answers.write(line + b"\n")
+    answers.flush()
 
 
 def _limit_memory() -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from paged_backend.errors import InvalidRequest
+from paged_backend.errors import InvalidRequest, RequestRefused
+from paged_backend.text import template_client
 from paged_backend.text.chat import Chat
 from paged_backend.text.template_client import TemplateClient
 
 CHAT = Chat.from_json([{"role": "user", "content": "hello"}])
-TIME = "messages: the chat template took over 2 s"
+# Two seconds of a processor, unless other programs take it for so long that ten have gone by.
+TIME = (
+    "messages: the chat template took over 2 s",
+    "messages: the process of chat templates gave no answer in 10 s",
+)
 MEMORY = "messages: the chat template needs over 1024 MiB of memory"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 # Four lines that double a string thirty times.
@@ -43,7 +50,7 @@ def client() -> TemplateClient:
         ("{{ '%01000000000000d' % 3 }}", MEMORY),
         ("{{ 'x'.center(10 ** 11) }}", MEMORY),
         ("{% set a = [0] * 10 ** 9 %}", MEMORY),
-        (DOUBLES, (TIME, MEMORY)),
+        (DOUBLES, (*TIME, MEMORY)),
         ("{{ 'x' * (2 ** 26 + 1) }}", "messages: the chat template makes over 67108864"),
         (
             "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
@@ -73,21 +80,100 @@ def test_what_ended_leaves_nothing_behind():
     before = descriptors()
     client = TemplateClient()
     for _ in range(2):
-        with pytest.raises(InvalidRequest, match="took over 2 s"):
+        with pytest.raises(InvalidRequest, match="|".join(TIME)):
             render(client, LOOP)
     assert descriptors() == before + 2  # both pipes of the one process that is there
-    process = client._process
+    process = process_of(client)
     del client
     gc.collect()
     assert descriptors() == before
-    assert process.returncode is not None
+    assert not process.is_running()
 
 
 def test_a_process_that_was_killed_is_replaced(client):
     client.start()
-    client._process.kill()
-    client._process.wait()
+    process_of(client).kill()
+    assert psutil.wait_procs([process_of(client)], timeout=30)
     assert render(client, "{{ messages[0].content }}") == "hello"
+
+
+@pytest.fixture
+def stopped(client: TemplateClient) -> Iterator[psutil.Process]:
+    """The process of a client, ready and stopped."""
+    assert render(client, "{{ messages[0].content }}") == "hello"
+    process = process_of(client)
+    process.suspend()
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+    yield process
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("length", "limit_s"), [(1, 10), (2**20, 1)], ids=["short", "longer than a pipe holds"]
+)
+@pytest.mark.timeout(60)
+def test_a_process_that_is_stopped_fails_one_call_and_is_replaced(
+    client, stopped, length, limit_s, monkeypatch
+):
+    if limit_s != 10:
+        monkeypatch.setattr(template_client, "ANSWER_LIMIT_S", limit_s)
+    with pytest.raises(InvalidRequest, match=f"^messages: .* gave no answer in {limit_s} s$"):
+        client.render(
+            {"conversations": [[{"role": "user", "content": "x" * length}]], "chat_template": "x"}
+        )
+    assert process_of(client) != stopped
+    assert not stopped.is_running()
+    assert render(client, "{{ messages[0].content }}") == "hello"
+
+
+@pytest.mark.timeout(60)
+def test_calls_behind_one_that_gets_no_answer_wait_no_longer_than_their_turn(
+    client, stopped, monkeypatch
+):
+    """With limits of which that for turns is the shorter one, as many calls in a row make it."""
+    monkeypatch.setattr(template_client, "ANSWER_LIMIT_S", 4.0)
+    monkeypatch.setattr(template_client, "TURN_LIMIT_S", 0.5)
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            render(client, "x")
+        except (InvalidRequest, RequestRefused) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(error).__name__ for error in errors) == [
+        *("InvalidRequest", "RequestRefused", "RequestRefused", "RequestRefused")
+    ]
+    assert {str(error) for error in errors if isinstance(error, RequestRefused)} == {
+        "queue_full: other chat templates were rendered for over 0.5 s; retry after 10 s"
+    }
+
+
+def test_a_long_start_is_no_failure_of_the_first_call(monkeypatch):
+    """The process is stopped while it starts, for longer than a call may take."""
+    monkeypatch.setattr(template_client, "ANSWER_LIMIT_S", 3.0)
+    client = TemplateClient()
+    client.start()
+    process = process_of(client)
+    process.suspend()
+    timer = threading.Timer(template_client.ANSWER_LIMIT_S + 2, process.resume)
+    timer.start()
+    assert render(client, "{{ messages[0].content }}") == "hello"
+    timer.join()
+    assert process_of(client) == process
+
+
+@pytest.mark.parametrize("name", ["jinja2", "transformers", "json", "paged_backend"])
+def test_nothing_is_imported_from_the_working_directory(tmp_path, monkeypatch, name):
+    (tmp_path / f"{name}.py").write_text("import os; os._exit(33)")
+    monkeypatch.chdir(tmp_path)
+    assert render(TemplateClient(), "{{ messages[0].content }}") == "hello"
 
 
 def test_many_threads_get_their_own_answers(client):
@@ -120,7 +206,7 @@ template.prepare()
 chat = Chat.from_json([{{"role": "user", "content": "x"}}])
 threading.Thread(target=template.render, args=(chat,), daemon=True).start()
 time.sleep(3)
-print(template._client._process.pid, flush=True)
+print(template._client._renderer.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -140,6 +226,18 @@ def test_a_caller_cannot_turn_the_renderer_s_own_arguments():
 
 def render(client: TemplateClient, source: str) -> str:
     return client.render({"conversations": [CHAT.messages], "chat_template": source})
+
+
+def process_of(client: TemplateClient) -> psutil.Process:
+    assert client._renderer is not None
+    return psutil.Process(client._renderer.pid)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def descriptors() -> int:
