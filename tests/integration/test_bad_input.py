@@ -45,6 +45,14 @@ BAD_FIELDS = [
     ({"text_input": "x", "ignore_eos": 1}, "ignore_eos: must be true or false"),
     ({"text_input": "x", "cache_salt": 3}, "cache_salt: must be a string"),
     ({"text_input": "x", "stream": True, "exclude_input_in_output": False}, "When streaming"),
+    (
+        {"text_input": "x", "stream": True, "pass_through": "x" * 4097},
+        "pass_through: has 4097 bytes, more than 4096 (max_pass_through_length)",
+    ),
+    (
+        {"text_input": "x", "pass_through": "x" * 2**20},
+        "pass_through: has 1048576 bytes, more than",
+    ),
 ]
 
 BAD_SAMPLING = [
@@ -122,6 +130,24 @@ def test_over_http(server, verb, fields, message):
     status, body = server.post(verb, fields)
     assert status == 400, body
     assert message in body
+
+
+@pytest.mark.parametrize("name", [b"temperature", b"\xff\xfe"])
+def test_parameters_that_are_no_text(server, name):
+    body = b'{"text_input": "x", "' + name + b'": "\xff\xfe"}'
+    status, answer = server.post("generate", body)
+    assert status == 400
+    assert "parameters: must be valid UTF-8" in answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_note_of_the_allowed_length_comes_back(server, stream):
+    note = "é" * 2048 if stream else "é" * 40_000
+    verb = "generate_stream" if stream else "generate"
+    fields = {"text_input": "x", "max_tokens": 2, "stream": stream, "pass_through": note}
+    status, answer = server.post(verb, fields)
+    assert status == 200
+    assert answer.count(note) == (2 if stream else 1)
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_SAMPLING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.server
 MARK = "zebra-in-the-prompt"
+SHM = "/dev/shm/triton_python_backend"
 REGION = "/v2/systemsharedmemory/region/x"
 
 
@@ -55,6 +57,24 @@ def test_nothing_of_a_prompt_is_logged(server, client, capfd):
     assert os.stat(log).st_mode & 0o077 == 0
     for process in psutil.Process(server.running.pid).children(recursive=True):
         assert MARK not in " ".join(process.cmdline())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can read as another user")
+def test_other_users_cannot_read_what_the_server_and_its_processes_share(server):
+    """tritonserver gives all users the right to read it, and it holds prompts and answers."""
+    status, _ = server.post("generate", {"text_input": f"{MARK} " * 20, "max_tokens": 2})
+    assert status == 200
+    process = psutil.Process(server.running.pid)
+    maps = (Path(f"/proc/{stub.pid}/maps").read_text() for stub in process.children())
+    regions = sorted(
+        {line.split()[-1] for text in maps for line in text.splitlines() if SHM in line}
+    )
+    assert len(regions) == 2, "each instance has one"
+    assert any(MARK.encode() in Path(region).read_bytes() for region in regions)
+    for region in regions:
+        reading = subprocess.run(["cat", region], user=65534, capture_output=True)
+        assert reading.returncode == 1 and not reading.stdout, region
+        assert b"Permission denied" in reading.stderr
 
 
 def test_another_salt_shares_nothing(server, client):
