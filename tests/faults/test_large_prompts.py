@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from paged_client import Client, Unavailable
-from servers import MODEL, metrics, serve_demo, wait_for
+from paged_client import Client, InvalidRequest, Unavailable
+from servers import MODEL, metrics, processes_of, serve_demo, wait_for
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from paged_backend.launch.server_process import RunningServer
@@ -150,6 +151,27 @@ def test_prompts_of_callers_that_have_left_are_not_tokenized(server: RunningServ
             30,
             "most of the calls were tokenized",
         )
+
+
+def test_a_chat_template_that_hangs_holds_up_chats_only(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "What does len do?"}]
+    with Client(server.grpc_url, timeout=60) as client, ThreadPoolExecutor(1) as pool:
+        expected = client.generate(messages, max_tokens=8, temperature=0, tenant="chat-1").text
+        (renderer,) = [p for p in processes_of(server) if "template_process" in str(p.cmdline())]
+        renderer.suspend()
+        try:
+            chat = pool.submit(
+                client.generate, messages, max_tokens=8, temperature=0, tenant="chat-2"
+            )
+            wait_for(lambda: renderer.status() == psutil.STATUS_STOPPED, 5)
+            for number in range(3):
+                client.generate("hello", max_tokens=1, tenant=f"no-chat-{number}")
+                with pytest.raises(InvalidRequest, match="prompt: has"):
+                    client.generate(LONG, max_tokens=1, tenant=f"large-{number}")
+            assert not chat.done()
+        finally:
+            renderer.resume()
+        assert chat.result().text == expected
 
 
 def log_of(server: RunningServer) -> Path:
