@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +67,8 @@ class StepGraphs:
         # Largest first, so that the others fit into its memory.
         ordered = sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
         bar = tqdm(ordered, desc="CUDA graphs", leave=False, disable=None)
-        self._replays = {shape: capture(shape) for shape in bar}
+        with _garbage_collected_before():
+            self._replays = {shape: capture(shape) for shape in bar}
 
     def fit(self, shape: StepShape) -> StepShape | None:
         """The smallest captured shape that a step of this shape can be padded to."""
@@ -90,12 +93,32 @@ def capture_graph(run: Replay, pool: Any) -> Replay:
     """
     run()  # what libraries set up at their first call of a shape is not capturable
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        result = run()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+    finally:
+        torch.cuda.set_stream(stream)  # torch leaves its capture stream set when a capture fails
 
     def replay() -> Tensor:
         graph.replay()
         return result
 
     return replay
+
+
+@contextmanager
+def _garbage_collected_before() -> Iterator[None]:
+    """Collect garbage now and none meanwhile.
+
+    Python could otherwise run the finalizer of an old graph in the middle of a capture, which
+    invalidates it. Torch's own collection before each capture is off by default.
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -18,7 +18,7 @@ from paged_backend.core.scheduler_output import SampleSpec
 from paged_backend.core.sequence import PENDING
 from paged_backend.runner.token_edits import edit_logits
 from paged_backend.runner.transfer import send
-from paged_backend.sampling_params import MAX_STOP_TOKEN_IDS
+from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 
 class DeviceSampler:
@@ -72,7 +72,7 @@ class DeviceSampler:
             (self._penalties.frequency, [p.frequency_penalty for p in params], np.float32),
             (
                 self._penalties.min_position,
-                [spec.num_prompt_tokens + spec.params.min_tokens for spec in samples],
+                [_min_position(spec) for spec in samples],
                 np.int32,
             ),
             (self._penalties.stop_ids, [self._stop_ids(spec) for spec in samples], np.int32),
@@ -124,6 +124,11 @@ class DeviceSampler:
         counts = 2 * np.bincount(output, minlength=self._vocab_size).astype(np.int32)
         counts[prompt] |= 1
         return counts
+
+
+def _min_position(spec: SampleSpec) -> int:
+    """The first position at which a stop is allowed; no position is beyond int32."""
+    return min(spec.num_prompt_tokens + spec.params.min_tokens, INT32_MAX)
 
 
 def _signed(seed: int) -> int:

@@ -72,6 +72,9 @@ class ModelRunner:
             steps.warm_up()
             if not self._config.enforce_eager:
                 steps.capture()
+            # Captures empty the caching allocator, and a pool of a given size was never tried
+            # beside the largest step: prompts should neither wait for memory nor lack it.
+            steps.run_largest()
         return steps
 
     def _make_device_steps(self, num_blocks: int) -> DeviceStepRunner:

@@ -26,6 +26,7 @@ SETTINGS = {
         "frequency_penalty": 0.7,
     },
     "min_tokens": {"min_tokens": 3, "stop_token_ids": [7, 9, 100_000]},
+    "no stop at any position": {"min_tokens": 2**31 - 1, "stop_token_ids": [7]},
     "top_k of one": {"temperature": 1.0, "top_k": 1},
     "bias": {"logit_bias": {2: -50, 7: 3.5, 11: 6}},
     "allowed": {"allowed_token_ids": [4, 9, 11, 40]},
