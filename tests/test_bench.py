@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,12 +53,54 @@ def test_bench_decode_measures_what_fits(capsys, folder, tmp_path):
     assert report["prefix"]["ttft_ms_cached"] < report["prefix"]["ttft_ms_without"]
     assert report["peer"] is report["idle"] is report["compiled_after_warm_up"] is None
     assert report["options"]["max_num_batched_tokens"] == 512
+    assert report["complete"] is True
+    assert report["copy_bytes_per_s"] > 0 and report["matmul_flops_per_s"] > 0
     assert {"commit", "date", "device", "torch"} <= report["environment"].keys()
     shares = [target for target in report["targets"] if target["name"].startswith("share")]
     assert [target["met"] for target in shares] == [
         rows[32, batch_size]["figures"]["of_roofline"] >= 0.75 for batch_size in (1, 3)
     ]
     assert "does not fit" in capsys.readouterr().out
+
+
+KILLED = """
+import os, signal, sys
+from paged_backend.bench.decode import DecodeBench
+from paged_backend.cli import main
+
+time_steps = DecodeBench._time_steps
+
+def killed(self, context, batch_size):
+    if batch_size == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return time_steps(self, context, batch_size)
+
+DecodeBench._time_steps = killed
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_that_is_killed_leaves_the_rows_that_it_has_measured(folder, tmp_path):
+    path = tmp_path / "results" / "report.json"
+    argv = ["bench", "decode", str(folder), "--batch-sizes", "1,2,3", "--context", "32"]
+    argv += ["--steps", "4", "--json", str(path), "--device", "cpu", "--max-num-seqs", "8"]
+    done = subprocess.run([sys.executable, "-c", KILLED, *argv], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    report = json.loads(path.read_text())
+    assert [row["batch_size"] for row in report["rows"]] == [1, 2]
+    assert all(row["figures"]["tokens_per_s"] > 0 for row in report["rows"])
+    assert report["complete"] is False
+    assert report["prefix"] is report["peer"] is None
+    assert {"commit", "device", "torch"} <= report["environment"].keys()
+    assert [file.name for file in path.parent.iterdir()] == ["report.json"]
+
+
+def test_a_path_that_cannot_be_written_ends_the_run_before_it_measures(folder, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    argv = ["bench", "decode", str(folder), "--batch-sizes", "1", "--context", "32", "--no-peer"]
+    with pytest.raises(FileExistsError):
+        main([*argv, "--json", str(tmp_path / "file" / "report.json")])
+    assert "tokens/s" not in capsys.readouterr().out
 
 
 def test_a_batch_that_the_pool_cannot_hold_does_not_fit(capsys, folder):
@@ -93,21 +137,35 @@ def test_targets(target, met, shown):
 
 
 def test_the_roofline_of_the_model_to_measure():
-    roofline = Roofline(load_model_config(MODELS / "llama-3-8b"), torch.bfloat16, 4.3e12)
+    config = load_model_config(MODELS / "llama-3-8b")
+    roofline = Roofline(config, torch.bfloat16, 4.3e12, 790e12)
     assert roofline.weight_bytes == 2 * (8_030_261_248 - 128_256 * 4096)
     assert roofline.kv_bytes_per_token == 131_072
     assert 64 / roofline.step_seconds(64, 64 * 1024) == pytest.approx(11_661, abs=1)
+
+
+def test_the_products_of_a_large_batch_take_longer_than_reading_the_weights():
+    config = load_model_config(MODELS / "llama-3-8b")
+    roofline = Roofline(config, torch.bfloat16, 4.3e12, 790e12)
+    cache = 256 * 1024 * 131_072 / 4.3e12
+    products = 2 * 7_504_924_672 * 256 / 790e12
+    assert roofline.step_seconds(256, 256 * 1024) == pytest.approx(products + cache)
+    assert products > 1.39 * roofline.weight_bytes / 4.3e12
+    # 184 sequences are where the two take as long.
+    for batch_size, seconds in ((183, roofline.weight_bytes / 4.3e12), (185, 185 * products / 256)):
+        rest = roofline.step_seconds(batch_size, batch_size) - batch_size * 131_072 / 4.3e12
+        assert rest == pytest.approx(seconds)
 
 
 def test_a_tied_embedding_is_read_and_a_window_bounds_the_cache(tmp_path):
     make_checkpoint("mistral", tmp_path)
     config = load_model_config(tmp_path)
     (window,) = set(config.windows)
-    roofline = Roofline(config, torch.float32, 1e9)
+    roofline = Roofline(config, torch.float32, 1e9, 1e12)
     assert roofline.step_seconds(2, 20 * window) == roofline.step_seconds(2, 2 * window)
     assert roofline.step_seconds(2, 2 * window) > roofline.step_seconds(2, window)
     smol = load_model_config(MODELS / "smollm2-135m")
-    weights = Roofline(smol, torch.float32, 1e9).weight_bytes
+    weights = Roofline(smol, torch.float32, 1e9, 1e12).weight_bytes
     assert weights == 4 * 134_515_008
 
 

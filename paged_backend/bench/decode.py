@@ -1,7 +1,9 @@
 """Steady decoding by the engine in this process, beside what the device's memory allows.
 
-A step of decodes has to read each weight once and the keys and values of each sequence: those
-bytes over the bandwidth of a copy, measured in the same run, are the roofline.
+A step of decodes has to read each weight once, to multiply by it once for each sequence, and to
+read the keys and values of each sequence. The roofline is the longer one of the first two, plus the
+third: a layer's products and its attention run one after the other. What memory and arithmetic can
+do is measured in the same run, by a copy and by a matrix product.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from tqdm import tqdm
 from paged_backend.bench.calls import drain, greedy
 from paged_backend.bench.continuous_peer import PeerCase, PeerResult, run_peer
 from paged_backend.bench.device_trace import device_gaps, traced
-from paged_backend.bench.environment import copy_bandwidth, environment
+from paged_backend.bench.environment import copy_bandwidth, environment, matmul_rate
 from paged_backend.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
@@ -136,9 +138,11 @@ class Target:
 class DecodeReport:
     """Everything of one run and the circumstances that it holds for."""
 
+    complete: bool  # or saved in the middle of the run
     model: str
     options: dict[str, Any]
     copy_bytes_per_s: float
+    matmul_flops_per_s: float
     weight_bytes_per_step: int
     kv_bytes_per_token: int
     timed_steps: int
@@ -193,9 +197,12 @@ class DecodeReport:
             print(self._peer_line(self.peer))
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON."""
+        """Write everything as JSON; a file that is there is replaced at once, or not at all."""
         targets = [asdict(target) | {"met": target.met} for target in self.targets()]
-        path.write_text(json.dumps(asdict(self) | {"targets": targets}, indent=2) + "\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(json.dumps(asdict(self) | {"targets": targets}, indent=2) + "\n")
+        part.replace(path)
 
     def _peer_line(self, peer: PeerResult) -> str:
         name = f"transformers' continuous batching, {peer.batch_size} x {peer.context}: "
@@ -213,9 +220,11 @@ class DecodeReport:
 
 
 class Roofline:
-    """The least time of a step of decodes on memory of a given speed."""
+    """The least time of a step of decodes on a device of a given speed."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, bytes_per_s: float) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, bytes_per_s: float, flops_per_s: float
+    ) -> None:
         # On the meta device the weights have sizes, but no memory.
         slots = LlamaModel(config, 2, dtype, torch.device("meta")).weight_slots()
         if not config.tied_embeddings:
@@ -224,6 +233,8 @@ class Roofline:
         layer_bytes = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
         self.kv_bytes_per_token = layer_bytes * config.num_layers
         self.bytes_per_s = bytes_per_s
+        self.flops_per_s = flops_per_s
+        self._flops_per_token = 2 * self.weight_bytes // dtype.itemsize
         self._layer_bytes = layer_bytes
         self._windows = config.windows
 
@@ -231,7 +242,10 @@ class Roofline:
         """For sequences of `kv_tokens` tokens together; a layer reads no more than its window."""
         length = kv_tokens / batch_size
         read = sum(min(length, window or length) for window in self._windows)
-        return (self.weight_bytes + batch_size * read * self._layer_bytes) / self.bytes_per_s
+        attention = batch_size * read * self._layer_bytes / self.bytes_per_s
+        reading = self.weight_bytes / self.bytes_per_s
+        multiplying = batch_size * self._flops_per_token / self.flops_per_s
+        return max(reading, multiplying) + attention
 
 
 class DecodeBench:
@@ -248,7 +262,10 @@ class DecodeBench:
         self.device: torch.device = self._engine.runner.device
         model = load_model_config(folder)
         self.dtype = resolve_dtype(config.dtype, model.dtype, self.device)
-        self.roofline = Roofline(model, self.dtype, copy_bandwidth(self.device))
+        self.roofline = Roofline(
+            model, self.dtype, copy_bandwidth(self.device), matmul_rate(self.device, self.dtype)
+        )
+        _free_memory(self.device)
 
     def rows(self, contexts: Iterable[int], batch_sizes: Sequence[int]) -> Iterator[DecodeRow]:
         """Measure each batch at each context, on prompts that share nothing."""
@@ -279,7 +296,8 @@ class DecodeBench:
 
     def _misfit(self, context: int, batch_size: int) -> str | None:
         """Why the batch cannot decode all at once, if it cannot."""
-        longest = context + self._growth(context, batch_size)
+        max_num_batched_tokens = self._limits.max_num_batched_tokens
+        longest = context + growth(context, batch_size, max_num_batched_tokens, self._num_steps)
         if batch_size > self._limits.max_num_seqs:
             return f"max_num_seqs is {self._limits.max_num_seqs}"
         max_model_len = self._engine.limits.max_model_len
@@ -292,12 +310,6 @@ class DecodeBench:
         if needed > num_blocks:  # the scheduler keeps a hundredth back
             return f"needs {needed} KV blocks, there are {num_blocks}"
         return None
-
-    def _growth(self, context: int, batch_size: int) -> int:
-        """Tokens that the first sequence may add to its prompt, also while others begin."""
-        per_step = max(1, self._limits.max_num_batched_tokens - batch_size)
-        num_steps = max(self._num_steps, WARM_UP_STEPS + TRACED_STEPS)
-        return -(-batch_size * context // per_step) + WARM_UP_STEPS + num_steps + 4
 
     @contextmanager
     def _decoding(self, context: int, batch_size: int) -> Iterator[None]:
@@ -356,6 +368,13 @@ class DecodeBench:
         return tokens
 
 
+def growth(context: int, batch_size: int, max_num_batched_tokens: int, num_steps: int) -> int:
+    """Tokens that the first sequence may add to its prompt, also while others begin."""
+    per_step = max(1, max_num_batched_tokens - batch_size)
+    most_steps = max(num_steps, WARM_UP_STEPS + TRACED_STEPS)
+    return -(-batch_size * context // per_step) + WARM_UP_STEPS + most_steps + 4
+
+
 def run_decode_bench(
     options: Mapping[str, Any],
     *,
@@ -363,8 +382,12 @@ def run_decode_bench(
     batch_sizes: Sequence[int],
     num_steps: int,
     peer: bool,
+    path: Path | None = None,
 ) -> DecodeReport:
     """Measure, and print the rows as they come.
+
+    Each figure is in the file at `path` as soon as it is known, so that a run that is killed leaves
+    what it has.
 
     Raises:
         ConfigError: the options or the checkpoint cannot be used.
@@ -373,20 +396,47 @@ def run_decode_bench(
     folder = resolve_model(config.model).resolve()
     bench = DecodeBench(config, folder, num_steps)
     roofline, device, dtype = bench.roofline, bench.device, bench.dtype
-    options_used = bench.options
-    print(f"bench decode: {folder.name}, copies move {roofline.bytes_per_s / 1e12:.3f} TB/s")
+    report = DecodeReport(
+        complete=False,
+        model=folder.name,
+        options=bench.options,
+        copy_bytes_per_s=roofline.bytes_per_s,
+        matmul_flops_per_s=roofline.flops_per_s,
+        weight_bytes_per_step=roofline.weight_bytes,
+        kv_bytes_per_token=roofline.kv_bytes_per_token,
+        timed_steps=num_steps,
+        rows=[],
+        prefix=None,
+        compiled_after_warm_up=None,
+        idle=None,
+        peer=None,
+        environment=environment(device),
+    )
+
+    def kept(report: DecodeReport) -> DecodeReport:
+        if path is not None:
+            report.save(path)
+        return report
+
+    kept(report)  # a path that cannot be written shows before minutes of work
+    print(
+        f"bench decode: {folder.name} in {str(dtype).removeprefix('torch.')}, copies move "
+        f"{roofline.bytes_per_s / 1e12:.3f} TB/s, products make "
+        f"{roofline.flops_per_s / 1e12:.4g} TFLOP/s"
+    )
     print(HEADER, flush=True)
-    rows: list[DecodeRow] = []
     with compilations(device) as compiled:
+        report = replace(report, compiled_after_warm_up=compiled)
         for row in bench.rows(contexts, batch_sizes):
             print(row.line(), flush=True)
-            rows.append(row)
-        prefix = bench.time_prefix()
-        reference = _reference(rows)
-        idle = bench.trace_idle(reference.context, reference.batch_size) if reference else None
+            report = kept(replace(report, rows=[*report.rows, row]))
+        report = kept(replace(report, prefix=bench.time_prefix()))
+        reference = _reference(report.rows)
+        if reference is not None:
+            idle = bench.trace_idle(reference.context, reference.batch_size)
+            report = kept(replace(report, idle=idle))
     del bench
     _free_memory(device)
-    result = None
     if peer and reference is not None:
         case = PeerCase(
             folder=str(folder),
@@ -397,21 +447,8 @@ def run_decode_bench(
             batch_size=reference.batch_size,
             seed=config.seed,
         )
-        result = run_peer(case, PEER_MAX_SECONDS)
-    return DecodeReport(
-        model=folder.name,
-        options=options_used,
-        copy_bytes_per_s=roofline.bytes_per_s,
-        weight_bytes_per_step=roofline.weight_bytes,
-        kv_bytes_per_token=roofline.kv_bytes_per_token,
-        timed_steps=num_steps,
-        rows=rows,
-        prefix=prefix,
-        compiled_after_warm_up=compiled,
-        idle=idle,
-        peer=result,
-        environment=environment(device),
-    )
+        report = replace(report, peer=run_peer(case, PEER_MAX_SECONDS))
+    return kept(replace(report, complete=True))
 
 
 @contextmanager

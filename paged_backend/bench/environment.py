@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from paged_loadtest.machine import circumstances, output_of
 
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
 _COPIES = 20  # timed; as many before them bring the memory's clock up
+_PRODUCTS = {"cpu": (512, 5), "cuda": (8192, 20)}  # size and number of those that are timed
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -27,15 +30,16 @@ def copy_bandwidth(device: torch.device) -> float:
     The buffers are 2 GiB, or a quarter of what is left on a small GPU, and 256 MiB on a CPU.
     """
     source = torch.arange(_buffer_bytes(device) // 8, device=device)  # int64
-    target = torch.empty_like(source)
-    for _ in range(_COPIES):
-        target.copy_(source)
-    seconds = statistics.median(_copy_seconds(target, source) for _ in range(_COPIES))
-    bandwidth = 2 * source.nbytes / seconds
-    del source, target
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return bandwidth
+    copy = partial(torch.empty_like(source).copy_, source)
+    return 2 * source.nbytes / _median_seconds(copy, _COPIES, device)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations per second of a product of large random matrices."""
+    size, count = _PRODUCTS[device.type]
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    product = partial(torch.mm, a, b, out=torch.empty_like(a))
+    return 2 * size**3 / _median_seconds(product, count, device)
 
 
 def _buffer_bytes(device: torch.device) -> int:
@@ -45,15 +49,21 @@ def _buffer_bytes(device: torch.device) -> int:
     return min(2**31, free // 4)
 
 
-def _copy_seconds(target: torch.Tensor, source: torch.Tensor) -> float:
-    if source.device.type == "cpu":
+def _median_seconds(call: Callable[[], object], count: int, device: torch.device) -> float:
+    for _ in range(count):
+        call()
+    return statistics.median(_seconds(call, device) for _ in range(count))
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cpu":
         started = time.perf_counter()
-        target.copy_(source)
+        call()
         return time.perf_counter() - started
     begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
     begin.record()
-    target.copy_(source)
+    call()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3

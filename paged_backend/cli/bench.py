@@ -49,9 +49,10 @@ def _add_decode(kinds: Subparsers) -> None:
     decode = kinds.add_parser(
         "decode",
         help="steady decoding, beside the roofline and transformers' continuous batching",
-        description="Time steps in which a whole batch decodes, beside the time that the device's "
-        "memory takes to read the weights and the KV cache; then the gain of a cached prefix, "
-        "compilations after the warm-up, and how long the device is idle.",
+        description="Time steps in which a whole batch decodes, beside the time that the device "
+        "takes to read the weights and the KV cache, or to multiply by the weights where that is "
+        "longer than reading them; then the gain of a cached prefix, compilations after the "
+        "warm-up, and how long the device is idle.",
     )
     add_engine_options(decode)
     group = decode.add_argument_group("workload")
@@ -68,7 +69,7 @@ def _add_decode(kinds: Subparsers) -> None:
         help="tokens of each prompt (default: 1024,8192)",
     )
     group.add_argument("--steps", type=_count, default=64, help="timed steps (default: 64)")
-    group.add_argument("--json", type=Path, help="write the figures there, too")
+    group.add_argument("--json", type=Path, help="write the figures there, too, as they come")
     group.add_argument("--no-peer", action="store_true", help="leave transformers out")
     decode.set_defaults(run=run_decode)
 
@@ -96,10 +97,9 @@ def run_decode(args: argparse.Namespace) -> int:
         batch_sizes=args.batch_sizes,
         num_steps=args.steps,
         peer=not args.no_peer,
+        path=args.json,
     )
     report.print()
-    if args.json is not None:
-        report.save(args.json)
     return 0
 
 
