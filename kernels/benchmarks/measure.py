@@ -9,6 +9,7 @@ Triton's interpreter each call is made once: that proves the benchmarks themselv
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -94,9 +95,17 @@ def _make(calls: Sequence[Call]) -> None:
 def _capture(calls: Sequence[Call]) -> Call:
     _make(calls)  # compiles and initialises what cannot be while capturing
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        _make(calls)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()  # the finalizer of an old graph would invalidate a capture
+    try:
+        with torch.cuda.graph(graph):
+            _make(calls)
+    finally:
+        torch.cuda.set_stream(stream)  # torch leaves its capture stream set when a capture fails
+        if collects:
+            gc.enable()
     return graph.replay
 
 
@@ -177,8 +186,15 @@ class Row:
 class Bench:
     """One run: a clock, the ceilings measured by it, and the rows so far."""
 
-    def __init__(self, *, quick: bool) -> None:
-        self.quick = quick  # tiny shapes, to see that everything runs
+    def __init__(self, *, quick: bool, keep: Callable[[Bench], None] | None = None) -> None:
+        """Measure the ceilings.
+
+        Args:
+            quick: tiny shapes, to see that everything runs.
+            keep: is called with the run after each row.
+        """
+        self.quick = quick
+        self._keep = keep
         self.device = torch.device("cpu" if INTERPRETED else "cuda")
         self.clock: Clock = SingleClock() if INTERPRETED else GraphClock()
         self.rows: list[Row] = []
@@ -239,6 +255,8 @@ class Bench:
             row = replace(row, target=str(target), met=target.met(row))
         self.rows.append(row)
         print(row.line(), flush=True)
+        if self._keep is not None:
+            self._keep(self)
         return row
 
     def peer(self, name: str, call: Callable[[], object]) -> None:
@@ -349,16 +367,29 @@ def _output(*command: str) -> str:
     return run.stdout.partition("\n")[0].strip()
 
 
-def save(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows and environment as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2) + "\n")
+class ResultsFile:
+    """Rows and environment as JSON; the file is complete even if a write is interrupted."""
+
+    def __init__(self, path: Path, *, add: bool = False) -> None:
+        """Rows that the file has are kept if `add` is set."""
+        self._path = path
+        self._environment = environment()
+        self._before = json.loads(path.read_text())["rows"] if add and path.exists() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write these rows behind those from before."""
+        content = {"environment": self._environment, "rows": [*self._before, *rows]}
+        part = self._path.with_name(f"{self._path.name}.part")
+        part.write_text(json.dumps(content, indent=2) + "\n")
+        part.replace(self._path)
 
 
 def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = None) -> None:
     """The command line of a benchmark, `run`, and of the search for configurations, `sweep`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
+    parser.add_argument("--add", action="store_true", help="keep the rows that FILE has already")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that all runs")
     if sweep is not None:
         parser.add_argument(
@@ -366,7 +397,14 @@ def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = N
         )
     arguments = parser.parse_args()
     print(*environment().values(), sep="  ", flush=True)
-    bench = Bench(quick=arguments.quick)
+    name = Path(sys.argv[0]).stem
+    file = None if arguments.json is None else ResultsFile(arguments.json, add=arguments.add)
+
+    def keep(bench: Bench) -> None:
+        if file is not None:
+            file.write([{"bench": name, **row} for row in bench.as_json()])
+
+    bench = Bench(quick=arguments.quick, keep=keep)
     try:
         if sweep is not None and arguments.sweep:
             sweep(bench)
@@ -375,6 +413,4 @@ def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = N
         count, names = len(bench.compiled), " ".join(sorted(set(bench.compiled)))
         print(f"compilations after warm-up: {count} {names} {_verdict(not count)}: 0", flush=True)
     finally:
-        if arguments.json is not None:
-            name = Path(sys.argv[0]).stem
-            save(arguments.json, [{"bench": name, **row} for row in bench.as_json()])
+        keep(bench)  # once more: something may have been compiled after the last row

@@ -1,4 +1,7 @@
-"""Runs all benchmarks, each in a process of its own, and collects their figures in one file."""
+"""Runs benchmarks, each in a process of its own, and collects their figures in one file.
+
+Each row is in the file as soon as it is measured, so that a run that is killed leaves what it has.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from measure import save
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py"))
-TIMEOUT, GRACE = 180, 15  # seconds for each, and for one that was told to end
+TIMEOUT, GRACE = 170, 15  # seconds for each, and for one that was told to end
 
 
-def run(name: str, options: list[str], rows: list[dict[str, Any]]) -> bool:
-    """Run one benchmark and add its rows; whether it came to its end."""
+def run(name: str, options: list[str], file: Path) -> bool:
+    """Run one benchmark, which adds its rows to the file; whether it came to its end."""
     print(f"\n{name}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "rows.json")
-        command = [sys.executable, str(FOLDER / f"bench_{name}.py"), "--json", str(file), *options]
-        # A job in a shell's background has this signal ignored, and so would the benchmark.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        ended = _waited(subprocess.Popen(command))
-        if file.exists():  # one that failed leaves what it had measured
-            rows += json.loads(file.read_text())["rows"]
-    return ended
+    command = [sys.executable, str(FOLDER / f"bench_{name}.py"), "--json", str(file), "--add"]
+    # A job in a shell's background has this signal ignored, and so would the benchmark.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return _waited(subprocess.Popen([*command, *options]))
 
 
 def _waited(process: subprocess.Popen[bytes]) -> bool:
@@ -46,20 +42,25 @@ def _waited(process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def main() -> None:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
-    parser.add_argument("--only", metavar="NAME", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", choices=NAMES, default=NAMES, help="run these alone"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that all runs")
-    arguments = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    arguments = parsed()
     options = ["--quick"] if arguments.quick else []
-    rows: list[dict[str, Any]] = []
-    failed = []
-    for name in arguments.only:
-        if not run(name, options, rows):
-            failed.append(name)
-        if arguments.json is not None:  # each time: a later one may hang the machine
-            save(arguments.json, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        file: Path = arguments.json or Path(folder, "rows.json")
+        file.unlink(missing_ok=True)
+        failed = [name for name in arguments.only if not run(name, options, file)]
+        rows = json.loads(file.read_text())["rows"] if file.exists() else []
     missed = [f"{row['name']} {row.get('shape', '')}" for row in rows if row.get("met") is False]
     print("\ntargets missed:", ", ".join(missed) or "none")
     print("benchmarks failed:", ", ".join(failed) or "none")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,6 +158,34 @@ def test_figures_of_a_row() -> None:
     assert "bytes" not in product.as_json()
 
 
+def test_a_capture_that_fails_leaves_stream_and_collections_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = ["ours"]
+
+    class Capture:
+        """As torch's: it sets its own stream, and keeps it set if it does not end well."""
+
+        def __init__(self, _graph: object) -> None: ...
+
+        def __enter__(self) -> None:
+            streams.append("capture's")
+            assert not gc.isenabled()
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    with pytest.raises(RuntimeError, match="previous error"):
+        measure._capture([lambda: None])
+    assert streams == ["ours", "capture's", "ours"]
+    assert gc.isenabled()
+
+
 def test_replays_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     device = _FakeDevice()
     monkeypatch.setattr(measure, "_event", device.event)
@@ -226,22 +257,58 @@ def test_the_search_finds_a_combination() -> None:
     assert (best.tile, best.num_warps, best.num_stages, lowest) == (128, 8, 2, 2)
 
 
-def test_one_that_hangs_leaves_what_it_has_measured(
+DYING = """
+import os, signal, sys, time
+from measure import Row, main
+
+def run(bench):
+    for name in ("first", "second"):
+        bench.report(Row(name, "1", "float32", 1.0, 1, 0, "copy", 1.0))
+    if "hanging" in sys.argv[0]:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(60)
+    if "killed" in sys.argv[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    bench.report(Row("third", "1", "float32", 1.0, 1, 0, "copy", 1.0))
+
+main(run)
+"""
+
+
+def rows_of(file: Path) -> dict[str, list[str]]:
+    """Names of the rows that each benchmark has made itself."""
+    found: dict[str, list[str]] = {}
+    for row in json.loads(file.read_text())["rows"]:
+        if row["name"] in ("first", "second", "third"):
+            found.setdefault(row["bench"], []).append(row["name"])
+    return found
+
+
+def test_each_row_is_kept_when_a_benchmark_is_killed_or_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_all = importlib.import_module("run_all")
-    monkeypatch.setattr(run_all, "TIMEOUT", 3)
     monkeypatch.setattr(run_all, "FOLDER", tmp_path)
-    (tmp_path / "bench_hanging.py").write_text(
-        "import json, pathlib, sys, time\n"
-        "try:\n"
-        "    time.sleep(60)\n"
-        "finally:\n"
-        "    pathlib.Path(sys.argv[2]).write_text(json.dumps({'rows': [{'name': 'kept'}]}))\n"
-    )
-    rows: list[dict[str, object]] = []
-    assert not run_all.run("hanging", [], rows)
-    assert rows == [{"name": "kept"}]
+    monkeypatch.setattr(run_all, "GRACE", 0.1)
+    path = os.pathsep.join(map(str, (KERNELS.parent, BENCHMARKS)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]))
+    for name in ("good", "killed", "hanging"):
+        (tmp_path / f"bench_{name}.py").write_text(DYING)
+    file = tmp_path / "results" / "kernels.json"
+    assert run_all.run("good", ["--quick"], file)
+    assert not run_all.run("killed", ["--quick"], file)
+    kept = {"bench_good": ["first", "second", "third"], "bench_killed": ["first", "second"]}
+    assert rows_of(file) == kept
+    command = [sys.executable, str(tmp_path / "bench_hanging.py"), "--quick"]
+    hanging = subprocess.Popen([*command, "--json", str(file), "--add"])
+    while "second" not in rows_of(file).get("bench_hanging", []):
+        assert hanging.poll() is None
+        time.sleep(0.02)
+    monkeypatch.setattr(run_all, "TIMEOUT", 0.1)
+    assert not run_all._waited(hanging)
+    assert hanging.returncode == -signal.SIGKILL
+    assert rows_of(file) == {**kept, "bench_hanging": ["first", "second"]}
+    assert [entry.name for entry in file.parent.iterdir()] == ["kernels.json"]
 
 
 def test_figures_of_all_are_collected(tmp_path: Path) -> None:
