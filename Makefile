@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PARALLEL := -n logical --maxprocesses 4
 
-.PHONY: install demo serve test soak lint gpu gpu-test gpu-kernels gpu-engine gpu-small clean
+.PHONY: install demo serve test soak lint clean gpu gpu-test gpu-test-kernels gpu-test-engine \
+  gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others gpu-kernels-attention \
+  gpu-engine gpu-engine-peer gpu-small
 
 install: $(VENV)/.installed
 
@@ -36,24 +38,53 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Runs on the GPU machine's own python3 and installs nothing there; each part takes minutes.
-gpu: gpu-test gpu-kernels gpu-engine gpu-small
+# Runs on the GPU machine's own python3 and installs nothing there. Each part is one command with a
+# limit in seconds; `make -n gpu` prints them, and what they have measured is in $(RESULTS) even if
+# they are killed. The parts that matter most come first.
+gpu: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-engine gpu-engine-peer \
+  gpu-kernels-others gpu-small gpu-kernels-attention gpu-test-benchmarks
+
+gpu-test: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks
+gpu-kernels: gpu-kernels-others gpu-kernels-attention
 
 gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(CURDIR)/loadtest:$(PYTHONPATH)
+gpu-%: export PYTHONUNBUFFERED := 1
 gpu-%: RESULTS ?= loadtest/results
+gpu-%: LIMIT = timeout --signal INT --kill-after 30
+gpu-%: PYTEST = python3 -m pytest -c /dev/null --rootdir=. -p no:cacheprovider -v \
+  --timeout 150 --timeout-method=thread -o faulthandler_timeout=140
+gpu-%: KERNELS = python3 kernels/benchmarks/run_all.py
 gpu-%: BENCH = python3 -m paged_backend.cli bench decode --load-format dummy --device cuda
 
-gpu-test:
-	python3 -m pytest -c /dev/null --rootdir=. -p no:cacheprovider tests/kernels tests/gpu
+gpu-test-kernels:
+	$(LIMIT) 250 $(PYTEST) -n 8 --junitxml $(RESULTS)/test-kernels.xml tests/kernels --ignore tests/kernels/test_benchmarks.py
 
-gpu-kernels:
-	python3 kernels/benchmarks/run_all.py --json $(RESULTS)/kernels-gpu.json
+gpu-test-engine:
+	$(LIMIT) 155 $(PYTEST) -n 4 --junitxml $(RESULTS)/test-engine.xml tests/gpu -k "not pool"
+
+# Alone on the device, whose free memory it measures. A worker that hangs is ended and replaced.
+gpu-test-pool:
+	$(LIMIT) 90 $(PYTEST) -n 1 --junitxml $(RESULTS)/test-pool.xml tests/gpu -k pool
+
+# In processes of their own: a peer that fails in a capture may spoil the process it runs in.
+gpu-test-benchmarks:
+	$(LIMIT) 160 $(PYTEST) -n 4 --junitxml $(RESULTS)/test-benchmarks.xml tests/kernels/test_benchmarks.py
+
+gpu-kernels-others:
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention kv_write rms_norm silu_and_mul merge_attention block_copy penalties sampling logprobs
+
+# Last, as torch's compiler takes long for the peers.
+gpu-kernels-attention:
+	$(LIMIT) 375 $(KERNELS) --json $(RESULTS)/kernels-attention.json --only paged_decode paged_prefill
 
 gpu-engine:
-	$(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --json $(RESULTS)/decode-llama-3-8b.json
+	$(LIMIT) 360 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json
+
+gpu-engine-peer:
+	$(LIMIT) 170 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --context 1024 --batch-sizes 32 --json $(RESULTS)/decode-llama-3-8b-peer.json
 
 gpu-small:
-	$(BENCH) loadtest/models/smollm2-135m --context 1024,8000 --json $(RESULTS)/decode-smollm2-135m.json
+	$(LIMIT) 265 $(BENCH) loadtest/models/smollm2-135m --dtype bfloat16 --context 1024,7680 --json $(RESULTS)/decode-smollm2-135m.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
