@@ -23,6 +23,11 @@ from tritonclient.grpc import service_pb2
 
 MODEL = "paged_llm"
 PATH = f"/v2/models/{MODEL}"
+# A word in the texts of all cases, so that a log that holds any of them is found.
+MARK = "quagga"
+MARKED = MARK.encode()
+# The same as token ids: two of them side by side are in no log by chance.
+MARK_IDS = [1931, 1733]
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,11 @@ def _one_of(values: list[Any]) -> SearchStrategy[Any]:
     return st.integers(0, len(values) - 1).map(lambda index: values[index])
 
 
-WORDS = _one_of(["", "hot", "1.5.2", "0x10", "--1", "None", "[1]", "1,5", "日本", "a" * 999])
-_CONTAINERS: SearchStrategy[Any] = st.sampled_from([[], [1], {}, {"a": 1}, [[]], [None]])
+WORDS = _one_of(
+    ["", MARK, "1.5.2", "0x10", "--1", "None", f"[{MARK}]", "1,5", f"{MARK} 日本", MARK * 150]
+)
+_LONG_NAME = MARK.ljust(257, "x")
+_CONTAINERS: SearchStrategy[Any] = st.sampled_from([[], [MARK], {}, {MARK: MARK}, [[MARK]], [None]])
 
 
 def _not_integer(low: int, high: int, *, optional: bool = False) -> SearchStrategy[Any]:
@@ -81,10 +89,11 @@ _NOT_TOKENS = st.one_of(
     st.lists(st.one_of(WORDS, st.none(), st.booleans(), st.integers(max_value=-1)), min_size=1),
     st.lists(st.integers(2048), min_size=1, max_size=3),
 )
+_HALF = st.just(f"{MARK}\ud800")  # a half surrogate, which JSON can hold and UTF-8 cannot
 _NOT_STRINGS = st.one_of(
-    *(st.integers(), st.booleans(), st.just({}), st.just(""), st.just("x" * 257)),
-    st.lists(st.one_of(st.integers(), st.none(), st.just(""), st.just("\ud800")), min_size=1),
-    st.just(["x"] * 129),
+    *(st.integers(), st.booleans(), st.just({}), st.just(""), st.just(_LONG_NAME)),
+    st.lists(st.one_of(st.integers(), st.none(), st.just(""), _HALF), min_size=1),
+    st.just([MARK] * 129),
 )
 _NOT_BIASES = st.one_of(
     *(WORDS, st.integers(), st.booleans(), st.just([1]), st.just([[1, 2, 3]])),
@@ -94,7 +103,7 @@ _NOT_BIASES = st.one_of(
     _one_of([{str(token): 1 for token in range(1025)}]),
 )
 _NOT_NAME = st.one_of(
-    st.integers(), st.none(), st.booleans(), _CONTAINERS, st.just("x" * 257), st.just("\udc00")
+    st.integers(), st.none(), st.booleans(), _CONTAINERS, st.just(_LONG_NAME), _HALF
 )
 
 # What each sampling field does not take, written without a look at the code that checks it.
@@ -126,7 +135,7 @@ WRONG: dict[str, SearchStrategy[Any]] = {
     "cache_salt": _NOT_NAME,
     "tenant": _NOT_NAME,
     **{name: st.just(1) for name in ("guided_json", "tools", "best_of", "beam_width")},
-    **{name: st.just(1) for name in ("temprature", "x_unknown", "__class__", "request_id")},
+    **{name: st.just(1) for name in ("temprature", MARK, "__class__", "request_id")},
 }
 # Over HTTP and as a parameter of gRPC a field can be a scalar, unless Triton gives it a meaning.
 _AS_SCALAR = sorted(set(WRONG) - {"stop", "bad_words", "stop_token_ids", "allowed_token_ids"})
@@ -154,38 +163,43 @@ _wrong_scalar = (
 
 # --- prompts --------------------------------------------------------------------------------------
 
-_MESSAGE = {"role": "user", "content": "hello"}
+_MESSAGE = {"role": "user", "content": MARK}
 _WRONG_MESSAGES = _one_of(
     [
-        *("", "[", "[]", "3", "{}", '"x"', "[3]", "[{}]", '[{"role": 3}]', "[" * 99999, "null"),
-        *('[{"role": "user"}]', '[{"role": "user", "content": 3}]', '{"messages": 1}'),
+        *("", "[", "[]", "3", "{}", f'"{MARK}"', "[3]", "[{}]", '[{"role": 3}]', "[" * 99999),
+        *("null", f'[{{"role": "{MARK}"}}]', f'[{{"role": "{MARK}", "content": 3}}]'),
+        *('{"messages": 1}', f'{{"{MARK}": "{MARK}"}}', MARK, f'[{{"{MARK}\\ud800": 1}}]'),
         json.dumps([_MESSAGE] * 5000),
-        json.dumps([_MESSAGE | {"tool_calls": [{}]}]),
-        json.dumps([_MESSAGE | {"content": [{"type": "image_url"}]}]),
+        json.dumps([_MESSAGE | {"tool_calls": [{MARK: MARK}]}]),
+        json.dumps([_MESSAGE | {"content": [{"type": MARK}]}]),
         '[{"role": "user", "content": ' + "[" * 50 + "]" * 50 + "}]",
     ]
 )
 _WRONG_PROMPTS: SearchStrategy[tuple[dict[str, Any], str]] = st.one_of(
     st.just(({}, "text_input")),
-    st.just(({"text_input": "x", "input_ids": [1]}, "text_input")),
+    st.just(({"text_input": MARK, "input_ids": MARK_IDS}, "text_input")),
     st.just(({"text_input": ""}, "prompt")),
     st.just(({"input_ids": []}, "prompt")),
-    st.just(({"text_input": "x", "image": ["x"]}, "image")),
-    st.just(({"text_input": "x", "embedding_request": "x"}, "embedding_request")),
-    st.integers(2048, 9999).map(lambda n: ({"input_ids": [5] * n}, "p")),  # prompt or input_ids
-    st.integers(3000, 9999).map(lambda n: ({"text_input": "word " * n}, "max_model_len")),
-    st.integers(-(2**31), -1).map(lambda token: ({"input_ids": [1, token]}, "token ids")),
-    st.integers(2048, 2**31 - 1).map(lambda token: ({"input_ids": [token, 1]}, "token ids")),
+    st.just(({"text_input": MARK, "image": [MARK]}, "image")),
+    st.just(({"text_input": MARK, "embedding_request": MARK}, "embedding_request")),
+    st.integers(2048, 9999).map(
+        lambda n: ({"input_ids": MARK_IDS * (n // 2 + 1)}, "p")
+    ),  # prompt or input_ids
+    st.integers(3000, 9999).map(lambda n: ({"text_input": f"{MARK} " * n}, "max_model_len")),
+    st.integers(-(2**31), -1).map(lambda token: ({"input_ids": [*MARK_IDS, token]}, "token ids")),
+    st.integers(2048, 2**31 - 1).map(
+        lambda token: ({"input_ids": [token, *MARK_IDS]}, "token ids")
+    ),
     _WRONG_MESSAGES.map(lambda text: ({"messages": text}, "messages")),
-    _one_of(["word " * 5000, "\ud800"]).map(
+    _one_of([f"{MARK} " * 5000, f"{MARK}\ud800"]).map(
         lambda text: ({"messages": json.dumps([_MESSAGE | {"content": text}])}, "prompt")
     ),
-    WORDS.map(lambda word: ({"text_input": "x", "task": word}, "task")),
-    st.sampled_from(["", "a b", "x" * 65, "é", "../x"]).map(
-        lambda name: ({"text_input": "x", "call_id": name}, "call_id")
+    WORDS.map(lambda word: ({"text_input": MARK, "task": word}, "task")),
+    st.sampled_from(["", f"{MARK} b", MARK * 11, f"{MARK}é", f"../{MARK}"]).map(
+        lambda name: ({"text_input": MARK, "call_id": name}, "call_id")
     ),
     st.just(
-        ({"text_input": "x", "stream": True, "exclude_input_in_output": False}, "When streaming")
+        ({"text_input": MARK, "stream": True, "exclude_input_in_output": False}, "When streaming")
     ),
 )
 
@@ -193,19 +207,30 @@ _WRONG_PROMPTS: SearchStrategy[tuple[dict[str, Any], str]] = st.one_of(
 
 _VERBS = st.sampled_from(["generate", "generate_stream"])
 _DEEP = ["[" * 1000, "[" * 10**5, '{"a":' * 1000, "[" * 9000 + "]" * 9000, "9" * 5000, "1e999"]
+_TEXT = st.one_of(st.text(max_size=8), st.text(max_size=8).map(lambda text: MARK + text), _HALF)
 _JUNK_JSON: SearchStrategy[Any] = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), _TEXT),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.dictionaries(
-            st.one_of(st.sampled_from([*sorted(WRONG), "role", "content"]), st.text(max_size=4)),
+            st.one_of(st.sampled_from([*sorted(WRONG), "role", "content"]), _TEXT),
             inner,
             max_size=4,
         ),
     ),
     max_leaves=12,
 )
-_JUNK_TEXT = st.one_of(_JUNK_JSON.map(json.dumps), st.text(max_size=40), _one_of(_DEEP))
+_JUNK_TEXT = st.one_of(
+    *(_JUNK_JSON.map(json.dumps), st.text(max_size=40).map(lambda text: MARK + text)),
+    *(st.text(max_size=40), _one_of(_DEEP)),
+)
+
+_BAD_UTF8 = st.sampled_from([b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", MARKED + b"\x80"])
+
+
+def _in_a_body(text: bytes) -> bytes:
+    """A body with that as the value of a parameter, which Triton passes on as it is."""
+    return b'{"text_input": "%s", "max_tokens": 1, "%s": "%s"}' % (MARKED, b"cache_salt", text)
 
 
 def _post(verb: str, fields: dict[str, Any], named: str | None) -> Post:
@@ -213,7 +238,7 @@ def _post(verb: str, fields: dict[str, Any], named: str | None) -> Post:
 
 
 def _with_sampling(values: dict[str, Any]) -> dict[str, Any]:
-    return {"text_input": "x", "sampling_parameters": json.dumps(values)}
+    return {"text_input": MARK, "sampling_parameters": json.dumps(values)}
 
 
 POSTS = st.one_of(
@@ -223,13 +248,13 @@ POSTS = st.one_of(
         _wrong_field,
     ),
     st.builds(
-        lambda verb, field: _post(verb, {"text_input": "x", **dict([field])}, field[0]),
+        lambda verb, field: _post(verb, {"text_input": MARK, **dict([field])}, field[0]),
         _VERBS,
         _wrong_scalar,
     ),
     st.builds(lambda verb, prompt: _post(verb, *prompt), _VERBS, _WRONG_PROMPTS),
     st.builds(
-        lambda verb, text: _post(verb, {"text_input": "x", "sampling_parameters": text}, None),
+        lambda verb, text: _post(verb, {"text_input": MARK, "sampling_parameters": text}, None),
         _VERBS,
         _JUNK_TEXT,
     ),
@@ -243,6 +268,7 @@ POSTS = st.one_of(
         ),
     ),
     st.builds(Post, _VERBS, st.binary(max_size=200)),
+    st.builds(lambda verb, text: Post(verb, _in_a_body(text)), _VERBS, _BAD_UTF8),
     st.builds(Post, _VERBS, _JUNK_TEXT.map(lambda text: text.encode(errors="replace"))),
 )
 
@@ -274,7 +300,7 @@ def message(
     return made
 
 
-_PROMPT = ("text_input", "BYTES", [1], packed(b"x"))
+_PROMPT = ("text_input", "BYTES", [1], packed(MARKED))
 _SHAPES = st.lists(st.integers(-9, 2**20), max_size=2)  # see above for what larger ones do
 
 
@@ -304,7 +330,7 @@ _WRONG_TENSORS = st.sampled_from(sorted(_TYPES)).flatmap(
         st.just(name),
         st.sampled_from([*_ITEM_SIZES, "BYTES", "", "STRING", "INT4"]),
         _SHAPES,
-        st.one_of(st.binary(max_size=64), st.just(packed(b"x", b"y")), st.just(b"\xff" * 8)),
+        st.one_of(st.binary(max_size=64), st.just(packed(MARKED, b"y")), st.just(b"\xff" * 8)),
         st.sampled_from(_CHANGES),
     )
 )
@@ -315,7 +341,6 @@ def _is_surely_wrong(case: tuple[Any, str]) -> bool:
     return bool(case[0].inputs[-1].datatype != _TYPES[case[1]])
 
 
-_BAD_UTF8 = st.sampled_from([b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"ok\x80"])
 _STRINGS = ["text_input", "messages", "sampling_parameters", "call_id", "task"]
 
 
@@ -357,8 +382,8 @@ INFERS = st.one_of(
         _BAD_UTF8,
     ),
     st.builds(
-        lambda name: Infer(message([_PROMPT, (name, "BYTES", [1], packed(b"x"))]), name),
-        st.sampled_from(["nothing", "text_output", "__class__", "../../etc/passwd"]),
+        lambda name: Infer(message([_PROMPT, (name, "BYTES", [1], packed(MARKED))]), name),
+        st.sampled_from([MARK, "text_output", "__class__", f"../../{MARK}"]),
     ),
     _JUNK_TEXT.map(
         lambda text: Infer(
@@ -414,8 +439,9 @@ _HEADERS = _one_of(
             b"Inference-Header-Content-Length: -5\r\n",
             b": \r\n",
             b"\r",
+            MARKED + b": " + MARKED + b"\r\n",
         ),
-        *(b"X: " + b"a" * 70000 + b"\r\n", b"a: b\r\n" * 500, b"Host: \xff\xfe\r\n"),
+        *(b"X: " + b"a" * 70000 + b"\r\n", b"a: b\r\n" * 500, b"Host: \xff" + MARKED + b"\r\n"),
     ]
 )
 _CHUNKS = st.sampled_from(
@@ -427,12 +453,12 @@ RAW = st.one_of(
     st.builds(
         lambda headers, body: Raw("http", _HEAD + b"".join(headers) + b"\r\n" + body),
         st.lists(_HEADERS, max_size=4),
-        st.one_of(st.binary(max_size=60), _CHUNKS),
+        st.one_of(st.binary(max_size=60), _CHUNKS, st.just(MARKED)),
     ),
     st.builds(
         lambda method, path: Raw("http", method + b" " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n"),
         _one_of([b"GET", b"PUT", b"FOO", b"", b"\0", b"A" * 5000]),
-        _one_of([b"/", b"*", b"/../../etc/passwd", b"/" + b"a" * 9000, b"/%00", b"\xff"]),
+        _one_of([b"/", b"*", b"/../../" + MARKED, b"/" + MARKED * 1500, b"/%00", b"\xff"]),
     ),
     st.builds(
         lambda frames: Raw("grpc", _PREFACE + b"".join(frames)), st.lists(_FRAMES, max_size=6)
