@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 MAX_LISTED = 32  # names that an error message lists
+MAX_COMPARED = 64  # characters of an unknown name that is compared with the known ones
 
 Refuse = Callable[[str, str], Exception]
 """Makes the error to raise from a field's name and the problem with its value."""
@@ -96,7 +97,10 @@ def check_known(names: Iterable[str], known: Iterable[str], refuse: Refuse) -> N
     allowed = list(known)
     for name in names:
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
+            # Comparing takes seconds for a name of a megabyte.
+            near = (
+                difflib.get_close_matches(name, allowed, n=1) if len(name) <= MAX_COMPARED else []
+            )
             hint = f", did you mean {near[0]}?" if near else _known(allowed)
             raise refuse(shorten(name, 40, quote=False) or "''", f"is not known{hint}")
 
@@ -136,6 +140,8 @@ def shorten(value: object, limit: int = 60, *, quote: bool = True) -> str:
     """A value as it may stand in an error message: on one line and never long."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, (str, bytes, list)):
+        value = value[: limit + 1]  # more would only be cut off below
     text = repr(value) if quote else ascii(str(value))[1:-1]
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

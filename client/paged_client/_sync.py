@@ -113,16 +113,19 @@ class Client:
                 builder.add(chunk)
         return builder.build()
 
-    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The token ids that a prompt becomes."""
+    def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str | None = None
+    ) -> tuple[int, ...]:
+        """The token ids that a prompt becomes. The call counts against the tenant's rate."""
         request = task_request(
-            "tokenize", self._model, prompt, add_special_tokens=add_special_tokens
+            "tokenize", self._model, prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
         return decode_token_ids(self._answer(request))
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text that token ids stand for, special tokens included."""
-        return decode_text(self._answer(task_request("detokenize", self._model, token_ids)))
+    def detokenize(self, token_ids: Sequence[int], *, tenant: str | None = None) -> str:
+        """The text that token ids stand for, special tokens included, on a tenant's account."""
+        request = task_request("detokenize", self._model, token_ids, tenant=tenant)
+        return decode_text(self._answer(request))
 
     def info(self) -> ModelInfo:
         """What the model says about itself."""

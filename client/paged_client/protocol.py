@@ -73,11 +73,18 @@ def stream_request(
 
 
 def task_request(
-    task: str, model: str, prompt: Prompt | None = None, *, add_special_tokens: bool = True
+    task: str,
+    model: str,
+    prompt: Prompt | None = None,
+    *,
+    add_special_tokens: bool = True,
+    tenant: str | None = None,
 ) -> Any:
     """A ``ModelInferRequest`` that the model answers without generating."""
     request = _request(model, prompt, add_special_tokens)
     _add_text(request, "task", task)
+    if tenant is not None:
+        request.parameters["tenant"].string_param = tenant
     return request
 
 

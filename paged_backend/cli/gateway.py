@@ -36,6 +36,20 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--request-timeout", type=float, help="seconds for a whole answer")
     parser.add_argument(
+        "--share-prefix-cache",
+        action="store_true",
+        help="with API keys: prompts without a cache_salt share cached blocks across tenants, who "
+        "then learn from cached_tokens which prompts others have sent. Default: each tenant has a "
+        "salt, and no two tenants share blocks",
+    )
+    parser.add_argument(
+        "--max-body-bytes",
+        type=int,
+        default=2**20,
+        metavar="BYTES",
+        help="of a request's body, from 1024 to 16777216 (default: 1048576)",
+    )
+    parser.add_argument(
         "--max-stream-backlog",
         type=int,
         default=4096,
@@ -58,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from paged_backend.launch.ports import bind
 
     try:
-        from paged_client.gateway import GatewayOptions, read_keys, serve
+        from paged_client.gateway import GatewayOptions, limits, read_keys, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: pip install 'paged-backend[gateway]'") from None
     triton = tuple(args.triton or ["127.0.0.1:8001"])
@@ -71,6 +85,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from None
     if args.request_timeout is not None and args.request_timeout <= 0:
         raise ConfigError(f"--request-timeout: must be above 0, got {args.request_timeout:g}")
+    low, high = limits.MIN_BODY_BYTES, limits.MAX_BODY_BYTES
+    if not low <= args.max_body_bytes <= high:
+        raise ConfigError(
+            f"--max-body-bytes: must be from {low} to {high}, got {args.max_body_bytes}"
+        )
     if args.max_stream_backlog < 1:
         raise ConfigError(
             f"--max-stream-backlog: must be at least 1, got {args.max_stream_backlog}"
@@ -81,8 +100,10 @@ def run(args: argparse.Namespace) -> int:
         triton,
         keys,
         args.request_timeout,
+        args.max_body_bytes,
         max_stream_backlog=args.max_stream_backlog,
         drain_timeout_s=args.drain_timeout,
+        share_prefix_cache=args.share_prefix_cache,
     )
     if args.fd is None:
         listener = bind(args.host, args.port, "port")

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -86,14 +87,24 @@ class Gateway:
 
 
 @contextmanager
-def running_gateway(*flags: str, keys: str | None = None, before: str = "") -> Iterator[Gateway]:
-    """`paged-backend gateway` on a free port; ``before`` is what its process runs first."""
+def running_gateway(
+    *flags: str, keys: str | None = None, before: str = "", log: Path | None = None
+) -> Iterator[Gateway]:
+    """`paged-backend gateway` on a free port; ``before`` is what its process runs first.
+
+    What it writes to its standard error goes to the file ``log``.
+    """
     environment = {k: v for k, v in os.environ.items() if k != KEYS_VARIABLE}
     if keys is not None:
         environment[KEYS_VARIABLE] = keys
     code = f"{before}\nimport sys\nfrom paged_backend.cli import main\nsys.exit(main())"
     command = [sys.executable, "-c", code, "gateway", "--port", "0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with (
+        nullcontext() if log is None else log.open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

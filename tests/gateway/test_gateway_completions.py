@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gateways import MODEL
+from paged_client.gateway.backlog import MAX_STARTING
 
 from paged_backend.demo import load_questions
 
@@ -188,3 +189,22 @@ def test_a_salt_keeps_caches_apart(api):
 
     assert (cached("a"), cached("b")) == (0, 0)
     assert cached("a") > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_prompts_than_start_at_once_are_all_answered_in_order(api, stream):
+    prompts = [question.question for question in QUESTIONS[:10]] * 5
+    answer = complete(api, prompts, stream=stream)
+    found = texts(answer) if stream else [choice.text for choice in answer.choices]
+    assert found == ["\n" + question.answer for question in QUESTIONS[:10]] * 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_after_a_refused_prompt_no_more_are_started(gateway, stream):
+    def num_routed():
+        return sum(gateway.metrics("paged_gateway_routed_total").values())
+
+    before = num_routed()
+    body = {"model": MODEL, "prompt": [[99999]] * 256, "stream": stream}
+    assert gateway.post("/v1/completions", body).status == 400
+    assert 1 <= num_routed() - before <= MAX_STARTING

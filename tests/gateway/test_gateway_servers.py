@@ -133,10 +133,12 @@ def test_a_server_that_dies_is_left(server, tmp_path):
     """In mid-stream that is an error; a request that meets it dead goes to the other one."""
     write_model_repository(tmp_path, MODEL, {"model": "demo"}, instances=1)
     prompts = [f"{n} " * 100 for n in range(4)]
+    # This gateway does not look at its servers by itself, so that a request finds one dead.
+    before = "from paged_client.gateway import fleet\nfleet.REFRESH_S = 3600.0"
     with start_server(tmp_path) as dying:
         flags = ("--triton", server.running.grpc_url, "--triton", dying.grpc_url)
         with (
-            running_gateway(*flags) as gateway,
+            running_gateway(*flags, before=before) as gateway,
             running_gateway(*flags) as other,
             other.sdk() as api,
         ):
@@ -147,7 +149,7 @@ def test_a_server_that_dies_is_left(server, tmp_path):
                 api.completions.create(
                     model=MODEL,
                     prompt=prompt,
-                    max_tokens=700,
+                    max_tokens=1500,
                     stream=True,
                     extra_body={"ignore_eos": True},
                 )
@@ -198,7 +200,7 @@ def test_told_to_stop_it_lets_streams_finish(server, gateway):
 
 
 def test_told_to_stop_it_refuses_requests_and_ends_those_that_run_too_long(server):
-    flags = ("--triton", server.running.grpc_url, "--drain-timeout", "1")
+    flags = ("--triton", server.running.grpc_url, "--drain-timeout", "2")
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1900, "ignore_eos": True}
     with running_gateway(*flags) as ending, ThreadPoolExecutor() as threads, ending.sdk() as api:
         stream = api.completions.create(
@@ -212,7 +214,8 @@ def test_told_to_stop_it_refuses_requests_and_ends_those_that_run_too_long(serve
         whole = threads.submit(ending.post, "/v1/completions", body)
         server.wait_for("num_requests_running", 2)
         ending.process.send_signal(signal.SIGTERM)
-        time.sleep(0.4)
+        while ending.get("/health").status == 200:
+            time.sleep(0.01)
         for response in (ending.post("/v1/completions", body), ending.get("/health")):
             assert (response.status, response.headers["retry-after"]) == (503, "1")
             assert response.error["code"] == "draining"
@@ -283,6 +286,7 @@ def test_a_port_in_use_is_said_before_the_model_loads(gateway):
         (("--api-key-file", "missing"), "cannot read missing"),
         (("--request-timeout", "0"), "--request-timeout: must be above 0, got 0"),
         (("--triton", "http://127.0.0.1:8000"), "--triton: must be host:port"),
+        (("--max-body-bytes", "1"), "--max-body-bytes: must be from 1024 to 16777216, got 1"),
         (("--max-stream-backlog", "0"), "--max-stream-backlog: must be at least 1, got 0"),
         (("--drain-timeout", "-1"), "--drain-timeout: must be at least 0, got -1"),
         (("--port", "70000"), "--port: must be between 0 and 65535"),

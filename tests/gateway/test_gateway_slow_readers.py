@@ -13,7 +13,7 @@ import psutil
 import pytest
 from gateways import MODEL, Gateway, running_gateway
 from paged_client import Chunk, TokenLogprob, Unavailable
-from paged_client.gateway.backlog import Backlog
+from paged_client.gateway.backlog import MAX_STARTING, Backlog
 from paged_client.gateway.errors import ApiError
 
 LONG = {
@@ -187,9 +187,47 @@ def test_beyond_the_limit_all_calls_are_closed_at_once():
 
     async def scenario():
         async with Backlog([endless("a"), endless("b")], limit=30) as backlog:
-            await asyncio.sleep(0.05)
+            while len(closed) < 2:
+                await asyncio.sleep(0)
             assert sorted(closed) == ["a", "b"]
             with pytest.raises(ApiError, match="stream_backlog: 3[123] tokens"):
                 await anext(backlog)
 
     asyncio.run(scenario())
+
+
+def test_calls_start_as_others_begin_to_answer_and_not_after_an_error():
+    started = []
+    begin = [asyncio.Event() for _ in range(40)]
+
+    async def call(number):
+        started.append(number)
+        await begin[number].wait()
+        if number == 20:
+            raise Unavailable("queue_full: no room")
+        yield a_chunk("ab")
+        yield a_chunk("c", reason="stop")
+
+    async def until(count):
+        while len(started) < count:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)  # time for more to start, if they do
+        assert started == [*range(count)]
+
+    async def scenario():
+        async with Backlog([call(number) for number in range(40)], limit=1000) as backlog:
+            await until(MAX_STARTING)
+            for number in range(5):
+                begin[number].set()
+            await until(MAX_STARTING + 5)
+            begin[20].set()
+            begin[5].set()
+            arrived = [await anext(backlog) for _ in range(6)]
+            with pytest.raises(Unavailable):
+                await anext(backlog)
+            await until(MAX_STARTING + 5)
+        return arrived
+
+    arrived = asyncio.run(scenario())
+    assert arrived == [(number, a_chunk("abc", reason="stop")) for number in range(6)]

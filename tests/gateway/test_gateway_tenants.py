@@ -54,7 +54,46 @@ def test_a_salt_is_its_tenants_own(guarded):
     assert asked[:3] == [0, 0, 0]
     assert min(asked[3:]) > 16
     assert cached_tokens(ask(guarded, "first", prompt=prompt)) == 0
-    assert cached_tokens(ask(guarded, "third", prompt=prompt)) > 16  # without one, all share
+
+
+def test_without_a_salt_tenants_share_nothing_unless_the_operator_wants_it(server, guarded):
+    """Or a tenant finds out, with a few guesses, what stands in a prompt of another."""
+    prompt = "The PIN of the account that is talked about here is {0}, tell nobody. " * 4
+    keys = ("first", "third", "fourth", "second", "first")  # the first two names are of one tenant
+    asked = [cached_tokens(ask(guarded, key, prompt=prompt.format(4711))) for key in keys]
+    assert asked[:3] == [0, 0, 0]
+    assert min(asked[3:]) > 16
+    share = "--share-prefix-cache"
+    with running_gateway("--triton", server.running.grpc_url, share, keys=KEYS) as sharing:
+        asked = [cached_tokens(ask(sharing, key, prompt=prompt.format(1234))) for key in keys]
+        assert asked[0] == 0 and min(asked[1:]) > 16
+        salted = {"prompt": prompt.format(1234), "cache_salt": "mine"}
+        assert cached_tokens(ask(sharing, "first", **salted)) == 0
+        assert cached_tokens(ask(sharing, "third", **salted)) == 0
+
+
+def test_tokenizing_counts_on_the_tenant_of_the_key(tmp_path):
+    options = {"model": "demo", "max_tenant_request_rate": 0.01}
+    write_model_repository(tmp_path, MODEL, options, instances=1)
+    with (
+        start_server(tmp_path) as server,
+        running_gateway("--triton", server.grpc_url, keys=KEYS) as gateway,
+    ):
+
+        def status(key, path, **body):
+            return gateway.post(path, body, Authorization=f"Bearer {key}").status
+
+        for key, path, body in (
+            ("first", "/tokenize", {"prompt": "x"}),
+            ("third", "/detokenize", {"tokens": [5]}),
+            ("fourth", "/v1/completions", {"prompt": [5], "echo": True, "max_tokens": 0}),
+        ):
+            assert status(key, path, **body) == 200
+            deadline = time.monotonic() + 10  # the engine is told, and says so, after the answer
+            while status(key, path, **body) == 200:
+                assert time.monotonic() < deadline
+        assert status("second", "/tokenize", prompt="x") == 429  # of the first key's tenant
+        assert status("fifth", "/tokenize", prompt="x") == 200
 
 
 @pytest.mark.soak

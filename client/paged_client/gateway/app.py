@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,30 +13,31 @@ from hashlib import sha256
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from paged_client import ClientError, Unavailable
 from paged_client.gateway.auth import ApiKey, RequireApiKey, tenant_of
+from paged_client.gateway.backlog import MAX_STARTING
+from paged_client.gateway.bodies import BodyReader, body_of
 from paged_client.gateway.drain import Drain
 from paged_client.gateway.errors import ApiError
+from paged_client.gateway.faults import Faults, log_unhandled
 from paged_client.gateway.fleet import Call, Fleet
-from paged_client.gateway.limits import RequestLimits
+from paged_client.gateway.limits import DEFAULT_BODY_BYTES, RequestLimits
 from paged_client.gateway.metrics import Metrics, RequestMetrics
 from paged_client.gateway.replies import ClientGone, Reply, respond, while_connected
 from paged_client.gateway.schema import (
-    ChatBody,
-    CompletionBody,
+    ChatRequest,
     CompletionRequest,
-    DetokenizeBody,
+    DetokenizeRequest,
     GenerateRequest,
+    RequestBody,
     StreamOptions,
     TextOrIds,
-    TokenizeBody,
-    chat_prompt,
-    describe,
+    TokenizeRequest,
 )
 from paged_client.gateway.shapes import ChatShape, CompletionShape, EchoedPrompt
 
@@ -49,14 +52,17 @@ class GatewayOptions:
     ``api_keys``: without any, everybody is let in. ``request_timeout_s`` is for a whole answer.
     ``max_stream_backlog``: tokens of a stream that may wait for its reader before it is ended.
     ``drain_timeout_s``: for how long running requests may go on when the gateway is told to stop.
+    ``share_prefix_cache``: with API keys, whether tenants share cached blocks of prompts that have
+    no salt.
     """
 
     triton: tuple[str, ...] = ("127.0.0.1:8001",)
     api_keys: tuple[ApiKey, ...] = ()
     request_timeout_s: float | None = None
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int = DEFAULT_BODY_BYTES
     max_stream_backlog: int = 4096
     drain_timeout_s: float = 20.0
+    share_prefix_cache: bool = False
 
 
 async def _fleet(request: Request) -> Fleet:  # a plain function would run in a thread
@@ -66,6 +72,10 @@ async def _fleet(request: Request) -> Fleet:  # a plain function would run in a 
 
 
 Servers: TypeAlias = Annotated[Fleet, Depends(_fleet)]
+ChatBody = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
+CompletionBody = Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
+TokenizeBody = Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
+DetokenizeBody = Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]
 
 
 def create_app(options: GatewayOptions, drain: Drain | None = None) -> ASGIApp:
@@ -75,19 +85,54 @@ def create_app(options: GatewayOptions, drain: Drain | None = None) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(log_unhandled)
         async with Fleet(options.triton, metrics, drain, options.request_timeout_s) as fleet:
             app.state.fleet = fleet
-            yield
+            with contextlib.closing(app.state.bodies):
+                yield
 
-    app = FastAPI(title="paged-backend", lifespan=lifespan, redoc_url=None, redirect_slashes=False)
+    app = _Documented(
+        title="paged-backend", lifespan=lifespan, redoc_url=None, redirect_slashes=False
+    )
+    app.state.bodies = BodyReader()
     app.state.drain = drain
     app.state.metrics = metrics
     app.state.options = options
     _add_routes(app)
     _add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
-    # Outermost: nothing is read or looked at before the key.
-    return RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded
+    # Nothing is read or looked at before the key.
+    return Faults(RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded)
+
+
+_BODIES: dict[str, type[RequestBody]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+
+class _Documented(FastAPI):
+    """Describes the bodies, which FastAPI does not see because it does not read them."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document behind ``/docs``."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemas, definitions = models_json_schema(
+                [(model, "validation") for model in _BODIES.values()],
+                ref_template="#/components/schemas/{model}",
+            )
+            for path, model in _BODIES.items():
+                content = {"application/json": {"schema": schemas[model, "validation"]}}
+                document["paths"][path]["post"]["requestBody"] = {
+                    "content": content,
+                    "required": True,
+                }
+            components = document.setdefault("components", {}).setdefault("schemas", {})
+            components.update(definitions["$defs"])
+        return super().openapi()
 
 
 def _add_routes(app: FastAPI) -> None:
@@ -105,7 +150,7 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     """Answer a conversation."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
-    call = Call(model, chat_prompt(body.messages, body), params, whole=not body.stream)
+    call = Call(model, body.routed(), params, whole=not body.stream)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     shape = ChatShape(num_top, body.prompt_logprobs is not None)
     return await respond(request, Reply(model, shape, [servers.stream(call)]), _stream(body))
@@ -115,13 +160,13 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
     """Go on with one or more texts."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
-    calls = [
-        Call(model, prompt, params, body.add_special_tokens, whole=not body.stream)
-        for prompt in body.prompt
-    ]
+    # A call that answers in one piece does not tell when the next one may start.
+    whole = not body.stream and len(body.prompt) <= MAX_STARTING
+    calls = [Call(model, prompt, params, body.add_special_tokens, whole) for prompt in body.prompt]
     echoed = None
     if body.echo:
-        echoed = await while_connected(request, _echoed_prompts(servers, model, body))
+        tenant = tenant_of(request) or body.tenant
+        echoed = await while_connected(request, _echoed_prompts(servers, model, body, tenant))
     shape = CompletionShape(
         n=body.n or 1,
         num_top=body.logprobs,
@@ -147,23 +192,27 @@ async def show_model(model: str, servers: Servers) -> Response:
     return JSONResponse(await _model_card(servers, await servers.resolve(model)))
 
 
-async def tokenize(body: TokenizeBody, servers: Servers) -> Response:
+async def tokenize(request: Request, body: TokenizeBody, servers: Servers) -> Response:
     """The token ids that a prompt becomes."""
     model = await servers.resolve(body.model)
-    prompt, special = body.routed(), body.add_special_tokens is not False
+    prompt, special, tenant = (
+        body.routed(),
+        body.add_special_tokens is not False,
+        tenant_of(request),
+    )
     info = await servers.info(model)
     tokens = await servers.ask(
-        model, lambda client: client.tokenize(prompt, add_special_tokens=special)
+        model, lambda client: client.tokenize(prompt, add_special_tokens=special, tenant=tenant)
     )
     return JSONResponse(
         {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
     )
 
 
-async def detokenize(body: DetokenizeBody, servers: Servers) -> Response:
+async def detokenize(request: Request, body: DetokenizeBody, servers: Servers) -> Response:
     """The text that token ids stand for."""
     model = await servers.resolve(body.model)
-    text = await servers.ask(model, lambda client: client.detokenize(body.tokens))
+    text = await _text(servers, model, body.tokens, tenant_of(request))
     return JSONResponse({"prompt": text})
 
 
@@ -179,34 +228,36 @@ async def show_metrics(request: Request) -> Response:
 
 
 async def _echoed_prompts(
-    servers: Fleet, model: str, body: CompletionRequest
+    servers: Fleet, model: str, body: CompletionRequest, tenant: str | None
 ) -> list[EchoedPrompt]:
     """The prompts' texts, and their first tokens where log-probabilities are wanted."""
+    special = body.add_special_tokens
     return [
         EchoedPrompt(
-            await _text(servers, model, prompt),
-            None if body.logprobs is None else await _first_token(servers, model, prompt, body),
+            await _text(servers, model, prompt, tenant),
+            None
+            if body.logprobs is None
+            else await _first_token(servers, model, prompt, special, tenant),
         )
         for prompt in body.prompt
     ]
 
 
-async def _text(servers: Fleet, model: str, prompt: TextOrIds) -> str:
+async def _text(servers: Fleet, model: str, prompt: TextOrIds, tenant: str | None) -> str:
     if isinstance(prompt, str):
         return prompt
-    return await servers.ask(model, lambda client: client.detokenize(prompt))
+    return await servers.ask(model, lambda client: client.detokenize(prompt, tenant=tenant))
 
 
 async def _first_token(
-    servers: Fleet, model: str, prompt: TextOrIds, body: CompletionRequest
+    servers: Fleet, model: str, prompt: TextOrIds, special: bool, tenant: str | None
 ) -> str:
-    if isinstance(prompt, list):
-        return await _text(servers, model, prompt[:1])
-    special = body.add_special_tokens
+    if not isinstance(prompt, str):
+        return await _text(servers, model, prompt[:1], tenant)
     ids = await servers.ask(
-        model, lambda client: client.tokenize(prompt, add_special_tokens=special)
+        model, lambda client: client.tokenize(prompt, add_special_tokens=special, tenant=tenant)
     )
-    return await _text(servers, model, list(ids[:1]))
+    return await _text(servers, model, array("i", ids[:1]), tenant)
 
 
 async def _model_card(servers: Fleet, model: str) -> dict[str, Any]:
@@ -230,8 +281,11 @@ def _sampling(request: Request, body: GenerateRequest) -> dict[str, Any]:
         raise ApiError.field("tenant", "is that of the API key; leave it out")
     if body.priority is not None and body.priority < 0:
         raise ApiError.field("priority", "must be at least 0 with an API key")
-    if body.cache_salt is not None:
-        params["cache_salt"] = sha256(f"{tenant}\0{body.cache_salt}".encode()).hexdigest()
+    options: GatewayOptions = request.app.state.options
+    if body.cache_salt is not None or not options.share_prefix_cache:
+        # No salt that a caller may give is empty, so that this is one more salt of the tenant.
+        salt = f"{tenant}\0{body.cache_salt or ''}"
+        params["cache_salt"] = sha256(salt.encode()).hexdigest()
     return params | {"tenant": tenant}
 
 
@@ -248,10 +302,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, ClientError)
         return ApiError.from_client(error).response()
 
-    async def validation_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return describe(error.errors()).response()
-
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
@@ -264,7 +314,6 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(ClientError, client_error)
-    app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientGone, client_gone)
     app.add_exception_handler(Exception, fault)

@@ -11,9 +11,14 @@ from typing import Self
 from paged_client import Chunk
 from paged_client.gateway.errors import ApiError
 
+MAX_STARTING = 16  # calls of one request whose first chunk has not come
+
 
 class Backlog(AsyncIterator[tuple[int, Chunk]]):
     """The chunks of several calls as they arrive, each with the number of its call.
+
+    At most ``MAX_STARTING`` calls wait for their first chunk; the next one starts when one of them
+    has it or ends. After an error none is started.
 
     Chunks of one answer that wait for the reader become one. If more than ``limit`` tokens wait,
     all calls are cancelled, what waits is dropped, and the reader gets an ApiError. Leaving the
@@ -26,6 +31,7 @@ class Backlog(AsyncIterator[tuple[int, Chunk]]):
         self._num_tokens = 0
         self._error: Exception | None = None
         self._changed = asyncio.Event()
+        self._starting = asyncio.Semaphore(MAX_STARTING)
         self._num_open = len(calls)
         self._pumps = [asyncio.create_task(self._pump(*call)) for call in enumerate(calls)]
 
@@ -51,12 +57,26 @@ class Backlog(AsyncIterator[tuple[int, Chunk]]):
     async def _pump(self, number: int, call: AsyncGenerator[Chunk, None]) -> None:
         try:
             async with aclosing(call):
-                async for chunk in call:
-                    self._put(number, chunk)
+                first = await self._start(call)
+                if first is not None:
+                    self._put(number, first)
+                    async for chunk in call:
+                        self._put(number, chunk)
         except Exception as error:  # belongs to the reader
             self._error = self._error or error
         self._num_open -= 1
         self._changed.set()
+
+    async def _start(self, call: AsyncGenerator[Chunk, None]) -> Chunk | None:
+        """The first chunk of a call, whose turn comes first; None if there is none."""
+        async with self._starting:
+            if self._error is not None:
+                return None
+            try:
+                return await anext(call, None)
+            except Exception as error:
+                self._error = self._error or error  # before the next call has its turn
+                raise
 
     def _put(self, number: int, chunk: Chunk) -> None:
         key = number, chunk.index

@@ -153,7 +153,7 @@ class Fleet:
         if model is None:
             raise UnknownModel(f"model: is missing; known: {', '.join(known)}")
         if model not in known:
-            raise UnknownModel(f"model: {model[:64]!r} is not known; known: {', '.join(known)}")
+            raise UnknownModel(f"model: {model[:64]!a} is not known; known: {', '.join(known)}")
         return model
 
     async def info(self, model: str) -> ModelInfo:
@@ -174,6 +174,8 @@ class Fleet:
                     return await question(backend.client(model))
             except Unavailable as caught:
                 error = caught
+                if caught.reason == "rate_limited":
+                    break
         raise error
 
     async def stream(self, call: Call) -> AsyncGenerator[Chunk, None]:
@@ -231,4 +233,4 @@ class Fleet:
 
 
 def _nobody(model: str) -> ClientError:
-    return Unavailable(f"no server has {model!r} now")
+    return Unavailable(f"no server has {model!a} now")

@@ -12,6 +12,9 @@ from paged_client.gateway.errors import ApiError
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024  # all together
 BODY_TIMEOUT_S = 30.0
+DEFAULT_BODY_BYTES = 2**20
+# The parser keeps all other threads waiting, for up to 10 ms a MiB.
+MIN_BODY_BYTES, MAX_BODY_BYTES = 2**10, 16 * 2**20
 
 
 class RequestLimits:
@@ -33,6 +36,7 @@ class RequestLimits:
         if body is None:
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        del body  # or it would stay until the answer's end
 
         async def replay() -> Message:
             return messages.pop() if messages else await receive()

@@ -12,14 +12,20 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-RoutedPrompt: TypeAlias = str | list[int] | dict[str, Any]
+if TYPE_CHECKING:
+    Ids: TypeAlias = array[int]
+else:
+    Ids = array  # takes no parameter in Python 3.11
+
+RoutedPrompt: TypeAlias = str | Ids | dict[str, Any]
 """A text, token ids, or chat messages with how to render them."""
 
 PIECE_CHARACTERS = 64  # of text: about a KV block of 16 tokens
 PIECE_TOKENS = 16
 MAX_PIECES = 256  # what is common after that much matters little
+MAX_CHARACTERS = MAX_PIECES * PIECE_CHARACTERS
 MAX_REMEMBERED = 2**16
 SLACK = 8  # more open requests than half as many again as the idlest server has
 
@@ -78,16 +84,33 @@ class PrefixRouter:
             self._servers.popitem(last=False)
 
 
-def _content(prompt: RoutedPrompt) -> tuple[str | list[int], dict[str, Any]]:
+def _content(prompt: RoutedPrompt) -> tuple[str | Ids, dict[str, Any]]:
     """What a prompt's pieces are cut from, and how else it differs from prompts like it."""
     if not isinstance(prompt, dict):
         return prompt, {}
     options = {name: value for name, value in prompt.items() if name != "messages"}
-    # Without the closing bracket the next turn of a conversation begins with this one.
-    return json.dumps(prompt["messages"])[:-1], options
+    return _beginning(prompt["messages"]), options
 
 
-def _encode(piece: str | list[int]) -> bytes:
+def _beginning(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The JSON text of messages, as far as it is hashed.
+
+    Without the closing bracket the next turn of a conversation begins with this one.
+    """
+    texts: list[str] = []
+    length = 0
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            message = {**message, "content": content[:MAX_CHARACTERS]}
+        texts.append(json.dumps(message))
+        length += len(texts[-1])
+        if length > MAX_CHARACTERS:
+            break
+    return "[" + ", ".join(texts)
+
+
+def _encode(piece: str | Ids) -> bytes:
     if isinstance(piece, str):
         return piece.encode(errors="surrogatepass")
     return array("q", piece).tobytes()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
@@ -14,13 +15,16 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PlainValidator,
+    PrivateAttr,
     Tag,
+    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.routing import RoutedPrompt
+from paged_client.gateway.routing import Ids, RoutedPrompt
 
 MAX_DEPTH = 32
 MAX_MESSAGES = 4096
@@ -29,9 +33,14 @@ MAX_PROMPTS = 256
 MAX_N = 64
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_IDS = 2**20
+MAX_ALLOWED_IDS = 2**18
+MAX_NAME_LENGTH = 64  # of a field that an error shows whole, and for which a like one is looked up
 INT32_MAX = 2**31 - 1
 
 _OWN_ERROR = "paged_field"
+_PIECE = 2**14  # ids that are checked in one go, while no other thread runs
 _WORDS = re.compile(r"^\w+ should")  # how pydantic begins
 
 # Fields without a meaning here that may be left out of account without changing the answer.
@@ -63,7 +72,9 @@ _NOT_SUPPORTED: dict[str, Any] = {
 class RequestBody(BaseModel):
     """A JSON object whose fields are all known; null stands for a field that is not there."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
     ignored: ClassVar[frozenset[str]] = _IGNORED
     not_supported: ClassVar[Mapping[str, Any]] = _NOT_SUPPORTED
 
@@ -82,9 +93,7 @@ class RequestBody(BaseModel):
                     exception = f", except {json.dumps(neutral)}" if neutral else ""
                     raise _problem(name, f"is not supported yet{exception}")
             elif name not in cls.ignored:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f", did you mean {near[0]}?" if near else ""
-                raise _problem(_short(name), f"is not known{hint}")
+                raise _problem(_short(name), f"is not known{_hint(name, known)}")
         return given
 
 
@@ -93,26 +102,78 @@ def _problem(name: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError(_OWN_ERROR, "{problem}", {"name": name, "problem": problem})
 
 
+def _hint(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like an unknown one; comparing long names would take seconds."""
+    if len(name) > MAX_NAME_LENGTH:
+        return ""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
 def _short(text: str) -> str:
-    """A name as it may stand in an error."""
+    """A name as it may stand in an error: printable ASCII and never long."""
     if not text:
         return '""'
-    return text if len(text) <= 64 else text[:61] + "..."
+    shown = ascii(text[: MAX_NAME_LENGTH + 1])[1:-1]
+    return shown if len(shown) <= MAX_NAME_LENGTH else shown[: MAX_NAME_LENGTH - 3] + "..."
 
 
 def _list_of_one(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _few_biases(value: Any) -> Any:
+    """Refuse a large object before pydantic makes an error of each of its fields."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError("too_long", f"must have at most {MAX_BIASES} fields")
+    return value
+
+
+def token_ids(value: Any) -> Ids | None:
+    """A list of token ids as 32-bit integers; None if the value is anything else."""
+    if not isinstance(value, list):
+        return None
+    ids = array("i")
+    for start in range(0, len(value), _PIECE):
+        piece = value[start : start + _PIECE]
+        # bool is an int, but true is no token.
+        if set(map(type, piece)) != {int} or not 0 <= min(piece) <= max(piece) <= INT32_MAX:
+            return None
+        ids.extend(piece)
+    return ids
+
+
+def _ids_up_to(limit: int) -> Callable[[Any], Ids]:
+    problem = f"must be a list of at most {limit} integers from 0 to {INT32_MAX}"
+
+    def check(value: Any) -> Ids:
+        ids = token_ids(value)
+        if ids is None or len(ids) > limit:
+            raise PydanticCustomError("token_ids", "{problem}", {"problem": problem})
+        return ids
+
+    return check
+
+
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+# Long lists of these are checked in C: pydantic would make an error of each wrong item.
+TokenIds = Annotated[
+    Ids,
+    PlainValidator(_ids_up_to(MAX_IDS), json_schema_input_type=list[TokenId]),
+]
+AllowedIds = Annotated[
+    Ids,
+    PlainValidator(_ids_up_to(MAX_ALLOWED_IDS), json_schema_input_type=list[TokenId]),
+]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 StopStrings = Annotated[
     list[StopString],
-    Field(max_length=MAX_STOP_STRINGS),
+    Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
     BeforeValidator(_list_of_one, json_schema_input_type=str | list[str]),
 ]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+BadWord = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class StreamOptions(RequestBody):
@@ -140,14 +201,12 @@ class GenerateRequest(RequestBody):
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     ignore_eos: bool | None = None
     stop: StopStrings | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=256)
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=256, fail_fast=True)
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[TokenKey, Bias] | None = Field(None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(None, max_length=2**18)
-    bad_words: list[Annotated[str, Field(min_length=1, max_length=64)]] | None = Field(
-        None, max_length=128
-    )
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_few_biases)] | None = None
+    allowed_token_ids: AllowedIds | None = None
+    bad_words: list[BadWord] | None = Field(None, max_length=128, fail_fast=True)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
@@ -166,6 +225,8 @@ class GenerateRequest(RequestBody):
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if self.seed is not None:
             values["seed"] = self.seed % 2**64
+        if self.allowed_token_ids is not None:
+            values["allowed_token_ids"] = self.allowed_token_ids.tolist()
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -192,7 +253,7 @@ def _content_kind(content: Any) -> str:
 
 Content = Annotated[
     Annotated[str, Tag("(text)")]
-    | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("(parts)")],
+    | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), Tag("(parts)")],
     Discriminator(_content_kind),
 ]
 
@@ -209,8 +270,16 @@ class Message(RequestBody):
     content: Content
     name: str | None = Field(None, max_length=256)
 
+    def as_json(self) -> dict[str, Any]:
+        """The message as the engine takes it."""
+        content: Any = self.content
+        if not isinstance(content, str):
+            content = [{"type": part.type, "text": part.text} for part in content]
+        message = {"role": self.role, "content": content}
+        return message if self.name is None else message | {"name": self.name}
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ChatOptions(RequestBody):
@@ -225,7 +294,7 @@ def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> dict[str, 
     """Messages as the engine takes them."""
     given = {name: getattr(options, name) for name in ChatOptions.model_fields}
     return {
-        "messages": [message.model_dump(exclude_none=True) for message in messages],
+        "messages": [message.as_json() for message in messages],
         **{name: value for name, value in given.items() if value is not None},
     }
 
@@ -239,12 +308,18 @@ class ChatRequest(GenerateRequest, ChatOptions):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: Literal[False] | None = Field(None, description="the template adds them")
+    _prompt: dict[str, Any] = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Check what depends on several fields."""
+        """Check what depends on several fields; make the prompt, in the thread of a large body."""
         super().model_post_init(context)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError.field("top_logprobs", "is only for logprobs: true")
+        self._prompt = chat_prompt(self.messages, self)
+
+    def routed(self) -> RoutedPrompt:
+        """What is to be answered."""
+        return self._prompt
 
     def sampling(self) -> dict[str, Any]:
         """The fields of the engine; without a limit the answer may fill the context."""
@@ -256,29 +331,33 @@ class ChatRequest(GenerateRequest, ChatOptions):
         return values
 
 
-TextOrIds: TypeAlias = str | list[int]
+TextOrIds: TypeAlias = str | Ids
 
 
 def _prompts(value: Any) -> list[TextOrIds]:
     """The prompts of a completion; a single one is a list of one."""
-    if isinstance(value, str) or _is_ids(value):
+    if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise ApiError.field("prompt", "must be a text, token ids, or a list of either")
+        raise _no_prompt()
+    if isinstance(value[0], int):
+        return [_prompt_of_ids(value)]
     if len(value) > MAX_PROMPTS:
         raise ApiError.field("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
-    if not all(isinstance(item, str) for item in value) and not all(map(_is_ids, value)):
-        raise ApiError.field("prompt", "must be a text, token ids, or a list of either")
-    return value
+    if all(isinstance(item, str) for item in value):
+        return value
+    return [_prompt_of_ids(item) for item in value]
 
 
-def _is_ids(value: Any) -> bool:
-    # bool is an int, but true is no token.
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(type(token) is int and 0 <= token <= INT32_MAX for token in value)
-    )
+def _prompt_of_ids(value: Any) -> Ids:
+    ids = token_ids(value)
+    if not ids:
+        raise _no_prompt()
+    return ids
+
+
+def _no_prompt() -> ApiError:
+    return ApiError.field("prompt", "must be a text, token ids, or a list of either")
 
 
 class CompletionRequest(GenerateRequest):
@@ -286,7 +365,7 @@ class CompletionRequest(GenerateRequest):
 
     prompt: Annotated[
         list[TextOrIds],
-        BeforeValidator(
+        PlainValidator(
             _prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
         ),
     ]
@@ -324,6 +403,7 @@ class TokenizeRequest(ChatOptions):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
+    _prompt: str | dict[str, Any] = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
         """Check what depends on several fields."""
@@ -331,62 +411,36 @@ class TokenizeRequest(ChatOptions):
             raise ApiError.field("prompt", "give either prompt or messages")
         if self.messages is not None and self.add_special_tokens:
             raise ApiError.field("add_special_tokens", "is only for prompt: the template adds them")
+        self._prompt = self.prompt or ""
+        if self.messages is not None:
+            self._prompt = chat_prompt(self.messages, self)
 
     def routed(self) -> RoutedPrompt:
-        """What is to be tokenised."""
-        if self.messages is not None:
-            return chat_prompt(self.messages, self)
-        return self.prompt or ""
+        """What is to be tokenized."""
+        return self._prompt
 
 
 class DetokenizeRequest(RequestBody):
     """The body of ``/detokenize``."""
 
     model: str | None = Field(None, max_length=256)
-    tokens: list[TokenId] = Field(max_length=2**20)
+    tokens: TokenIds
 
 
-def _check_depth(body: Any) -> Any:
-    """Refuse JSON whose lists and objects are nested too deeply, before anything recurses."""
-    level = [body]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for container in level
-            for item in (container.values() if isinstance(container, dict) else container)
-            if isinstance(item, (dict, list))
-        ]
-        if not level:
-            return body
-    raise ApiError(400, f"the body is nested more than {MAX_DEPTH} levels deep")
-
-
-_Checked = BeforeValidator(_check_depth)
-ChatBody = Annotated[ChatRequest, _Checked]
-CompletionBody = Annotated[CompletionRequest, _Checked]
-TokenizeBody = Annotated[TokenizeRequest, _Checked]
-DetokenizeBody = Annotated[DetokenizeRequest, _Checked]
-
-
-def describe(errors: Sequence[Any]) -> ApiError:
+def describe(error: ValidationError) -> ApiError:
     """The first of pydantic's complaints about a body."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}")
+    first = error.errors(include_url=False, include_input=False)[0]
     location = first["loc"]
     if first["type"] == _OWN_ERROR:
         location = (*location, first["ctx"]["name"])
-    path = _path(location)
-    if not path:
-        return ApiError(400, "the body must be a JSON object, with Content-Type: application/json")
     problem = _WORDS.sub("must", first["msg"]).replace("Field required", "is missing")
-    return ApiError.field(path, problem[0].lower() + problem[1:])
+    return ApiError.field(_path(location), problem[0].lower() + problem[1:])
 
 
 def _path(location: Sequence[str | int]) -> str:
-    """``messages[0].content`` for ``("body", "messages", 0, "content", "(text)")``."""
+    """``messages[0].content`` for ``("messages", 0, "content", "(text)")``."""
     path = ""
-    for part in location[1:]:
+    for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not part.startswith(("(", "[")):  # those are pydantic's own names, of no field

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
+import sys
 import time
 
 import uvicorn
 
 from paged_client.gateway.app import GatewayOptions, create_app
+from paged_client.gateway.connections import TimedConnection
 from paged_client.gateway.drain import Drain
 from paged_client.gateway.limits import MAX_HEADER_BYTES
 
@@ -18,6 +21,8 @@ KEEP_ALIVE_S = 75
 UNREAD_S = 60  # a connection whose client reads nothing for so long is closed
 # What may lie unsent in the kernel, which would take megabytes for a slow reader.
 UNSENT_BYTES = 64 * 1024
+# How long the event loop waits for the thread that reads large bodies; Python's default is 5 ms.
+SWITCH_S = 0.0005
 
 
 def serve(options: GatewayOptions, listener: socket.socket) -> None:
@@ -25,10 +30,11 @@ def serve(options: GatewayOptions, listener: socket.socket) -> None:
     # Accepted connections inherit both.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    sys.setswitchinterval(SWITCH_S)
     drain = Drain()
     config = uvicorn.Config(
         create_app(options, drain),
-        http="h11",  # unlike httptools, it bounds the size of headers
+        http=TimedConnection,  # of h11, which unlike httptools bounds the size of headers
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="on",
@@ -39,6 +45,9 @@ def serve(options: GatewayOptions, listener: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
     )
+    # A collection over all that is loaded would hold up every stream for 20 ms.
+    gc.collect()
+    gc.freeze()
     # uvicorn raises the signal again when it has stopped, to end its caller, which is not wanted.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
