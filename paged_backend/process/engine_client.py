@@ -22,6 +22,7 @@ from paged_backend.errors import EngineDead
 from paged_backend.outputs import EngineStats
 from paged_backend.process import wire
 from paged_backend.process.lifetime import (
+    ProcessId,
     end_enrolled,
     enrol,
     exclusive,
@@ -44,7 +45,7 @@ class EngineClient:
     Args:
         config: the engine's options.
         model: the model's name; ``version`` beside it.
-        server_pid: the server, with which the engine ends.
+        server: the server, with which the engine ends.
         counts: what was last heard of an engine that has ended.
     """
 
@@ -53,13 +54,13 @@ class EngineClient:
         config: EngineConfig,
         model: str,
         version: str,
-        server_pid: int,
+        server: ProcessId,
         counts: EngineStats | None,
     ) -> None:
-        run_dir = runtime_folder(server_pid, model, version, _fingerprint(config, model))
+        run_dir = runtime_folder(server, model, version, _fingerprint(config, model))
         self._run_dir = run_dir
         enrol(run_dir)
-        self._pidfd, self._process = _start_or_find(config, run_dir, server_pid)
+        self._pidfd, self._process = _start_or_find(config, run_dir, server)
         self._identity = uuid.uuid4().hex.encode()
         self._page: StatusPage | None = None  # once the engine is ready
         self._watch = _HeartbeatWatch()
@@ -76,7 +77,7 @@ class EngineClient:
         ):
             socket.set_hwm(0)
             socket.connect(wire.address(run_dir, name))
-        self._outputs.send(wire.encode(wire.Hello(os.getpid(), counts)))
+        self._outputs.send(wire.encode(wire.Hello(str(ProcessId.of(os.getpid())), counts)))
 
     @property
     def has_started(self) -> bool:
@@ -166,28 +167,42 @@ def _fingerprint(config: EngineConfig, model: str) -> str:
 
 
 def _start_or_find(
-    config: EngineConfig, run_dir: Path, server_pid: int
+    config: EngineConfig, run_dir: Path, server: ProcessId
 ) -> tuple[int, subprocess.Popen[bytes] | None]:
     """A pidfd of the engine that lives in ``run_dir``, and its process if this call started it."""
     pid_file = run_dir / "engine.pid"
     with exclusive(run_dir / "lock"):
-        if pid_file.exists():
-            pidfd = open_process(int(pid_file.read_text()))
-            # One that has ended is there until its parent, another front-end, looks after it.
-            if pidfd is not None:
-                if not select.select([pidfd], [], [], 0)[0]:
-                    return pidfd, None
-                os.close(pidfd)
-        process = _start(config, run_dir, server_pid)
-        pid_file.write_text(str(process.pid))
+        pidfd = _find(pid_file)
+        if pidfd is not None:
+            return pidfd, None
+        process = _start(config, run_dir, server)
+        try:
+            pid_file.write_text(str(ProcessId.of(process.pid)))
+        except OSError:  # nobody would find it
+            process.kill()
+            process.wait()
+            raise
         return os.pidfd_open(process.pid), process
 
 
-def _start(config: EngineConfig, run_dir: Path, server_pid: int) -> subprocess.Popen[bytes]:
-    """Start the engine with this interpreter."""
+def _find(pid_file: Path) -> int | None:
+    """A pidfd of the engine that was written down in ``pid_file``, if it still runs."""
+    try:
+        pidfd = open_process(ProcessId.parse(pid_file.read_text()))
+    except (FileNotFoundError, ValueError):
+        return None
+    # An engine that has ended is there until its parent, another front-end, looks after it.
+    if pidfd is not None and select.select([pidfd], [], [], 0)[0]:
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
+def _start(config: EngineConfig, run_dir: Path, server: ProcessId) -> subprocess.Popen[bytes]:
+    """Start the engine with this interpreter; -P: nothing comes from the working directory."""
     command = [
-        *(sys.executable, "-m", "paged_backend.process.engine_process"),
-        *("--run-dir", str(run_dir), "--server-pid", str(server_pid)),
+        *(sys.executable, "-P", "-m", "paged_backend.process.engine_process"),
+        *("--run-dir", str(run_dir), "--server", str(server)),
         *("--config", json.dumps(dataclasses.asdict(config))),
     ]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)

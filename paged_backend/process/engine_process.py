@@ -1,4 +1,4 @@
-"""The engine in a process of its own: ``python -m paged_backend.process.engine_process``.
+"""The engine in a process of its own: ``python -P -m paged_backend.process.engine_process``.
 
 What takes seconds to import comes after the watch over the server, with which this process ends.
 """
@@ -6,12 +6,13 @@ What takes seconds to import comes after the watch over the server, with which t
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
 from pathlib import Path
 
-from paged_backend.process.lifetime import end_with
+from paged_backend.process.lifetime import ProcessId, end_with
 
 SERVER_GRACE_S = 2.0  # in which the loop may end by itself after the server
 
@@ -20,16 +21,26 @@ def main() -> int:
     """Serve one model; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--server-pid", type=int, required=True)
+    parser.add_argument("--server", type=ProcessId.parse, required=True, metavar="PID-START")
     parser.add_argument("--config", required=True, help="engine options as a JSON object")
     args = parser.parse_args()
     # Ctrl-C in a terminal reaches the whole process group; only the server is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(args.server_pid, SERVER_GRACE_S, args.run_dir)
+    end_with(args.server, SERVER_GRACE_S, args.run_dir)
+    _show_progress()
 
     from paged_backend.process.engine_loop import serve
 
-    return serve(args.config, args.run_dir, args.server_pid)
+    return serve(args.config, args.run_dir, args.server)
+
+
+def _show_progress() -> None:
+    """Have what makes the load of a model last written to stderr, which the launcher shows."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("paged-backend: %(message)s"))
+    logger = logging.getLogger("paged_backend")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -14,27 +16,57 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple, Self
 
 from paged_backend.errors import ConfigError
 
 MAX_BASE_LENGTH = 24
 _ENROLLED = "front-end-"
+_SERVER_FOLDER = re.compile(r"paged-backend-(\d+)-([0-9a-f]+)")
 
 
-def open_process(pid: int) -> int | None:
+class ProcessId(NamedTuple):
+    """One process for all time: the kernel gives the number alone to another process later."""
+
+    pid: int
+    started: int  # in clock ticks since the machine's start
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """The process that has this number now. Raises OSError where there is none."""
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return cls(pid, int(stat.rpartition(")")[2].split()[19]))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The process that was written as ``str``. Raises ValueError for anything else."""
+        pid, started = text.split("-")
+        return cls(int(pid), int(started))
+
+    def __str__(self) -> str:
+        return f"{self.pid}-{self.started}"
+
+
+def open_process(process: ProcessId) -> int | None:
     """A pidfd that becomes readable when the process ends; ``None`` if it has ended already."""
     try:
-        return os.pidfd_open(pid)
+        pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
+    # Read after the pidfd was opened: the number cannot have changed hands in between.
+    with contextlib.suppress(OSError):
+        if ProcessId.of(process.pid) == process:
+            return pidfd
+    os.close(pidfd)
+    return None
 
 
-def end_with(pid: int, grace_s: float, folder: Path) -> None:
+def end_with(process: ProcessId, grace_s: float, folder: Path) -> None:
     """Have this process, and all that are enrolled in the folder, end that long after another one.
 
     A thread sees to it, so that a process ends that is still loading or hangs.
     """
-    watched = open_process(pid)
+    watched = open_process(process)
 
     def end() -> None:
         if watched is not None:
@@ -48,35 +80,35 @@ def end_with(pid: int, grace_s: float, folder: Path) -> None:
 
 def enrol(folder: Path) -> None:
     """Let this process be found by ``end_enrolled``."""
-    pid = os.getpid()
-    (folder / f"{_ENROLLED}{pid}").write_text(_start_time(pid))
+    (folder / f"{_ENROLLED}{ProcessId.of(os.getpid())}").touch()
 
 
 def end_enrolled(folder: Path) -> None:
     """End what is enrolled: a front-end that sends to a server that is gone waits for ever."""
     for file in folder.glob(f"{_ENROLLED}*"):
-        pid = int(file.name.removeprefix(_ENROLLED))
-        with contextlib.suppress(OSError):
-            if _start_time(pid) == file.read_text():
-                os.kill(pid, signal.SIGKILL)
+        pidfd = open_process(ProcessId.parse(file.name.removeprefix(_ENROLLED)))
+        if pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
 
 
-def runtime_folder(server_pid: int, model: str, version: str, fingerprint: str) -> Path:
+def runtime_folder(server: ProcessId, model: str, version: str, fingerprint: str) -> Path:
     """The private folder (mode 0700) in which one model of one server keeps its sockets.
 
     A model that is loaded anew with other options has another ``fingerprint``, so that it does not
     find the engine of the old ones, which may still run.
 
-    A process id may be used again, so the server's start time is part of the name. Folders of
-    servers that are gone are removed.
+    All front-ends of a server find the same folder, and no other user can make a folder of that
+    name before them. Folders of servers that are gone are removed.
 
     Raises:
-        ConfigError: somebody else owns a folder of that name.
+        ConfigError: the folder cannot be made, or it belongs to somebody else.
     """
-    root = _private(_base() / f"paged-backend-{os.getuid()}")
-    _remove_leftovers(root)
-    server = _private(root / f"{server_pid}-{_start_time(server_pid)}")
-    return _private(server / f"{model[:12]}-{version}-{fingerprint}")
+    base = _base()
+    _remove_leftovers(base)
+    folder = _private(base / f"paged-backend-{server.pid}-{_secret(server)}")
+    return _private(folder / f"{model[:12]}-{version}-{fingerprint}")
 
 
 def remove_runtime_folder(folder: Path) -> None:
@@ -110,30 +142,51 @@ def exclusive(path: Path) -> Iterator[None]:
 
 def _base() -> Path:
     """Where runtime files go; a socket's path has at most 107 bytes, so a long one will not do."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(base if len(base) <= MAX_BASE_LENGTH else "/tmp")
+    for base in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
+        if 0 < len(base) <= MAX_BASE_LENGTH and os.access(base, os.W_OK | os.X_OK):
+            return Path(base)
+    return Path("/tmp")
 
 
-def _remove_leftovers(root: Path) -> None:
-    for folder in root.iterdir():
-        pid, _, started = folder.name.partition("-")
-        try:
-            alive = _start_time(int(pid)) == started
-        except (OSError, ValueError):
-            alive = False
-        if not alive:
+def _secret(process: ProcessId) -> str:
+    """A name for a process that only its own user can tell.
+
+    The auxiliary vector has addresses that the kernel draws at random for each process and shows
+    to the process's user alone.
+    """
+    auxiliary_vector = b""  # for a kernel that does not show it: the start time has to do
+    with contextlib.suppress(PermissionError):
+        auxiliary_vector = Path(f"/proc/{process.pid}/auxv").read_bytes()
+    return hashlib.blake2b(auxiliary_vector + str(process).encode(), digest_size=6).hexdigest()
+
+
+def _remove_leftovers(base: Path) -> None:
+    for folder in base.iterdir():
+        name = _SERVER_FOLDER.fullmatch(folder.name)
+        if name is not None and _is_own(folder) and not _is_of(name[2], int(name[1])):
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _is_of(secret: str, pid: int) -> bool:
+    try:
+        return _secret(ProcessId.of(pid)) == secret
+    except OSError:
+        return False
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        return folder.lstat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
 def _private(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise ConfigError(f"{folder} must be a folder that only this user can enter")
     return folder
-
-
-def _start_time(pid: int) -> str:
-    """The process's start in clock ticks since boot: field 22 of ``/proc/PID/stat``."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[19]

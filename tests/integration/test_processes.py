@@ -12,6 +12,8 @@ import pytest
 from paged_client import Client
 from servers import engine_of, is_alive, metrics, processes_of, serve_demo, wait_for
 
+from paged_backend.process.lifetime import ProcessId
+
 pytestmark = pytest.mark.server
 
 
@@ -25,7 +27,7 @@ def test_a_stopped_server_leaves_no_process_no_folder_and_no_shared_memory(tmp_p
     with serve_demo(tmp_path) as server:
         engine = engine_of(server)
         folder = folder_of(engine)
-        assert (folder / "engine.pid").read_text() == str(engine.pid)
+        assert (folder / "engine.pid").read_text() == str(ProcessId.of(engine.pid))
         assert folder.stat().st_mode & 0o077 == 0
         regions = {
             word

@@ -542,7 +542,7 @@ def kill_engine(server: Server, model: str) -> None:
     """End a model's engine, and have the first call after it refused."""
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or [])
-        if f"--server-pid {server.running.pid}" in words and f"/{model}-1-" in words:
+        if f"--server {server.running.pid}-" in words and f"/{model}-1-" in words:
             process.kill()
     deadline = time.monotonic() + 5
     while True:
