@@ -9,6 +9,8 @@ waits only for helpers that have taken one.
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import threading
 from array import array
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+_LOG = logging.getLogger(__name__)
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
@@ -43,7 +46,16 @@ def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compile(signature: Any, function: Callable[..., None]) -> Any:
     """Compile a function to be called through ctypes, without the GIL; its code stays on disk."""
-    return numba.cfunc(signature, cache=True, **_OPTIONS)(function)
+    compiled = numba.cfunc(signature, cache=True, **_OPTIONS)(function)
+    if not compiled.cache_hits:
+        _say_that_it_takes_time()
+    return compiled
+
+
+@functools.cache
+def _say_that_it_takes_time() -> None:
+    """Once in a process, after the first of the kernels that were not on disk."""
+    _LOG.info("compiling kernels for this processor: this start takes longer than the next")
 
 
 class ParallelKernel:
