@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from paged_backend.errors import ConfigError, PagedError
-from paged_backend.launch.command import server_command
+from paged_backend.launch.command import empty_folder, server_command, server_environment
 from paged_backend.launch.ports import Endpoints
 from paged_backend.launch.repository import model_names
 from paged_backend.launch.server_files import find_server_files
@@ -35,9 +35,10 @@ def main(arguments: list[str]) -> None:
         _port("PAGED_GRPC_PORT", 8001),
         _port("PAGED_METRICS_PORT", 8002),
     )
-    files = find_server_files(Path(tempfile.mkdtemp(prefix="paged-backend-")))
-    command, variables = server_command(files, models, endpoints)
-    _become([*command, *arguments], os.environ | variables)
+    folder = Path(tempfile.mkdtemp(prefix="paged-backend-"))
+    command, variables = server_command(find_server_files(folder), models, endpoints)
+    os.chdir(empty_folder(folder))
+    _become([*command, *arguments], server_environment(variables))
 
 
 def _become(command: list[str], variables: dict[str, str]) -> None:

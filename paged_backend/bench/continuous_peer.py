@@ -49,7 +49,7 @@ class PeerResult:
 
 def run_peer(case: PeerCase, max_seconds: float) -> PeerResult:
     """Measure in a new process, which is stopped after `max_seconds`."""
-    command = [sys.executable, "-m", __name__, json.dumps(asdict(case))]
+    command = [sys.executable, "-P", "-m", __name__, json.dumps(asdict(case))]
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it looks for kernels to download otherwise
     try:
         done = subprocess.run(

@@ -47,11 +47,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from paged_backend.launch import ports, serve
+    from paged_backend.launch import ports, serve, storage
 
     options = engine_options(args)
     if args.write_to is not None:
-        args.write_to.mkdir(parents=True, exist_ok=True)
+        with storage.writing(args.write_to):
+            args.write_to.mkdir(parents=True, exist_ok=True)
         endpoints = ports.Endpoints(args.host, args.http_port, args.grpc_port, args.metrics_port)
         command = serve.command_by_hand(
             args.write_to.resolve(),

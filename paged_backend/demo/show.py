@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from paged_client import Client, Completion, CompletionBuilder
 from rich.console import Console
@@ -19,6 +17,7 @@ from paged_backend.demo import MODEL_DIR, SYSTEM_PROMPT, Question, load_question
 from paged_backend.demo.metrics import MetricsWatch
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
+from paged_backend.launch.storage import temporary_folder
 
 NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
 COLOURS = ("cyan", "magenta", "green")
@@ -33,11 +32,11 @@ def show() -> int:
         LaunchError: the server did not start.
     """
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="paged-backend-") as folder:
-        write_model_repository(Path(folder), "paged_llm", {"model": "demo"}, instances=1)
+    with temporary_folder() as folder:
+        write_model_repository(folder, "paged_llm", {"model": "demo"}, instances=1)
         console.print("Starting tritonserver with the bundled demo model ...")
         started = time.monotonic()
-        with start_server(Path(folder)) as server:
+        with start_server(folder) as server:
             console.print(
                 f"Ready after {time.monotonic() - started:.0f} s: HTTP {server.http_url}, "
                 f"gRPC {server.grpc_url}, metrics {server.metrics_url}\n",

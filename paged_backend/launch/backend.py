@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paged_backend.errors import ConfigError
+from paged_backend.launch.storage import writing
 from paged_backend.validation import shorten
 
 BACKEND_NAMES = ("paged", "vllm")
@@ -34,12 +35,10 @@ def install_backend(directory: Path, names: Sequence[str] = BACKEND_NAMES) -> li
     folders = [directory / _checked(name) for name in names]
     for folder in folders:
         _check_vacant(folder)
-    try:
+    with writing(directory):
         for folder in folders:
             folder.mkdir(exist_ok=True)
             (folder / "model.py").write_text(_MODEL)
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
     return folders
 
 

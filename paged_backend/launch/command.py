@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from paged_backend.launch.ports import Endpoints
@@ -17,6 +19,8 @@ _MAX_WAITING_RESPONSES = 2**17
 # The server looks at the CPU so often, and at its end waits for the next look.
 _METRICS_INTERVAL_MS = 500
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+# For the gateway alone: tritonserver's children would all inherit them.
+GATEWAY_VARIABLES = ("PAGED_API_KEYS",)
 
 
 def server_command(
@@ -57,3 +61,19 @@ def server_command(
         flags["log-file"] = log_file
     argv = [str(files.executable), *(f"--{name}={value}" for name, value in flags.items())]
     return argv, files.environment()
+
+
+def server_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's own environment with ``variables``, but without what the server must not see.
+
+    A variable of ``variables`` is set even then.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in GATEWAY_VARIABLES}
+    return own | dict(variables)
+
+
+def empty_folder(directory: Path) -> Path:
+    """A server's working directory, made in ``directory``: its stubs import from it first."""
+    folder = directory / "empty"
+    folder.mkdir()
+    return folder

@@ -23,7 +23,8 @@ class GatewayProcess:
         self._stop_timeout_s = drain_timeout_s + _CLOSE_TIMEOUT_S
         listener.listen()  # who comes from now on waits until the gateway is there
         self.address = reachable(*listener.getsockname())
-        command = [sys.executable, "-m", "paged_backend.cli", "gateway"]
+        # -P: nothing is imported from the working directory, which others may be able to write.
+        command = [sys.executable, "-P", "-m", "paged_backend.cli", "gateway"]
         command += ["--triton", grpc_url, "--fd", str(listener.fileno())]
         command += ["--drain-timeout", str(drain_timeout_s)]
         self._process = subprocess.Popen(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import knows_the_bound, pipeline_models
+from paged_backend.launch.storage import writing
 
 _CONFIG = """\
 # Tensors and the decoupled policy are filled in by the model's auto_complete_config.
@@ -42,7 +43,8 @@ def write_model_repository(
     if instances < 1:
         raise ConfigError(f"instances: must be at least 1, got {instances}")
     folder = _write(root, name, _CONFIG.format(instances=instances), ("model", _CLASS))
-    (folder / "1" / "model.json").write_text(json.dumps(dict(engine_options), indent=2) + "\n")
+    with writing(folder):
+        (folder / "1" / "model.json").write_text(json.dumps(dict(engine_options), indent=2) + "\n")
     return folder
 
 
@@ -88,12 +90,13 @@ def _write(root: Path, name: str, config: str, code: tuple[str, str] | None) -> 
     if folder.exists():
         raise ConfigError(f"{folder} is there already: give another folder or another model name")
     version = folder / "1"
-    version.mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(config)
-    if code is None:
-        (version / ".gitkeep").touch()  # the server wants the folder, git wants a file in it
-    else:
-        (version / "model.py").write_text(_model_file(*code))
+    with writing(folder):
+        version.mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(config)
+        if code is None:
+            (version / ".gitkeep").touch()  # the server wants the folder, git wants a file in it
+        else:
+            (version / "model.py").write_text(_model_file(*code))
     return folder
 
 

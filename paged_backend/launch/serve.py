@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +11,13 @@ from types import FrameType
 from typing import Self
 
 from paged_backend.config import EngineConfig
-from paged_backend.launch.command import server_command
+from paged_backend.launch.command import GATEWAY_VARIABLES, empty_folder, server_command
 from paged_backend.launch.gateway_process import GatewayProcess
 from paged_backend.launch.ports import Endpoints, bind
 from paged_backend.launch.repository import write_model_repository, write_pipeline
 from paged_backend.launch.server_files import find_server_files
 from paged_backend.launch.server_process import RunningServer, launch_server
+from paged_backend.launch.storage import temporary_folder, writing
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,8 +47,7 @@ def serve(
         listener = None
         if openai_port is not None:  # before the model loads, which may take long
             listener = stack.enter_context(bind(host, openai_port, "openai-port"))
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paged-backend-"))
-        repository = Path(folder)
+        repository = stack.enter_context(temporary_folder())
         _write(repository, name, engine_options, instances, pipeline)
         server = stack.enter_context(
             launch_server(
@@ -90,8 +89,12 @@ def command_by_hand(
     """Write all that the server needs into ``folder``; the shell line that then does the same."""
     repository = folder / "models"
     _write(repository, name, engine_options, instances, pipeline)
-    argv, variables = server_command(find_server_files(folder), repository, endpoints)
-    settings = [f"{variable}={value}" for variable, value in variables.items()]
+    with writing(folder):
+        files = find_server_files(folder)
+        settings = ["-C", str(empty_folder(folder))]
+    argv, variables = server_command(files, repository, endpoints)
+    settings += [f"--unset={variable}" for variable in GATEWAY_VARIABLES]
+    settings += [f"{variable}={value}" for variable, value in variables.items()]
     return shlex.join(["env", *settings, *argv])
 
 

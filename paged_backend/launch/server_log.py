@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Self
+
+from paged_backend.launch.storage import writing
+from paged_backend.validation import shorten
+
+_ERROR = re.compile(r'^E\d{4} .*?\] "?(.*?)"?$', re.MULTILINE)
+_NO_CAUSE = "CudaDriverHelper"  # what the server says wherever there is no GPU
+_STACK = r"\n\nAt:"  # begins the place of a Python error; line breaks are escaped
+_MAX_LENGTH = 300
 
 
 class ServerLog:
@@ -15,9 +24,21 @@ class ServerLog:
         self.path: Path | None = None
         self._keep = False
         if to_file:
-            descriptor, name = tempfile.mkstemp(prefix="paged-backend-", suffix=".log")
+            with writing("a temporary file"):
+                descriptor, name = tempfile.mkstemp(prefix="paged-backend-", suffix=".log")
             os.close(descriptor)
             self.path = Path(name)
+
+    def last_error(self) -> str | None:
+        """The last error in the file, on one line, if there is any."""
+        if self.path is None:
+            return None
+        errors = _ERROR.findall(self.path.read_text(errors="replace"))
+        errors = [error for error in errors if _NO_CAUSE not in error]
+        if not errors:
+            return None
+        line = errors[-1].partition(_STACK)[0].replace(r"\n", " ")
+        return shorten(line, _MAX_LENGTH, quote=False)
 
     def mention(self) -> str:
         """The end of an error message that sends the reader to the file, which then stays."""

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paged_backend.errors import PagedError
-from paged_backend.launch.command import EXIT_TIMEOUT_S, server_command
+from paged_backend.launch.command import (
+    EXIT_TIMEOUT_S,
+    empty_folder,
+    server_command,
+    server_environment,
+)
 from paged_backend.launch.ports import Endpoints, ReservedEndpoints
 from paged_backend.launch.repository import model_names
 from paged_backend.launch.server_files import find_server_files
 from paged_backend.launch.server_log import ServerLog
 from paged_backend.launch.stderr_relay import StderrRelay
+from paged_backend.launch.storage import shortage, temporary_folder, writing
 
 _STDERR = 2
 _LIBC = ctypes.CDLL(None)
@@ -147,7 +152,13 @@ class RunningServer:
             return LaunchError(self._relay.errors[-1])
         status = self._process.poll()
         code = "" if status is None else f" (exit status {status})"
-        return LaunchError(f"tritonserver {what}{code}{self._log.mention()}")
+        causes = "" if self._ready else self._causes()
+        return LaunchError(f"tritonserver {what}{code}{causes}{self._log.mention()}")
+
+    def _causes(self) -> str:
+        """What may have kept the server from starting, as the middle of a message."""
+        causes = [cause for cause in (self._log.last_error(), shortage()) if cause is not None]
+        return f": {'; '.join(causes)}" if causes else ""
 
 
 @contextmanager
@@ -169,17 +180,18 @@ def launch_server(
     """
     models = model_names(repository)
     with (
-        tempfile.TemporaryDirectory(prefix="paged-backend-") as folder,  # mode 0700
+        temporary_folder() as run_folder,
         ServerLog(to_file=not verbose) as log,
         ReservedEndpoints(
             host, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port
         ) as reserved,
     ):
-        run_folder = Path(folder)
-        files = find_server_files(run_folder)
+        with writing(run_folder):
+            files = find_server_files(run_folder)
+            working_directory = empty_folder(run_folder)
         argv, variables = server_command(files, repository, reserved.endpoints, log.path)
         variables |= environment or {}
-        process, relay = _start(argv, variables, run_folder / "empty", log.path)
+        process, relay = _start(argv, variables, working_directory, log.path)
         server = RunningServer(process, reserved.endpoints, models, relay, log)
         try:
             yield server
@@ -206,11 +218,7 @@ def start_server(
 def _start(
     argv: list[str], variables: dict[str, str], folder: Path, log_file: Path | None
 ) -> tuple[subprocess.Popen[bytes], StderrRelay]:
-    """Start the server in a process group of its own: Ctrl-C reaches only this process.
-
-    Its working directory is ``folder``, made here: the stubs import from it before all else.
-    """
-    folder.mkdir()
+    """Start the server in ``folder`` and a new process group: Ctrl-C reaches only this process."""
     read_end, write_end = os.pipe()
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, write_end)
@@ -218,7 +226,7 @@ def _start(
         process = subprocess.Popen(
             argv,
             cwd=folder,
-            env=os.environ | _terminal_variables() | variables,
+            env=server_environment(_terminal_variables() | variables),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=write_end,

@@ -42,8 +42,11 @@ def main() -> None:
 
 
 def _send(answers: BinaryIO, line: bytes) -> None:
-    answers.write(line + b"\n")
-    answers.flush()
+    try:
+        answers.write(line + b"\n")
+        answers.flush()
+    except BrokenPipeError:  # nobody is there any more
+        os._exit(0)
 
 
 def _limit_memory() -> None:

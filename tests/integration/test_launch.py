@@ -195,7 +195,7 @@ def test_the_stubs_own_reason_is_the_error_and_nothing_stays(
 @pytest.mark.server
 def test_without_a_reason_the_error_names_the_log(repository: Path, temporary: Path) -> None:
     with (
-        pytest.raises(LaunchError, match=r"exit status 1\); its log is /") as error,
+        pytest.raises(LaunchError, match=r"exit status 1\): .*cannot start; its log is /") as error,
         start_server(repository, environment={"ECHO_FAILS": "without a reason"}),
     ):
         pytest.fail("started")
@@ -245,11 +245,13 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
             assert client.generate("What does abs do?", max_tokens=4).num_output_tokens == 4
         children = psutil.Process(shell.pid).children(recursive=True)
         shell.send_signal(number)
-        assert shell.communicate(timeout=60) == ("", "")
+        out, errors = shell.communicate(timeout=60)
+    assert out == ""
+    # Said by the first start on a machine; tests/integration/test_children.py has one.
+    assert re.fullmatch("(paged-backend: compiling kernels for this processor.*\n)?", errors)
     assert shell.returncode == 0
     assert not psutil.wait_procs(children, timeout=5)[1]
-    # The engine keeps one folder for all its sockets; of the launcher's nothing stays.
-    assert {path.name for path in temporary.iterdir()} <= {f"paged-backend-{os.getuid()}"}
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.server

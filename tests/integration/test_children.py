@@ -1,0 +1,221 @@
+"""What the launcher's children inherit: no secrets, and no code from the working directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+from paged_client.gateway import KEYS_VARIABLE
+from servers import wait_for
+
+pytestmark = pytest.mark.server
+
+PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
+PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--openai-port", "0")
+NO_PORTS = PORTS[:-2]
+SECRET = "key-that-only-the-gateway-may-see"
+COMPILES = (
+    "paged-backend: compiling kernels for this processor: this start takes longer than the next\n"
+)
+# Modules and packages that the launcher's children import.
+HOSTILE = (
+    *("uvicorn", "fastapi", "numpy", "zmq", "msgspec", "json", "logging", "transformers", "torch"),
+    *("jinja2", "tritonclient", "grpc", "numba", "site", "sitecustomize", "usercustomize"),
+    *("triton_python_backend_utils", "paged_backend", "paged_client", "paged_kernels"),
+)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launcher whose children listen, and what it has said."""
+
+    process: subprocess.Popen[str]
+    line: str
+    hostile_folder: Path
+
+    @property
+    def openai_url(self) -> str:
+        return self.line.rpartition("OpenAI ")[2].strip()
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def make_hostile(folder: Path) -> None:
+    """Fill a folder with modules that leave a mark where something imports them."""
+    for name in HOSTILE:
+        mark = f"open({str(folder / f'{name}.imported')!r}, 'w').close()\n"
+        (folder / f"{name}.py").write_text(mark)
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(mark)
+
+
+def imported(folder: Path) -> list[str]:
+    """The modules of a hostile folder that were imported."""
+    return sorted(mark.stem for mark in folder.glob("*.imported"))
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """`paged-backend serve` in a hostile folder, with API keys, and no kernels compiled before."""
+    folder = tmp_path_factory.mktemp("hostile")
+    make_hostile(folder)
+    errors = tmp_path_factory.mktemp("errors") / "stderr"
+    environment = os.environ | {
+        KEYS_VARIABLE: SECRET,
+        "NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("kernels")),
+    }
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [PAGED_BACKEND, "serve", "demo", *PORTS],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert " is ready: " in line, errors.read_text()
+        launched = Launched(process, line, folder)
+        try:
+            yield launched
+        finally:
+            children = launched.children()
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert not psutil.wait_procs(children, timeout=10)[1]
+        # Said in its time, and nothing else; `test_launch.py` has a start that says nothing.
+        assert errors.read_text() == COMPILES
+
+
+def ask(launched: Launched) -> str:
+    """A chat, after which every process is there, that of the templates too."""
+    with openai.OpenAI(base_url=launched.openai_url, api_key=SECRET, timeout=60) as client:
+        messages = [{"role": "user", "content": "What does len do?"}]
+        chat = client.chat.completions.create(model="paged_llm", messages=messages, max_tokens=2)
+        return str(chat.choices[0].message.content)
+
+
+def test_children_import_nothing_from_the_working_directory(launched: Launched) -> None:
+    assert ask(launched)
+    assert imported(launched.hostile_folder) == []
+
+
+def test_api_keys_reach_the_gateway_only(launched: Launched) -> None:
+    assert ask(launched)
+    commands = {p.pid: " ".join(p.cmdline()) for p in launched.children()}
+    kinds = ("bin/tritonserver", "backend_stub", "engine_process", "template_process", "gateway")
+    for kind in kinds:
+        assert any(kind in command for command in commands.values()), (kind, commands)
+    environments = {pid: Path(f"/proc/{pid}/environ").read_bytes() for pid in commands}
+    holders = [commands[pid] for pid, text in environments.items() if SECRET.encode() in text]
+    assert len(holders) == 1 and "paged_backend.cli gateway" in holders[0], holders
+
+
+def test_the_printed_command_works_in_a_hostile_folder(tmp_path: Path) -> None:
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    make_hostile(hostile)
+    command = subprocess.run(
+        [PAGED_BACKEND, "serve", "demo", *free_ports(), "--write-to", tmp_path / "written"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.strip()
+    with subprocess.Popen(
+        ["sh", "-c", f"exec {command} --log-file={tmp_path}/log"],
+        cwd=hostile,
+        env=os.environ | {KEYS_VARIABLE: SECRET},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        log = tmp_path / "log"
+        try:
+            wait_for(lambda: server.poll() is not None or "Started HTTP" in log_of(log), 60)
+            assert server.poll() is None, server.communicate()[1]
+            processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(True)]
+            assert not [p.cmdline() for p in processes if KEYS_VARIABLE in p.environ()]
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate(timeout=60)
+    assert imported(hostile) == []
+
+
+def free_ports() -> list[str]:
+    from paged_backend.launch.ports import ReservedEndpoints
+
+    with ReservedEndpoints("127.0.0.1", http_port=0, grpc_port=0, metrics_port=0) as reserved:
+        ports = reserved.endpoints
+    flags = {"http": ports.http_port, "grpc": ports.grpc_port, "metrics": ports.metrics_port}
+    return [word for name, port in flags.items() for word in (f"--{name}-port", str(port))]
+
+
+def log_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def serve_once(environment: dict[str, str], *before: str) -> tuple[str, str]:
+    """Both outputs of a launcher that is stopped as soon as it is ready."""
+    command = [*before, str(PAGED_BACKEND), "serve", "demo", *NO_PORTS]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    variables = {k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"} | environment
+    with subprocess.Popen(command, text=True, env=variables, **pipes) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    return line + rest, errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another user's folder")
+def test_another_user_cannot_take_the_place_of_the_runtime_folder() -> None:
+    with tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp") as folder:
+        Path(folder).chmod(0o1777)
+        taken = Path(folder, f"paged-backend-{os.getuid()}")
+        taken.mkdir()
+        os.chown(taken, 65534, 65534)
+        out, errors = serve_once({"TMPDIR": folder})
+        assert " is ready: " in out, errors
+        assert list(Path(folder).iterdir()) == [taken]
+
+
+CAN_MOUNT = not subprocess.run(
+    ["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True
+).returncode
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this user cannot mount")
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("/tmp", r"cannot write /tmp/\S+: No space left on device"),
+        (
+            "/dev/shm",
+            r"tritonserver ended before it was ready \(exit status 1\): failed to load .* shared "
+            r"memory .*; /dev/shm has only 64 KiB of free space; its log is \S+",
+        ),
+    ],
+)
+def test_a_start_without_space_says_so_on_one_line(place: str, says: str) -> None:
+    mount = f'mount -t tmpfs -o size=64k none {place} && exec "$@"'
+    out, errors = serve_once(
+        {"TMPDIR": "/tmp"},
+        *("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"),
+    )
+    assert out == ""
+    assert re.fullmatch(rf"paged-backend: error: {says}\n", errors), errors
