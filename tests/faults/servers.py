@@ -15,7 +15,7 @@ from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
 
 MODEL = "paged_llm"
-ORPHAN_TIMEOUT_S = 5.0
+ORPHAN_TIMEOUT_S = 30.0  # five seconds on a machine with nothing else to do
 LOAD_TIMEOUT_S = 60.0  # of an engine on a machine that is busy with other tests
 _POLL = ("7", "271")  # poll and ppoll on x86-64
 _MARK = "PAGED_FAULT_TEST"  # inherited by every process below a server, and kept by its orphans
@@ -25,7 +25,7 @@ _MARK = "PAGED_FAULT_TEST"  # inherited by every process below a server, and kep
 def serve_demo(tmp_path: Path, instances: int = 1, **options: object) -> Iterator[RunningServer]:
     """A server of the demo model with these options of ``1/model.json``; it is ready.
 
-    Whatever happens to it, no process of it may be left 5 seconds after the ``with`` block.
+    Whatever happens to it, no process of it may be left after the ``with`` block.
     """
     repository = tmp_path / "repository"
     write_model_repository(repository, MODEL, {"model": "demo", **options}, instances)
@@ -109,7 +109,7 @@ def kill_engine(server: RunningServer) -> float:
     engine = engine_of(server)
     engine.kill()
     moment = time.monotonic()
-    wait_for(lambda: not is_alive(engine), 5)
+    wait_for(lambda: not is_alive(engine), LOAD_TIMEOUT_S)
     return moment
 
 
@@ -122,13 +122,13 @@ def kill_stub(stub: psutil.Process) -> None:
 
     def stopped_between_responses() -> bool:
         stub.send_signal(signal.SIGSTOP)
-        wait_for(lambda: stub.status() == psutil.STATUS_STOPPED, 5)
+        wait_for(lambda: stub.status() == psutil.STATUS_STOPPED, LOAD_TIMEOUT_S)
         if _waits_for_engine(stub):
             return True
         stub.send_signal(signal.SIGCONT)
         return False
 
-    wait_for(stopped_between_responses, 30, "it does nothing but send")
+    wait_for(stopped_between_responses, LOAD_TIMEOUT_S, "it does nothing but send")
     stub.kill()
 
 

@@ -109,12 +109,16 @@ async def back_after(server: RunningServer, normal_s: float) -> float:
     return math.inf
 
 
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.soak)])
-def test_ten_times_too_much(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "is_timed"),
+    [(4.0, False), pytest.param(60.0, True, marks=pytest.mark.soak)],  # timed on a quiet machine
+)
+def test_ten_times_too_much(tmp_path: Path, seconds: float, is_timed: bool) -> None:
     with serve_demo(tmp_path, max_num_seqs=SEATS, max_waiting_requests=QUEUE) as server:
         rate = asyncio.run(measured_rate(server))
         outcomes, back_s = asyncio.run(burst(server, FACTOR * rate, seconds))
-        wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 5)
+        wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 60)
+        after_s = asyncio.run(ttft_of_one(server))
     # Who is accepted waits for those in the queue and for a seat.
     bound_s = SLACK * (QUEUE + SEATS) / rate
     accepted_s, refused_s, lag_s = (
@@ -127,8 +131,12 @@ def test_ten_times_too_much(tmp_path: Path, seconds: float) -> None:
     print(f"{num_refused} refused, p99 {refused_s * 1e3:.0f} ms, caller late {lag_s * 1e3:.0f} ms")
     print(f"latency back after {back_s:.1f} s")
     assert not outcomes.failed, outcomes.failed[:3]
-    assert num_accepted > rate * seconds / 3
+    assert num_accepted > SEATS + QUEUE  # more than the first to come
     assert num_refused > rate * seconds
-    assert accepted_s < bound_s
-    assert refused_s < REFUSED_WITHIN_S
-    assert back_s < BACK_WITHIN_S
+    assert after_s < math.inf, "refused though nobody asks any more"
+    assert quantile(outcomes.refused_s, 0.5) < quantile(outcomes.accepted_s, 0.5) / 2
+    if is_timed:
+        assert num_accepted > rate * seconds / 3
+        assert accepted_s < bound_s
+        assert refused_s < REFUSED_WITHIN_S
+        assert back_s < BACK_WITHIN_S

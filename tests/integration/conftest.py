@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 from paged_client import Client
+from paged_loadtest.scrape import scrape
 
 from paged_backend.demo.metrics import read_metrics
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
 
 MODEL = "paged_llm"
+TIMEOUT_S = 60.0  # after which what a test waits for is taken not to come
 
 
 @dataclass
@@ -47,18 +50,44 @@ class Server:
     def metrics(self) -> dict[str, float]:
         return read_metrics(self.running.metrics_url)
 
-    def wait_for(self, name: str, value: float, timeout_s: float = 10.0) -> float:
-        """Seconds until a metric has a value."""
-        started = time.monotonic()
-        while self.metrics()[name] != value:
-            assert time.monotonic() - started < timeout_s, (name, self.metrics())
+    def wait_for(self, name: str, value: float) -> None:
+        """Until a metric has a value; the limit is for a machine that is busy with other things."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while (shown := self.metrics())[name] != value:
+            assert time.monotonic() < deadline, (name, value, shown)
             time.sleep(0.005)
-        return time.monotonic() - started
+
+    def num_ended(self, reason: str) -> float:
+        """How many answers have ended for this reason: ``stop``, ``length`` or ``abort``."""
+        ended = scrape(self.running.metrics_url).by_label(
+            "request_success_total", "finished_reason"
+        )
+        return ended[reason]
+
+    @contextmanager
+    def aborting(self, number: int) -> Iterator[None]:
+        """The block has this number of answers cut short, whose blocks are free afterwards."""
+        before = self.num_ended("abort")
+        yield
+        deadline = time.monotonic() + TIMEOUT_S
+        while (ended := self.num_ended("abort")) < before + number:
+            assert time.monotonic() < deadline, f"{ended - before:g} of {number} were cut short"
+            time.sleep(0.005)
+        self.wait_for("kv_blocks_used", 0)
 
     def is_ready(self) -> bool:
         with self.connection() as connection:
             connection.request("GET", f"/v2/models/{MODEL}/ready")
             return connection.getresponse().status == 200
+
+
+def read_until(connection: socket.socket, text: bytes) -> None:
+    """Read an answer, which may come in any pieces, until this text is in it."""
+    received = b""
+    while text not in received:
+        piece = connection.recv(4096)
+        assert piece, received
+        received += piece
 
 
 @pytest.fixture(scope="session")

@@ -106,7 +106,7 @@ def beside(server):
 
     def run():
         with Client(server.running.grpc_url, timeout=60) as client:
-            while not done.is_set():
+            while not (answers and done.is_set()):
                 answers.append(
                     client.generate(QUESTION.question, temperature=0, max_tokens=64).text
                 )

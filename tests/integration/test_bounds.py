@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -55,7 +56,7 @@ def busy(server, num_streams) -> Iterator[list]:
 
 
 def wait_for(server, name, value):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while read_metrics(server.metrics_url)[name] != value:
         assert time.monotonic() < deadline, (name, value)
         time.sleep(0.01)
@@ -64,9 +65,12 @@ def wait_for(server, name, value):
 def test_a_request_of_its_own_timeout_ends_while_it_runs(small):
     with Client(small.grpc_url, timeout=60) as client:
         started = time.monotonic()
+        heard = 0
         with pytest.raises(RequestTimeout, match=r"^deadline: timeout_s \(0.3\) is over"):
-            list(client.stream("x", max_tokens=1900, ignore_eos=True, timeout_s=0.3))
-        assert 0.25 < time.monotonic() - started < 3
+            for chunk in client.stream("x", max_tokens=1900, ignore_eos=True, timeout_s=0.3):
+                heard += chunk.num_output_tokens
+        assert time.monotonic() - started > 0.25
+        assert heard < 1900
     wait_for(small, "kv_blocks_used", 0)
 
 
@@ -75,8 +79,9 @@ def test_and_while_it_waits(small):
         started = time.monotonic()
         with pytest.raises(RequestTimeout, match="^deadline:"):
             client.generate("x", max_tokens=4, timeout_s=0.2)
-        assert 0.15 < time.monotonic() - started < 3
+        assert time.monotonic() - started > 0.15
         wait_for(small, "num_requests_waiting", 0)
+        assert read_metrics(small.metrics_url)["num_requests_running"] == 2  # no seat became free
 
 
 def test_tritons_own_timeout_counts_too(small):
@@ -97,24 +102,28 @@ def test_one_too_many_is_refused_at_once_and_the_others_go_on(small):
     before = read_metrics(small.metrics_url)["request_refused_total"]
     with busy(small, 4) as streams, Client(small.grpc_url, timeout=60) as client:
         for _ in range(3):
-            started = time.monotonic()
             with pytest.raises(Unavailable, match=r"^queue_full: 2 requests wait.*retry after \d"):
                 client.generate("x", max_tokens=4, tenant="one too many")
-            assert time.monotonic() - started < 0.5
+        shown = read_metrics(small.metrics_url)  # nobody had to end before they were told
+        assert (shown["num_requests_running"], shown["num_requests_waiting"]) == (2, 2)
         assert next(streams[0]).token_ids
     wait_for(small, "request_refused_total", before + 3)
 
 
 def test_a_tenant_that_asks_too_often_is_refused_and_no_other(small):
     with Client(small.grpc_url, timeout=60) as client:
-        taken, refused = 0, []
-        for _ in range(40):
+
+        def ask(_: int) -> str:
             try:
                 client.generate("x", max_tokens=1, tenant="eager")
-                taken += 1
             except Unavailable as error:
-                refused.append(str(error))
-        assert taken >= 10  # two seconds' worth at once
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(2) as pool:  # as many as there are seats: nobody has to wait
+            texts = list(pool.map(ask, range(60)))
+        refused = [text for text in texts if text]
+        assert len(texts) - len(refused) >= 10  # two seconds' worth at once
         assert refused
         assert all(
             text.startswith("rate_limited: tenant 'eager' is over max_tenant_request_rate; retry")

@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
-from conftest import MODEL, Server
+from integration.conftest import MODEL, Server, read_until
 from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
 from paged_client import Client, InvalidRequest, RequestCancelled
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
@@ -30,6 +30,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
 from paged_backend.launch.repository import model_names, write_pipeline
 from paged_backend.launch.server_process import RunningServer, start_server
+from paged_backend.serving.front_end import MAX_BEHIND
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "text"))
 from sample_tokenizers import KINDS  # noqa: E402
@@ -129,7 +130,7 @@ def test_stop_strings_that_lie_across_responses(llm: Client) -> None:
 @pytest.mark.server
 @pytest.mark.parametrize("model", OURS)
 def test_generate_with_plain_fields(server: Server, model: str) -> None:
-    question = QUESTIONS[1]
+    question = QUESTIONS[3]  # whose answer is too short to be sent in one piece
     text = "\n" + question.answer
     fields = {"text_input": question.question, "stop": ["no such", "text"], **GREEDY}
     assert generate(server, model, **fields)["text_output"] == question.question + text
@@ -205,14 +206,14 @@ def start_endless(client: Client) -> Any:
 
 @pytest.mark.server
 def test_a_stream_that_is_cancelled_gives_its_blocks_back(llm: Client, server: Server) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        streams = list(pool.map(start_endless, [llm] * 8))
-    for stream in streams[1:]:
-        stream.cancel()
-    server.wait_for("num_requests_running", 1, timeout_s=3)
-    assert next(streams[0]).num_output_tokens  # the one that stays goes on
-    streams[0].cancel()
-    assert server.wait_for("kv_blocks_used", 0) < 2.0
+    with server.aborting(8):
+        with ThreadPoolExecutor(8) as pool:
+            streams = list(pool.map(start_endless, [llm] * 8))
+        for stream in streams[1:]:
+            stream.cancel()
+        server.wait_for("num_requests_running", 1)
+        assert next(streams[0]).num_output_tokens  # the one that stays goes on
+        streams[0].cancel()
     with pytest.raises(RequestCancelled):
         list(streams[1])
 
@@ -226,11 +227,9 @@ def test_a_dropped_connection_gives_its_blocks_back(server: Server, model: str) 
     body = json.dumps(fields)
     head = f"POST /v2/models/{model}/generate_stream HTTP/1.1\r\nHost: x\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((host, int(port))) as connection:
+    with server.aborting(1), socket.create_connection((host, int(port))) as connection:
         connection.sendall((head + body).encode())
-        assert b"data: " in connection.recv(4096) + connection.recv(4096)
-        server.wait_for("num_requests_running", 1)
-    assert server.wait_for("kv_blocks_used", 0) < 3.0
+        read_until(connection, b"data: ")
 
 
 @pytest.mark.server
@@ -261,7 +260,7 @@ def test_a_call_can_be_ended_by_its_name(server: Server) -> None:
         for _ in range(6):  # of both instances, whichever has the call
             status, _ = post(server, MODEL, "generate", {"task": "cancel", "call_id": "mine"})
             assert status == 200
-        assert answer.result(5)["finish_reason"] == "abort"
+        assert answer.result(60)["finish_reason"] == "abort"
         assert answer.result()["pass_through"] == "a note"
     server.wait_for("kv_blocks_used", 0)
     for call_id in ("", "a b", "x" * 65):
@@ -273,67 +272,62 @@ def test_a_call_can_be_ended_by_its_name(server: Server) -> None:
 
 # --- text that is whole, whatever the tokens --------------------------------------------------
 
-NUM_SEQUENCES = 1000
 TOKENIZERS = ("byte_level", "byte_fallback", "word_piece")
 
 
-@dataclass
-class Chains:
-    """For each kind of tokenizer a model that walks at random over its tokens, with an ensemble."""
-
-    running: RunningServer
-    backends: dict[str, tokenizers.Tokenizer]
-
-
-@pytest.fixture(scope="module")
-def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chains]:
-    folder = tmp_path_factory.mktemp("chains")
-    backends = {kind: KINDS[kind]() for kind in TOKENIZERS}  # training is not reproducible
-    for kind, backend in backends.items():
-        make_markov_checkpoint(backend, folder / kind)
-        options = {"model": str(folder / kind)}
-        for path in write_pipeline(
-            folder / "repository", f"{kind}.paged_llm", options, 1, prefix=f"{kind}."
-        ):
-            if "bls" in path.name or "ensemble" in path.name or "tensorrtllm" in path.name:
-                shutil.rmtree(path)  # each model takes a second to load
-    with start_server(folder / "repository") as running:
-        yield Chains(running, backends)
+@contextmanager
+def random_walks(backend: tokenizers.Tokenizer, folder: Path) -> Iterator[RunningServer]:
+    """A model that walks at random over a tokenizer's tokens, with an ensemble."""
+    make_markov_checkpoint(backend, folder / "checkpoint")
+    repository = folder / "repository"
+    for path in write_pipeline(repository, MODEL, {"model": str(folder / "checkpoint")}, 1):
+        if "bls" in path.name or "ensemble" in path.name or "tensorrtllm" in path.name:
+            shutil.rmtree(path)  # each model takes a second to load
+    with start_server(repository) as running:
+        yield running
 
 
 @pytest.mark.server
 @pytest.mark.parametrize(
-    "kind", ["byte_level", *(pytest.param(k, marks=pytest.mark.soak) for k in TOKENIZERS[1:])]
+    ("kind", "number"),
+    [
+        ("byte_level", 300),
+        *(pytest.param(kind, 1000, marks=pytest.mark.soak) for kind in TOKENIZERS),
+    ],
 )
-def test_joined_streams_are_the_one_shot_decode(chains: Chains, kind: str) -> None:
-    """Of 1,000 random sequences each; half of them spell text, the others mostly none."""
-    backend = chains.backends[kind]
+def test_joined_streams_are_the_one_shot_decode(tmp_path: Path, kind: str, number: int) -> None:
+    """Of random sequences, half of which spell text, the others mostly none."""
+    backend = KINDS[kind]()  # training is not reproducible
 
-    def walk(seed: int) -> list[str]:
+    def walk(seed: int, longest: int = 24) -> list[str]:
         valid, skip = seed % 2 == 0, seed % 4 < 2
         token_ids: list[int] = []
         texts: list[str] = []
         wishes = {"temperature": TEXT if valid else ANYTHING, "skip_special_tokens": skip}
-        length = random.Random(seed).randint(1, 24)
+        length = random.Random(seed).randint(1, longest)
         with client.stream([1], seed=seed, max_tokens=length, **wishes) as stream:
             for chunk in stream:
                 token_ids += chunk.token_ids
                 texts.append(chunk.text)
         assert len(token_ids) == length
+        assert len(texts) == length or longest > MAX_BEHIND
         assert "".join(texts) == backend.decode(token_ids, skip_special_tokens=skip), token_ids
         if valid and not ends_within_character(backend, token_ids):
             assert "\N{REPLACEMENT CHARACTER}" not in "".join(texts)
         return texts
 
     with (
-        Client(chains.running.grpc_url, f"{kind}.llm", timeout=60) as client,
+        random_walks(backend, tmp_path) as running,
+        Client(running.grpc_url, "llm", timeout=60) as client,
         ThreadPoolExecutor(16) as pool,
     ):
-        walks = list(pool.map(walk, range(NUM_SEQUENCES)))
-    # They did come in pieces, of which a busy machine makes fewer.
-    assert sum(map(len, walks)) > 1.5 * NUM_SEQUENCES
+        walks = list(pool.map(walk, range(number)))
+        # How many pieces these came in depends on the machine. An answer of this length that
+        # nothing runs beside always comes token by token.
+        for seed in range(40):
+            walk(seed, MAX_BEHIND)
     whole = "".join(text for texts in walks[::2] for text in texts)
-    assert sum(character > "\x7f" for character in whole) > NUM_SEQUENCES
+    assert sum(character > "\x7f" for character in whole) > number
 
 
 # --- a step that is too slow ------------------------------------------------------------------
@@ -415,7 +409,7 @@ def text(value: str) -> Any:
 
 @pytest.mark.server
 def test_a_tensorrtllm_client_gets_its_shapes(server: Server, client: Client) -> None:
-    question = QUESTIONS[5].question
+    question = QUESTIONS[4].question  # whose answer is too short to be sent in one piece
     direct = client.generate(question, **GREEDY, logprobs=0)
     asked = ["text_output", "cum_log_probs", "output_log_probs", "sequence_length"]
     wishes = {
@@ -451,13 +445,14 @@ def test_a_tensorrtllm_client_gets_its_shapes(server: Server, client: Client) ->
 def test_each_sequence_has_responses_of_its_own(
     server: Server, client: Client, stream: bool
 ) -> None:
-    direct = client.generate("What does", n=3, seed=5, max_tokens=24, top_k=50)
+    # Five tokens of each: too few to be sent in one piece.
+    direct = client.generate("What does", n=3, seed=5, max_tokens=5, top_k=50)
     wishes = {"num_return_sequences": np.int32(3), "seed": np.uint64(5), "top_k": np.int32(50)}
     answers = infer(
         server,
         ["text_output", "sequence_index"],
         text_input=text("What does"),
-        max_tokens=np.int32(24),
+        max_tokens=np.int32(5),
         exclude_input_in_output=True,
         stream=stream,
         **wishes,

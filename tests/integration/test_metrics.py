@@ -38,6 +38,7 @@ PER_CALL = (
     "request_params_n",
     "request_params_max_tokens",
 )
+CALLS_ENDED = "e2e_request_latency_seconds_count"
 PER_ANSWER = (
     "request_time_per_output_token_seconds",
     "request_queue_time_seconds",
@@ -63,18 +64,25 @@ def read(server: RunningServer) -> Page:
     return page
 
 
-def settled(server: RunningServer) -> Page:
-    """The metrics once nothing is open and the last counts are published."""
-    deadline = time.monotonic() + 10
-    before: Page = {}
+def settled(server: RunningServer, before: Page | None = None, num_calls: int = 0) -> Page:
+    """The metrics once nothing is open and the last counts are published.
+
+    These are the counts of the calls since ``before`` was read: a front-end that has nothing to do
+    publishes them twice a second, on a busy machine later.
+    """
+    counted = f"paged_{CALLS_ENDED}"
+    earlier = before[counted] if before is not None else 0
+    deadline = time.monotonic() + 60
+    previous: Page = {}
     while time.monotonic() < deadline:
         page = read(server)
         told = page["paged_kv_blocks_total"] > 0  # a front-end says nothing in its first second
-        if told and page == before and page["paged_num_requests_running"] == 0:
+        complete = before is None or page[counted] == earlier + num_calls
+        if told and complete and page == previous and page["paged_num_requests_running"] == 0:
             return page
-        before = page
+        previous = page
         time.sleep(0.7)  # longer than a front-end waits for anything to do
-    raise AssertionError("the metrics go on changing")
+    raise AssertionError(f"the metrics go on changing, or {counted} is {page[counted] - earlier}")
 
 
 class Growth:
@@ -133,7 +141,7 @@ def test_counts_and_sizes_are_exact(small, client):
     client.generate(prompt, **exactly(20))
     client.generate(prompt, **exactly(30))  # 96 of its 100 tokens are cached by now
     client.generate([7] * 10, n=3, **exactly(5))
-    after = settled(small)
+    after = settled(small, before, 3)
     grew = Growth(before, after)
     assert grew("prompt_tokens_total") == grew("prefix_cache_queries_total") == 210
     assert grew("prefix_cache_hits_total") == 96
@@ -167,34 +175,36 @@ def test_tokens_that_arrive_together_count_one_by_one(small, client):
     before = settled(small)
     stubs = [p for p in psutil.Process(small.pid).children() if "stub" in p.name()]
     with ThreadPoolExecutor() as pool:
-        calls = [pool.submit(client.generate, [30 + i] * 9, **exactly(200)) for i in range(5)]
-        while read(small)["paged_num_requests_waiting"] == 0:  # there are four seats
-            assert not calls[0].done()
+        calls = [pool.submit(client.generate, [30 + i] * 9, **exactly(250)) for i in range(8)]
+        while read(small)["paged_num_requests_running"] == 0:  # there are four seats
+            assert not all(call.done() for call in calls)
         for stub in stubs:
             stub.suspend()
         time.sleep(1)
         for stub in stubs:
             stub.resume()
-        assert [len(call.result().token_ids) for call in calls] == [200] * 5
-    grew = Growth(before, settled(small))
-    assert grew("inter_token_latency_seconds_count") == 5 * 199
-    assert grew("time_to_first_token_seconds_count") == 5
+        assert [len(call.result().token_ids) for call in calls] == [250] * 8
+    grew = Growth(before, settled(small, before, 8))
+    assert grew("inter_token_latency_seconds_count") == 8 * 249
+    assert grew("time_to_first_token_seconds_count") == 8
 
 
 def test_times_add_up(small, client):
     before = settled(small)
     completion = client.generate([11] * 40, **exactly(50))
-    grew = Growth(before, settled(small))
+    grew = Growth(before, settled(small, before, 1))
     whole, first = grew("e2e_request_latency_seconds_sum"), grew("time_to_first_token_seconds_sum")
     gaps = grew("inter_token_latency_seconds_sum")
-    assert whole == pytest.approx(first + gaps, abs=2e-3)
+    # Two readings of the clock, between which the machine may have done something else.
+    assert first + gaps <= whole == pytest.approx(first + gaps, abs=0.1)
     assert grew("request_time_per_output_token_seconds_sum") == pytest.approx(gaps / 49)
     engine = grew("request_inference_time_seconds_sum")
     prefill, decode = (grew(f"request_{part}_time_seconds_sum") for part in ("prefill", "decode"))
     assert engine == pytest.approx(prefill + decode)
     queue = grew("request_queue_time_seconds_sum")
     assert 0 < queue + prefill < first and queue + engine < whole < completion.latency_s
-    assert engine * 0.5 < grew("engine_step_seconds_sum") < whole
+    # What is not within a step is the loop around it, and what else the machine has to do.
+    assert engine * 0.05 < grew("engine_step_seconds_sum") < whole
 
 
 def test_a_stop_string_counts_as_stop_and_a_cancelled_call_as_abort(small, client):
@@ -203,10 +213,10 @@ def test_a_stop_string_counts_as_stop_and_a_cancelled_call_as_abort(small, clien
     text = client.generate(question, temperature=0, max_tokens=60).text
     answer = client.generate(question, temperature=0, max_tokens=60, stop=[text[4:8]])
     assert answer.finish_reason == "stop" and text.startswith(answer.text)
-    stream = client.stream([3] * 20, **exactly(400))
+    stream = client.stream([3] * 20, **exactly(480))
     next(stream)
     stream.cancel()
-    grew = Growth(before, settled(small))
+    grew = Growth(before, settled(small, before, 2))
     assert grew('request_success_total{finished_reason="stop"}') == 2
     assert grew('request_success_total{finished_reason="abort"}') == 1
     assert grew('request_success_total{finished_reason="length"}') == 0
@@ -215,28 +225,40 @@ def test_a_stop_string_counts_as_stop_and_a_cancelled_call_as_abort(small, clien
 
 
 def test_gauges_under_load(small, client):
+    """All of one moment agree; a page that was read while they were set is read again."""
     with ExitStack() as stack:
-        for number in range(6):
+        for number in range(12):
             stack.enter_context(client.stream([20 + number] * 64, **exactly(300)))
-        deadline = time.monotonic() + 5
-        requests = 'nv_trt_llm_request_metrics{request_type="%s"}'
-        while (page := read(small))[requests % "active"] != 6:  # the last one to be shown
-            assert time.monotonic() < deadline
-    assert page["paged_num_requests_running"] == 4
-    assert page["paged_num_requests_waiting"] == 2
-    used = page["paged_kv_blocks_used"]
-    assert 4 * 4 <= used <= 4 * 23
-    assert page["paged_kv_blocks_free"] == NUM_BLOCKS - used
-    assert page["paged_kv_cache_usage_perc"] == pytest.approx(used / NUM_BLOCKS)
-    assert 0.5 < page["paged_kv_cache_utilization_perc"] <= 1
-    assert page[requests % "max"] == 4
-    assert page[requests % "scheduled"] == 4 and page[requests % "waiting"] == 2
-    blocks = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="%s"}'
-    assert page[blocks % "max"] == NUM_BLOCKS and page[blocks % "tokens_per"] == 16
-    assert page[blocks % "used"] == used and page[blocks % "free"] == NUM_BLOCKS - used
+        deadline = time.monotonic() + 60
+        while wrong := disagreements(read(small)):
+            assert time.monotonic() < deadline, wrong
     after = settled(small)
     assert after["paged_kv_blocks_used"] == after["paged_num_requests_waiting"] == 0
     assert after["paged_kv_blocks_cached"] > 0
+
+
+def disagreements(page: Page) -> dict[str, tuple[float, float]]:
+    """What gauges show in place of what they should while twelve calls have four seats."""
+    requests = 'nv_trt_llm_request_metrics{request_type="%s"}'
+    blocks = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="%s"}'
+    used = page["paged_kv_blocks_used"]
+    expected = {
+        "paged_num_requests_running": 4,
+        "paged_num_requests_waiting": 8,
+        "paged_kv_blocks_used": min(max(used, 4 * 4), 4 * 23),
+        "paged_kv_blocks_free": NUM_BLOCKS - used,
+        "paged_kv_cache_usage_perc": pytest.approx(used / NUM_BLOCKS),
+        "paged_kv_cache_utilization_perc": pytest.approx(0.75, abs=0.25),
+        requests % "max": 4,
+        requests % "active": 12,
+        requests % "scheduled": 4,
+        requests % "waiting": 8,
+        blocks % "max": NUM_BLOCKS,
+        blocks % "tokens_per": 16,
+        blocks % "used": used,
+        blocks % "free": NUM_BLOCKS - used,
+    }
+    return {name: (page[name], value) for name, value in expected.items() if page[name] != value}
 
 
 def test_preemption_is_counted_and_counts_no_token_twice(small, client):
@@ -246,7 +268,7 @@ def test_preemption_is_counted_and_counts_no_token_twice(small, client):
             stack.enter_context(client.stream([60 + i] * 40, **exactly(440))) for i in range(4)
         ]
         assert [sum(chunk.num_output_tokens for chunk in stream) for stream in streams] == [440] * 4
-    grew = Growth(before, settled(small))
+    grew = Growth(before, settled(small, before, 4))
     assert grew("num_preemptions_total") > 0
     assert grew("generation_tokens_total") == 4 * 440
     assert grew("prompt_tokens_total") == 4 * 40
@@ -259,7 +281,7 @@ def test_inspect_shows_shared_blocks(client):
     client.generate(prefix, **exactly(1))
     with ExitStack() as stack:
         streams = [
-            stack.enter_context(client.stream([*prefix, 9, i], **exactly(400))) for i in range(2)
+            stack.enter_context(client.stream([*prefix, 9, i], **exactly(440))) for i in range(2)
         ]
         for stream in streams:
             next(stream)
@@ -280,7 +302,7 @@ def test_inspect_is_off_unless_asked_for_and_prefixes_can_be_chosen(tmp_path):
         with pytest.raises(InvalidRequest, match="^task: inspect is off; .* enable_inspect"):
             client.inspect()
         client.generate("hello", temperature=0, max_tokens=3)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         name = f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}"}}'
         while read(running)[name] != 1:
             assert time.monotonic() < deadline

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from integration.conftest import read_until
 from paged_client import RequestCancelled
 from tritonclient.grpc import InferenceServerClient, InferInput
 
@@ -59,7 +59,7 @@ def test_generate_without_the_prompt_and_with_additional_outputs(server):
 
 
 def test_generate_stream_sends_only_what_is_new(server):
-    question = QUESTIONS[2]
+    question = QUESTIONS[3]  # whose answer is too short to be sent in one piece
     status, body = server.post(
         "generate_stream", {"text_input": question.question, "stream": True, **GREEDY}
     )
@@ -124,11 +124,9 @@ def test_a_seeded_answer_does_not_depend_on_its_company(client):
 def test_a_repeated_prefix_is_served_from_the_cache(client, server):
     prompt = "A text that nobody has sent before, long enough for a few blocks. " * 3
     client.generate(prompt, max_tokens=1)
-    before = server.metrics()["prefix_cache_hits_total"]
-    client.generate(prompt + "And more.", max_tokens=1)
-    server.wait_for("kv_blocks_used", 0)
-    time.sleep(0.1)
-    assert server.metrics()["prefix_cache_hits_total"] >= before + 32
+    found = client.generate(prompt + "And more.", max_tokens=1).num_cached_tokens
+    assert found >= 32
+    assert client.generate("Or " + prompt, max_tokens=1).num_cached_tokens == 0
 
 
 def test_64_streams_at_once_are_all_right(client):
@@ -146,9 +144,8 @@ def start_endless(client):
 
 def test_cancelling_a_stream_gives_its_blocks_back(client, server):
     stream, _ = start_endless(client)
-    server.wait_for("num_requests_running", 1)
-    stream.cancel()
-    assert server.wait_for("kv_blocks_used", 0) < 1.0
+    with server.aborting(1):
+        stream.cancel()
     with pytest.raises(RequestCancelled):
         list(stream)
 
@@ -162,10 +159,9 @@ def test_stop_stream_of_tritonclient_cancels(server):
     inputs[1].set_data_from_numpy(np.array([True]))
     parameters = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
     client.async_stream_infer("paged_llm", inputs, parameters=parameters)
-    assert arrived.wait(10)
-    server.wait_for("num_requests_running", 1)
-    client.stop_stream(cancel_requests=True)
-    assert server.wait_for("kv_blocks_used", 0) < 1.0
+    assert arrived.wait(60)
+    with server.aborting(1):
+        client.stop_stream(cancel_requests=True)
     client.close()
 
 
@@ -188,8 +184,6 @@ def test_a_dropped_http_connection_gives_its_blocks_back(server):
     body = json.dumps(fields).encode()
     head = "POST /v2/models/paged_llm/generate_stream HTTP/1.1\r\nHost: x\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((host, int(port))) as connection:
+    with server.aborting(1), socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + body)
-        assert b"data: " in connection.recv(4096) + connection.recv(4096)
-        server.wait_for("num_requests_running", 1)
-    assert server.wait_for("kv_blocks_used", 0) < 2.0
+        read_until(connection, b"data: ")

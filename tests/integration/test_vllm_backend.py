@@ -380,7 +380,7 @@ def test_a_cancelled_request_is_logged_and_answered_as_there(vllm, stream):
         client.stop_stream(cancel_requests=True)
     wait_for(vllm, "vllm:num_requests_running", 0)
     assert answers[-1].error.status() == "StatusCode.CANCELLED"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while vllm.log().count("[vllm] Successfully cancelled the request") == before:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -415,7 +415,7 @@ def samples(server: Server) -> dict[str, dict[str, float]]:
 
 
 def wait_for(server: Server, name: str, value: float) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while samples(server)[name][""] != value:
         assert time.monotonic() < deadline, (name, samples(server)[name])
         time.sleep(0.01)
@@ -446,7 +446,7 @@ def test_metrics_count_calls_and_tokens(vllm):
         "request_generation_tokens": (2, 48),
         "request_params_n": (2, 3),
     }
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         after = samples(vllm)
         counts = {name: grown(before, after, f"vllm:{name}_count") for name in expected}
@@ -544,7 +544,7 @@ def kill_engine(server: Server, model: str) -> None:
         words = " ".join(process.info["cmdline"] or [])
         if f"--server {server.running.pid}-" in words and f"/{model}-1-" in words:
             process.kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         (answer,) = server.infer(model=model, text_input="Tell me")
         # A call that came before the end was noticed is told of it in our own words.

@@ -12,7 +12,9 @@ from paged_backend.text.tokenizer import Tokenizer
 
 # The fixtures hand out immutable tokenizers, so one may serve all examples.
 examples = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -73,7 +73,9 @@ def answers(draw: st.DrawFn, tokenizer: Tokenizer) -> tuple[list[int], SamplingP
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data(), reason=st.sampled_from([LENGTH, STOP, ABORT]))
 def test_deltas_add_up_to_the_whole_however_the_tokens_are_grouped(
@@ -169,7 +171,9 @@ def test_text_that_nearly_matches_all_the_time_flows(byte_level: Tokenizer) -> N
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data(), reason=st.sampled_from([LENGTH, STOP, ABORT]))
 def test_a_stream_that_is_resumed_for_each_piece_says_the_same(
