@@ -30,9 +30,9 @@ from paged_backend.serving.answer import Answer
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.drain import Drain
 from paged_backend.serving.observer import Observer
-from paged_backend.serving.open_calls import CancelSweep, Deadlines, OpenCall, Sender
+from paged_backend.serving.open_calls import Arrival, CancelSweep, Deadlines, OpenCall, Sender
 from paged_backend.serving.parsing import RequestParser
-from paged_backend.serving.preparation import Arrival, Preparation
+from paged_backend.serving.preparation import Preparation
 from paged_backend.serving.tasks import CANCEL, CHARGED, GENERATE, INSPECT
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -170,7 +170,7 @@ class FrontEnd:
         with self._lock:
             self._preparing.add(arrival)
         try:
-            self._preparation.run(arrival, work)
+            self._preparation.run(arrival.load, work)
         except RequestRefused:
             with self._lock:
                 self._preparing.discard(arrival)
@@ -178,7 +178,7 @@ class FrontEnd:
 
     def _check_waited(self, arrival: Arrival) -> None:
         """Spend no time on a call that has waited for its preparation in vain."""
-        if arrival.is_small:
+        if arrival.load.is_small:
             return
         self._check_open()
         if arrival.sender.is_cancelled():

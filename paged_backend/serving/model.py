@@ -18,8 +18,8 @@ from paged_backend.serving.drain import Drain, drain_limit_s
 from paged_backend.serving.front_end import Cancelled, FrontEnd
 from paged_backend.serving.metrics import VLLM_PREFIX, Metrics
 from paged_backend.serving.observer import Observer
+from paged_backend.serving.open_calls import Arrival
 from paged_backend.serving.parsing import RequestParser
-from paged_backend.serving.preparation import Arrival
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
     complete_config,

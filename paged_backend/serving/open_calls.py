@@ -7,13 +7,15 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from paged_backend.serving.allowance import Allowance
 from paged_backend.serving.answer import Answer
 from paged_backend.serving.contract import Array
+from paged_backend.serving.fields import Tensors
 from paged_backend.serving.observer import CallClock
+from paged_backend.serving.preparation import Load
 
 # A look costs 76 microseconds of the sending thread, so it is not made for each response.
 CANCEL_CHECKS_PER_S = 2000
@@ -31,6 +33,26 @@ class Sender(Protocol):
 
     def is_cancelled(self) -> bool:
         """Whether the caller has gone or has cancelled."""
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """A call as it came, of which nothing has been checked.
+
+    ``timeout_s`` is the server's for the call, beside which the call may have its own.
+    """
+
+    tensors: Tensors
+    parameters_json: str
+    timeout_s: float | None
+    sender: Sender
+    clock: CallClock = field(default_factory=CallClock)
+    call_id: str | None = None
+    is_cancelled: bool = False  # by its name, before the engine has heard of it
+    load: Load = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.load = Load.of(self.tensors, self.parameters_json)
 
 
 @dataclass(slots=True)

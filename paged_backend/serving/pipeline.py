@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paged_backend.config import EngineConfig
 from paged_backend.engine_args import read_engine_args
 from paged_backend.errors import ConfigError, InvalidRequest, PagedError
 from paged_backend.request import RequestLimits
@@ -17,7 +18,7 @@ from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, TensorSpec, as_strings
 from paged_backend.serving.parsing import RequestParser
 from paged_backend.serving.shared_memory import close_to_other_users
-from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.text.tokenizer import load_tokenizer
 
 MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
 _SHORT = 2**14
@@ -46,7 +47,8 @@ class Llm:
             ConfigError: there is no such model, or its tokenizer cannot be loaded.
         """
         self.name = parameter(args, "llm")
-        self.tokenizer = _tokenizer(Path(args["model_repository"]).parent / self.name)
+        self.config = _config(Path(args["model_repository"]).parent / self.name)
+        self.tokenizer = load_tokenizer(self.config.tokenizer or self.config.model)
 
     @functools.cached_property
     def parser(self) -> RequestParser:
@@ -85,13 +87,13 @@ def parameter(args: Mapping[str, str], name: str) -> str:
     return str(parameters[name]["string_value"])
 
 
-def _tokenizer(model: Path) -> Tokenizer:
+def _config(model: Path) -> EngineConfig:
+    """The options of the newest version of a model."""
     versions = [path.parent for path in model.glob("*/model.json") if path.parent.name.isdecimal()]
     if not versions:
         raise ConfigError(f"parameter llm: there is no {model.name}/1/model.json beside this model")
     newest = max(versions, key=lambda folder: int(folder.name))
-    config = read_engine_args(newest / "model.json").config
-    return load_tokenizer(config.tokenizer or config.model)
+    return read_engine_args(newest / "model.json").config
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,48 +16,37 @@ from itertools import count
 from paged_backend.errors import RequestRefused
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.observer import CallClock
-from paged_backend.serving.open_calls import Sender
 
 # Characters of a call that is prepared at once, which takes about a millisecond.
 SMALL = 4096
 # Characters that stand for a token while nobody has counted the tokens.
 CHARACTERS_PER_TOKEN = 4
 _MAX_COUNTED = 256  # strings of a tensor that are measured; the others count as one character each
-_CHARACTERS_PER_S = 100_000  # a large call lets the small ones pass that arrive within this time
+# A large call lets calls pass that are smaller by this much and come a second later.
+_CHARACTERS_PER_S = 100_000
+_MAX_PASSED_S = 1.0
 _RETRY_AFTER_S = 1
 
 Work = Callable[[], None]
 """The preparation of one call. It must not raise."""
 
 
-@dataclass(eq=False, slots=True)
-class Arrival:
-    """A call as it came, of which nothing has been checked.
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much there is to prepare in a call."""
 
-    ``timeout_s`` is the server's for the call, beside which the call may have its own.
-    """
+    size: int  # characters and numbers
+    needs_template: bool
 
-    tensors: Tensors
-    parameters_json: str
-    timeout_s: float | None
-    sender: Sender
-    clock: CallClock = field(default_factory=CallClock)
-    call_id: str | None = None
-    is_cancelled: bool = False  # by its name, before the engine has heard of it
-    size: int = field(init=False)  # characters and numbers, without a look at all of them
-
-    def __post_init__(self) -> None:
-        self.size = len(self.parameters_json) + sum(map(_size, self.tensors.values()))
-
-    @property
-    def needs_template(self) -> bool:
-        """Whether the model's chat template has to be rendered."""
-        return "messages" in self.tensors
+    @classmethod
+    def of(cls, tensors: Tensors, parameters_json: str) -> Load:
+        """Measure a call without looking at all of it."""
+        size = len(parameters_json) + sum(map(_size, tensors.values()))
+        return cls(size, needs_template="messages" in tensors)
 
     @property
     def is_small(self) -> bool:
-        """Whether the call may be prepared on Triton's thread."""
+        """Whether the call may be prepared on the thread that takes all calls."""
         return self.size <= SMALL and not self.needs_template
 
 
@@ -71,7 +60,7 @@ class Preparation:
     """Runs the preparation of calls, small calls at once and the others on threads.
 
     Args:
-        max_waiting_tokens: how much may wait; a text counts by its length.
+        max_waiting_tokens: how much text may wait. The number of calls is bounded elsewhere.
     """
 
     def __init__(self, max_waiting_tokens: int) -> None:
@@ -85,25 +74,24 @@ class Preparation:
         """The number of calls that have not been prepared yet."""
         return self._templates.num_jobs + self._texts.num_jobs
 
-    def run(self, arrival: Arrival, work: Work) -> None:
+    def run(self, load: Load, work: Work) -> None:
         """Prepare a call now if it is small, and otherwise in its turn.
 
         Raises:
             RequestRefused: too much waits already; nothing was started.
         """
-        if arrival.is_small:
+        if load.is_small:
             work()
             return
-        size = arrival.size
         waiting = self._templates.size + self._texts.size
-        if waiting and waiting + size > self._max_size:
+        if load.size > SMALL and waiting and waiting + load.size > self._max_size:
             raise RequestRefused(
                 "queue_full",
                 f"{waiting} characters wait to be tokenized already (max_waiting_tokens); "
                 f"retry after {_RETRY_AFTER_S} s",
             )
-        lane = self._templates if arrival.needs_template else self._texts
-        lane.put(work, size)
+        lane = self._templates if load.needs_template else self._texts
+        lane.put(work, load.size)
 
     def close(self) -> None:
         """Prepare what still waits, and end both threads."""
@@ -138,7 +126,7 @@ class Lane:
 
     def put(self, work: Work, size: int) -> None:
         """Do this when its turn comes."""
-        due_s = time.monotonic() + size / _CHARACTERS_PER_S
+        due_s = time.monotonic() + min(size / _CHARACTERS_PER_S, _MAX_PASSED_S)
         with self._changed:
             self.size += size
             self.num_jobs += 1

@@ -14,6 +14,7 @@ from paged_backend.serving import contract, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm, named
+from paged_backend.serving.preparation import Load, Preparation
 from paged_backend.serving.prompts import SOURCES
 
 INPUTS = named(
@@ -46,14 +47,34 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer of the pipeline's model."""
         self._llm = load_llm(args)
+        self._preparation = Preparation(self._llm.config.max_waiting_tokens)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Each request by itself."""
-        return [triton.respond(partial(self._answer, request)) for request in requests]
+    def execute(self, requests: list[Any]) -> None:
+        """Prepare small calls at once, and hand the others to threads."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                tensors = self._read(request)
+                parameters = triton.read_parameters(request)
+                work = partial(self._answer, tensors, parameters, sender)
+                self._preparation.run(Load.of(tensors, parameters), work)
+            # An exception that left this method would hit every request of the call.
+            except Exception as error:
+                triton.send_only(sender, triton.error_response(error))
 
-    def _answer(self, request: Any) -> dict[str, Array]:
-        tensors = triton.read_tensors(request, INPUTS)
-        return prepare(self._llm, tensors, triton.read_parameters(request))
+    def finalize(self) -> None:
+        """Answer what still waits."""
+        self._preparation.close()
+
+    def _answer(self, tensors: Tensors, parameters: str, sender: Any) -> None:
+        act = partial(self._prepare, tensors, parameters)
+        triton.send_only(sender, triton.respond(act))
+
+    def _read(self, request: Any) -> Tensors:
+        return triton.read_tensors(request, INPUTS)
+
+    def _prepare(self, tensors: Tensors, parameters: str) -> dict[str, Array]:
+        return prepare(self._llm, tensors, parameters)
 
 
 def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array]:

@@ -69,14 +69,17 @@ class Preprocess(preprocess.TritonPythonModel):
         """Add the outputs; config.pbtxt declares the inputs, as the ensemble has them."""
         return triton.complete_config(config, (), (*preprocess.OUTPUTS, *_FLAGS))
 
-    def _answer(self, request: Any) -> dict[str, Array]:
-        theirs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        ours = _translated(theirs, self._llm.tokenizer)
+    def _read(self, request: Any) -> Tensors:
+        return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+    def _prepare(self, tensors: Tensors, parameters: str) -> dict[str, Array]:
+        del parameters  # this client has none
+        ours = _translated(tensors, self._llm.tokenizer)
         try:
             prepared = preprocess.prepare(self._llm, ours)
         except InvalidRequest as error:
             raise error.renamed(_CALLED_THERE.get(error.field, error.field)) from error
-        asked = np.array([fields.flag(theirs, "return_log_probs")])
+        asked = np.array([fields.flag(tensors, "return_log_probs")])
         return prepared | {spec.name: asked for spec in _FLAGS}
 
 

@@ -82,6 +82,11 @@ def respond(act: Callable[[], dict[str, Array]]) -> Any:
         return error_response(error)
 
 
+def send_only(sender: Any, only: Any) -> None:
+    """Send the only response to a request."""
+    sender.send(only, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
 def call(
     model: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any] | None = None
 ) -> dict[str, Array]:
