@@ -22,7 +22,7 @@ from locust.rpc import Message
 from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
 
 from paged_backend.errors import ConfigError
-from paged_loadtest.locust_setup import Setup, add_arguments, prepare, tagged
+from paged_loadtest.locust_setup import Setup, add_arguments, prepare, reachable, tagged
 from paged_loadtest.locust_shapes import make_shape
 from paged_loadtest.locust_statistics import summary
 from paged_loadtest.locust_traffic import Traffic
@@ -90,7 +90,8 @@ class Reporter(Role):
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        environment.user_classes[:] = tagged(environment.user_classes, self.common)
+        users = tagged(environment.user_classes, self.common)
+        environment.user_classes[:] = reachable(users, self.common)
         self.setup = prepare(environment.user_classes, self.common)
         environment.shape_class = make_shape(self.setup.options, self.setup.requests)
         if environment.shape_class is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,12 @@ from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
 from paged_loadtest.locust_options import NUM_PROMPTS, STOP_TIMEOUT_S, LocustOptions
 from paged_loadtest.locust_users import StreamingUser
-from paged_loadtest.locust_wires import Wire
+from paged_loadtest.locust_wires import Unreachable, Wire
 from paged_loadtest.request import Request
 from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
 
 _LEAST_VOCABULARY = 256  # ids that every model has
+_LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: LocustArgumentParser, **_: Any) -> None:
@@ -68,6 +70,34 @@ def tagged(user_classes: Iterable[type[User]], common: Any) -> list[type[User]]:
 
 def _tags(user: type[User]) -> set[str]:
     return {name for ask in user.tasks for name in getattr(ask, "locust_tag_set", ())}
+
+
+def reachable(user_classes: Sequence[type[User]], common: Any) -> list[type[User]]:
+    """The users whose servers answer; others are left out with a warning, unless they are named.
+
+    A class, a tag or an address on the command line names users.
+
+    Raises:
+        ConfigError: an option cannot be used, users that were named get no answer, or none do.
+    """
+    options = LocustOptions(**flag_values(common, LocustOptions))
+    silent: dict[type[User], Unreachable] = {}
+    for user in user_classes:
+        if common.user_classes or common.tags or not issubclass(user, StreamingUser):
+            continue
+        wire = user.wire_type(options)
+        try:
+            if wire.has_default_address():
+                wire.check()
+        except Unreachable as error:
+            silent[user] = error
+        finally:
+            wire.close()
+    if len(silent) == len(user_classes):
+        raise next(iter(silent.values()))
+    for user, error in silent.items():
+        _LOG.warning("%s is left out: %s", user.__name__, error)
+    return [user for user in user_classes if user not in silent]
 
 
 def prepare(user_classes: Iterable[type[User]], common: Any) -> Setup:

@@ -38,6 +38,10 @@ _MAX_CONNECTIONS = 10_000  # kept open for the next call; more can be open at on
 _JSON = {"Content-Type": "application/json"}
 
 
+class Unreachable(ConfigError):
+    """Nobody answers at an address, or not in the protocol."""
+
+
 class ConnectionLost(Exception):
     """Nobody is there, or who was there left in the middle."""
 
@@ -98,9 +102,13 @@ class Wire(ABC):
     def close(self) -> None:
         """Let go of the connections."""
 
-    def unreachable(self, reason: str) -> ConfigError:
+    def has_default_address(self) -> bool:
+        """Whether the user has given no other address."""
+        return self.address == self.find_address(LocustOptions())
+
+    def unreachable(self, reason: str) -> Unreachable:
         """Nobody answers there, or not in this protocol."""
-        return ConfigError(
+        return Unreachable(
             f"{self.flag}: nobody answers at {self.address} "
             f"({shorten(reason, 160, quote=False)}); start the server, give its address, or name "
             "the user classes to run without this one"

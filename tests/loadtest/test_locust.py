@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -296,6 +297,46 @@ def test_server_that_dies_ends_the_run_with_its_results(tmp_path):
     assert re.match(r"locust: error: --(grpc|http)-url: nobody answers", log.splitlines()[-1])
     assert "Traceback" not in log
     assert int(rows(prefix)["", "Aggregated"]["Request Count"]) == calls
+
+
+PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
+OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+# A new network has a loopback device that is down; the default ports are free there.
+UP = """
+import fcntl, os, socket, struct, sys
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x49))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+BESIDE_SERVE = """
+{serve} > ready &
+until grep -q "is ready" ready; do kill -0 $! || exit 9; sleep 0.1; done
+{locust} 2> all; echo $? > all.status
+{locust} OpenAIUser 2> named; echo $? > named.status
+kill -INT $!; wait
+"""
+
+
+@pytest.mark.skipif(
+    bool(subprocess.run([*OWN_NETWORK, "true"], capture_output=True).returncode),
+    reason="this user cannot make a network",
+)
+def test_users_of_a_door_that_does_not_answer_are_left_out_unless_named(tmp_path):
+    """As the README has it, beside `make serve`, where no gateway runs."""
+    locust = [*LOCUST, "--headless", "--only-summary", "-u", "4", "-r", "4", "-t", "2s", *SHORT]
+    script = BESIDE_SERVE.format(
+        serve=shlex.join([str(PAGED_BACKEND), "serve", "demo"]), locust=shlex.join(locust)
+    )
+    command = [*OWN_NETWORK, sys.executable, "-c", UP, "sh", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=200)
+    log = (tmp_path / "all").read_text()
+    assert (tmp_path / "all.status").read_text() == "0\n", log
+    assert "OpenAIUser is left out: --openai-url: nobody answers at http://127.0.0.1:9000" in log
+    assert "GrpcUser is left out" not in log and "HttpUser is left out" not in log
+    tokens, calls, failed = totals(done.stdout)
+    assert tokens > 0 and calls > 0 and failed == 0
+    assert (tmp_path / "named.status").read_text() == "2\n"
+    complaint = (tmp_path / "named").read_text().splitlines()[-1]
+    assert complaint.startswith("locust: error: --openai-url: nobody answers at http://127.0.0.1:9")
 
 
 SWALLOWING = f"""
