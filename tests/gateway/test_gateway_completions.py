@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from gateways import MODEL
 from paged_client.gateway.backlog import MAX_STARTING
 
-from paged_backend.demo import load_questions
+from paged_backend.demo import MODEL_DIR, load_questions
 
 pytestmark = pytest.mark.server
 QUESTIONS = load_questions()
@@ -111,6 +112,16 @@ def test_logprobs_are_columns(api, client, stream):
     for token, value, others in zip(tokens, values, top, strict=True):
         assert others[token] == value == max(others.values())
         assert len(others) == 2 and next(iter(others)) == token
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_bytes_that_are_no_text(gateway, stream):
+    tokenizer = tokenizers.Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    no_text = tokenizer.token_to_id("ÿ")  # the byte 0xff
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "logprobs": 1, "stream": stream}
+    answer = gateway.post("/v1/completions", body | {"allowed_token_ids": [no_text]})
+    assert answer.status == 200, answer.body
+    assert b"text_offset" in answer.body and b'"error"' not in answer.body
 
 
 def test_a_sampled_token_that_is_not_likely_is_shown_besides(api):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 import tokenizers
 from integration.conftest import MODEL, Server, read_until
 from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
-from paged_client import Client, InvalidRequest, RequestCancelled
+from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import np_to_triton_dtype
 
@@ -40,6 +40,7 @@ BUNDLED = Path(__file__).parents[2] / "model_repository"
 QUESTIONS = load_questions()
 GREEDY = {"temperature": 0, "max_tokens": 64}
 OURS = ["llm", "llm_bls"]
+LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 900
 STOP_S = 15.0  # a server that waits for calls it has lost count of takes twice as long
 
 
@@ -195,6 +196,25 @@ def test_a_bad_call_is_its_own_affair(llm: Client) -> None:
 
 
 # --- leaving ----------------------------------------------------------------------------------
+
+
+def test_a_small_call_passes_large_ones(llm: Client) -> None:
+    """Their texts take seconds to tokenize, and are too long."""
+    with ThreadPoolExecutor(60) as pool:
+        large = [pool.submit(llm.generate, LONG_TEXT, max_tokens=1) for _ in range(60)]
+        wait(large, return_when=FIRST_COMPLETED)
+        llm.generate("What does", max_tokens=1)
+        assert not all(call.done() for call in large)
+        for call in large:
+            with pytest.raises((InvalidRequest, Unavailable), match="prompt: has|queue_full: "):
+                call.result()
+
+
+def test_stop_strings_that_are_too_long_to_go_with_each_response(llm: Client) -> None:
+    stop = [f"{number:0256}" for number in range(16)]
+    with pytest.raises(InvalidRequest, match=r"^stop: has \d+ bytes, more than 4096 \(max_pass"):
+        list(llm.stream("What does", max_tokens=2, stop=stop))
+    assert list(llm.stream("What does", whole=True, max_tokens=2, stop=stop))
 
 
 def start_endless(client: Client) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from paged_backend.serving.observer import CallClock
 from paged_backend.serving.open_calls import MAX_ENDED, Deadlines, OpenCall
 

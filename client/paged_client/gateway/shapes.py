@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from paged_client import Answer, Chunk, Completion, Position, TokenLogprob
@@ -98,8 +99,9 @@ class _Columns:
 
     num_top: int
     offset: int = 0
+    # Sampled bytes need not be text; the answer's text has a replacement character for them, too.
     decoder: codecs.IncrementalDecoder = field(
-        default_factory=codecs.getincrementaldecoder("utf-8")
+        default_factory=partial(codecs.getincrementaldecoder("utf-8"), errors="replace")
     )
 
     def write(self, positions: Iterable[Position]) -> Json:
