@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import math
 import os
 import re
 import threading
@@ -44,7 +45,7 @@ WARM_UP_SEED = 0
 WARM_UP_PART = 0.3  # of the time, before it
 BATCH = 10  # sent at once
 ROUND = 20  # batches
-MEMORY_GROWTH, SLACK_MIB = 0.05, 4.0
+MORE_MIB = 16.0  # for each role; a leak of 330 bytes a case is more
 GOOD_TIMEOUT_S = 60.0
 SETTLE_S = 60.0
 MORE_THREADS = 2  # of tritonserver, whose front-ends keep a few in reserve
@@ -63,6 +64,7 @@ ROLES = {
 # What a log may not hold. The ids are those of a prompt; they stand in no log side by side.
 _BAD_WORDS = [
     *("Traceback", "Exception", "never retrieved", "never awaited", "was destroyed", "unclosed"),
+    "without completing response",
     *("internal error", re.escape(MARK), rf"{MARK_IDS[0]}\D{{1,3}}{MARK_IDS[1]}"),
     *(re.escape(text) for q in QUESTIONS for text in (q.question, q.answer)),
 ]
@@ -421,12 +423,14 @@ def report(fuzz: Fuzz, before: dict[str, Holding], after: dict[str, Holding]) ->
     return "\n".join(lines)
 
 
-def hurt(tmp_path: Path, seeds: Sequence[str], duration_s: float, memory: float | None) -> Fuzz:
+def hurt(
+    tmp_path: Path, seeds: Sequence[str], duration_s: float, *, more_mib: float = math.inf
+) -> Fuzz:
     """Warm up, send everything beside good streams, and see that all is as it was before."""
     with fuzzed(tmp_path) as fuzz:
         with fuzz.good_streams():
             fuzz.run([str(WARM_UP_SEED)], duration_s * WARM_UP_PART)
-        if memory is not None:
+        if duration_s:
             fill_what_is_bounded(fuzz)
         settle(fuzz)
         time.sleep(2)
@@ -441,19 +445,21 @@ def hurt(tmp_path: Path, seeds: Sequence[str], duration_s: float, memory: float 
         assert not fuzz.findings, fuzz.findings[0]
         assert restarts(fuzz.server) == 0
         assert not left_over(before, after)
-        if memory is not None:
-            for role, was in before.items():
-                assert after[role].mib < was.mib * (1 + memory) + SLACK_MIB, (role, was, after)
+        for role, was in before.items():
+            assert after[role].mib < was.mib + more_mib, (role, was, after[role])
     return fuzz
 
 
 def test_a_round_of_requests_at_each_door(tmp_path: Path) -> None:
-    fuzz = hurt(tmp_path, [f"{WARM_UP_SEED}:0"], 0.0, memory=None)
+    fuzz = hurt(tmp_path, [f"{WARM_UP_SEED}:0"], 0.0)
     assert fuzz.good.total() > 0
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(60 * (MINUTES * (1 + WARM_UP_PART) + 10))
-def test_minutes_of_requests_at_each_door(tmp_path: Path) -> None:
-    fuzz = hurt(tmp_path, SEEDS.split(","), MINUTES * 60, memory=MEMORY_GROWTH)
+def test_minutes_of_requests_at_each_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # glibc has an arena for each few threads, and each keeps the most that it ever held. With one
+    # arena the memory stops growing after the warm-up, unless there is a leak.
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    fuzz = hurt(tmp_path, SEEDS.split(","), MINUTES * 60, more_mib=MORE_MIB)
     assert min(fuzz.good.values()) > 10
