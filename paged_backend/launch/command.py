@@ -30,8 +30,10 @@ def server_command(
 
     ``log_file`` takes the server's log in place of stderr.
     """
-    # A header with a value that nobody knows: the APIs stay, but no client can use them.
-    closed = f"{_CLOSED_APIS}:paged-backend-closed={secrets.token_hex(16)}"
+    # The APIs stay, behind a header that no client can send: a name cannot hold a colon, neither
+    # in HTTP/1 nor in gRPC. (gRPC accepts a value with a line break.) A value that is only secret
+    # would not do, as every user of the machine can read this command line.
+    closed = f"{_CLOSED_APIS}:paged-backend:closed={secrets.token_hex(16)}"
     flags = {
         "model-repository": repository.resolve(),
         "model-control-mode": "none",

@@ -14,7 +14,7 @@ from paged_backend.validation import shorten
 _ERROR = re.compile(r'^E\d{4} .*?\] "?(.*?)"?$', re.MULTILINE)
 _NO_CAUSE = "CudaDriverHelper"  # what the server says wherever there is no GPU
 _STACK = r"\n\nAt:"  # begins the place of a Python error; line breaks are escaped
-_MAX_LENGTH = 300
+_MAX_LENGTH = 400
 
 
 class ServerLog:

@@ -135,6 +135,60 @@ def test_apis_that_reach_into_the_server_are_closed(echo_server: RunningServer, 
     assert get(echo_server, f"/v2/{path}")[0] == 403
 
 
+def frame(kind: int, flags: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2 on stream 1, or on none if it has settings."""
+    stream = b"\0\0\0\1" if kind != 4 else bytes(4)
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream + payload
+
+
+def field(name: str, value: str) -> bytes:
+    """A header as HPACK has it, letter by letter."""
+    texts = (name.encode(), value.encode())
+    return b"\0" + b"".join(bytes((len(text),)) + text for text in texts)
+
+
+def kinds_of_reply(server: RunningServer, headers: dict[str, str]) -> list[int]:
+    """The kinds of HTTP/2 frames that answer a gRPC call, sent below all checks of a library."""
+    path = "/inference.GRPCInferenceService/SystemSharedMemoryStatus"
+    given = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+    given |= {"content-type": "application/grpc", "te": "trailers", **headers}
+    block = b"".join(field(name, value) for name, value in given.items())
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"")
+    kinds = []
+    with socket.create_connection(("127.0.0.1", server.endpoints.grpc_port), 10) as connection:
+        connection.sendall(preface + frame(1, 4, block) + frame(0, 1, bytes(5)))
+        reply = connection.makefile("rb")
+        while True:
+            head = reply.read(9)
+            reply.read(int.from_bytes(head[:3], "big"))
+            kinds.append(head[3])
+            if head[3] in (3, 7) or head[3] == 1 and head[4] & 1:  # reset, farewell, the last one
+                return kinds
+
+
+@pytest.mark.server
+def test_who_reads_the_command_line_cannot_open_the_closed_apis(
+    echo_server: RunningServer,
+) -> None:
+    """Any user of the machine can read it: with shared memory, prompts could be read."""
+    (flag,) = (
+        word
+        for word in psutil.Process(echo_server.pid).cmdline()
+        if word.startswith("--grpc-restricted-protocol=")
+    )
+    name, _, value = flag.partition("=")[2].partition(":")[2].rpartition("=")
+    for line in (f"{name}: {value}", f"{name}:{value}", f"{name.replace(':', '%3a')}: {value}"):
+        with socket.create_connection(
+            ("127.0.0.1", echo_server.endpoints.http_port), 10
+        ) as connection:
+            request = f"GET /v2/systemsharedmemory/status HTTP/1.1\r\nHost: x\r\n{line}\r\n\r\n"
+            connection.sendall(request.encode())
+            assert not connection.recv(4096).startswith(b"HTTP/1.1 200")
+    data = 0  # the kind of frame that an answer comes in
+    assert data not in kinds_of_reply(echo_server, {f"triton-grpc-protocol-{name}": value})
+    assert data not in kinds_of_reply(echo_server, {name: value})
+
+
 @pytest.mark.server
 def test_a_port_in_use_is_refused_before_anything_starts(
     echo_server: RunningServer, repository: Path
