@@ -140,6 +140,12 @@ class EngineConfig:
     max_json_depth: int = checked(
         32, Rule(int, 1, 256), "nesting of sampling_parameters and messages"
     )
+    max_total_logprobs: int = checked(
+        2**15,
+        Rule(int, 1, 2**31 - 1),
+        "log-probabilities of a request: at each token of all its answers, and at each of its "
+        "prompt if it wants them, one and those of the likeliest tokens",
+    )
     max_pass_through_length: int = checked(
         4096,
         Rule(int, 0, 2**24),

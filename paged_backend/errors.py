@@ -75,6 +75,11 @@ class EngineDead(PagedError, RuntimeError):
         super().__init__(f"engine_dead: {problem}")
 
 
+def as_exception(error: BaseException) -> Exception:
+    """Return an error that can be answered: a panic in a library of Rust is no Exception."""
+    return error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
+
+
 def place_of(error: Exception) -> str:
     """What kind of error it is and where it arose; its text may be a part of somebody's prompt."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]

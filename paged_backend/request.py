@@ -43,6 +43,7 @@ class RequestLimits:
     max_json_length: int
     max_json_depth: int
     max_pass_through_length: int
+    max_total_logprobs: int
 
     @classmethod
     def of(
@@ -62,6 +63,7 @@ class RequestLimits:
             max_json_length=config.max_json_length,
             max_json_depth=config.max_json_depth,
             max_pass_through_length=config.max_pass_through_length,
+            max_total_logprobs=config.max_total_logprobs,
         )
 
     @property
@@ -120,12 +122,32 @@ class RequestLimits:
             if value is not None and value > limit:
                 raise InvalidRequest(name, f"must be at most {option} ({limit}), got {value}")
 
+    def check_total_logprobs(self, num_prompt_tokens: int, params: SamplingParams) -> None:
+        """Check that an answer can be sent without holding up those of other callers.
+
+        Raises:
+            InvalidRequest: it would have more log-probabilities than a server sends.
+        """
+        num_output_tokens = params.n * (params.max_tokens or self.max_output_tokens)
+        for name, num_top, num_tokens in (
+            ("prompt_logprobs", params.prompt_logprobs, num_prompt_tokens),
+            ("logprobs", params.logprobs, num_output_tokens),
+        ):
+            total = 0 if num_top is None else num_tokens * (1 + num_top)
+            if total > self.max_total_logprobs:
+                raise InvalidRequest(
+                    name,
+                    f"at most {self.max_total_logprobs} in all (max_total_logprobs), got up to "
+                    f"{total}: {num_tokens} tokens with {num_top} of the likeliest each",
+                )
+
     def _check_lists(self, params: SamplingParams) -> None:
         longest = max(map(len, params.stop), default=0)
         for name, value, limit, words in (
             ("stop", len(params.stop), self.max_stop_strings, "strings (max_stop_strings)"),
             ("stop", longest, self.max_stop_length, "characters (max_stop_length)"),
             ("logit_bias", len(params.logit_bias), self.max_logit_bias, "entries (max_logit_bias)"),
+            ("allowed_token_ids", len(params.allowed_token_ids), self.vocab_size, "token ids"),
         ):
             if value > limit:
                 raise InvalidRequest(name, f"at most {limit} {words}, got {value}")

@@ -6,6 +6,7 @@ elsewhere, a second round. Copy this file to a model's ``model.py`` and edit ``_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -96,9 +97,11 @@ class TritonPythonModel:
         """Cancel the calls of those who have left, whatever they wait for."""
         while not self._stopping.wait(_LOOK_S):
             for caller in list(self._callers):
-                if caller.call_id is not None and caller.has_left():
-                    # Again at each look: the model may not have got the call yet.
-                    self._llm.cancel(caller.call_id)
+                # A server or a model that is about to end answers with errors.
+                with contextlib.suppress(Exception):
+                    if caller.call_id is not None and caller.has_left():
+                        # Again at each look: the model may not have got the call yet.
+                        self._llm.cancel(caller.call_id)
 
 
 class Caller:

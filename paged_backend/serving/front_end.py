@@ -21,6 +21,7 @@ from paged_backend.errors import (
     InvalidRequest,
     PagedError,
     RequestRefused,
+    as_exception,
     place_of,
 )
 from paged_backend.outputs import EngineView, SequenceOutput
@@ -43,6 +44,7 @@ SETTLE_S = 1.0
 # microseconds, so these are two milliseconds.
 MAX_BEHIND = 16
 MAX_HELD_CANCELS = 4096
+MAX_WAITING_TASKS = 256  # calls that need no engine; more are refused while so much is prepared
 CANCELLED = "Request was cancelled"
 UNLOADING = RequestRefused("draining", "the model is being unloaded")
 
@@ -141,6 +143,7 @@ class FrontEnd:
 
     def _submit(self, arrival: Arrival) -> None:
         task = self._parser.task(arrival.tensors)
+        self._parser.check_lengths(arrival.tensors, arrival.parameters_json)
         if task == CANCEL:
             call_id = self._parser.call_to_cancel(arrival.tensors)
             self._cancel(Cancel(call_id, arrival.sender))
@@ -150,10 +153,20 @@ class FrontEnd:
             self._inspect(arrival.sender)
         elif task == GENERATE:
             arrival.call_id = self._parser.call_id(arrival.tensors)
-            self._link.check_room(len(self._open), self._preparation.num_waiting)
+            arrival.is_request = True
+            self._link.check_room(len(self._open), self._num_starting())
             self._prepare(arrival, self._start)
         else:
+            if self._preparation.num_waiting >= MAX_WAITING_TASKS:
+                raise RequestRefused(
+                    "queue_full", f"{MAX_WAITING_TASKS} calls wait to be tokenized; retry after 1 s"
+                )
             self._prepare(arrival, partial(self._answer_task, task))
+
+    def _num_starting(self) -> int:
+        """The number of requests that are on their way to the engine."""
+        with self._lock:
+            return sum(arrival.is_request for arrival in self._preparing)
 
     def _prepare(self, arrival: Arrival, act: Callable[[Arrival], None]) -> None:
         """Do what may take long: now for a small call, and on another thread for others."""
@@ -221,7 +234,8 @@ class FrontEnd:
         """Give the caller what is raised as the final response."""
         try:
             yield
-        except Exception as error:
+        except BaseException as caught:
+            error = as_exception(caught)
             if isinstance(error, RequestRefused):
                 with self._lock:
                     self._refused[error.reason] += 1

@@ -48,6 +48,7 @@ class Arrival:
     sender: Sender
     clock: CallClock = field(default_factory=CallClock)
     call_id: str | None = None
+    is_request: bool = False  # for the engine; other calls need the tokenizer only
     is_cancelled: bool = False  # by its name, before the engine has heard of it
     load: Load = field(init=False)
 

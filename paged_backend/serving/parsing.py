@@ -13,7 +13,7 @@ from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, INT32_MAX, Samplin
 from paged_backend.serving import fields
 from paged_backend.serving.contract import INPUTS, Array
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.prompts import PromptReader
+from paged_backend.serving.prompts import UTF8_BYTES, PromptReader
 from paged_backend.serving.tasks import TaskReader
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
@@ -105,6 +105,18 @@ class RequestParser:
             raise InvalidRequest("call_id", "is missing; it names the call to cancel")
         return call_id
 
+    def check_lengths(self, tensors: Tensors, parameters_json: str) -> None:
+        """Refuse a call that is too long for anything that is read in it, without reading it.
+
+        Raises:
+            InvalidRequest: naming the field.
+        """
+        self._prompts.check_lengths(tensors)
+        name = "sampling_parameters"
+        if name in tensors:
+            self._check_json_length(name, len(fields.single(name, tensors[name])) // UTF8_BYTES)
+        self._check_json_length("parameters", len(parameters_json))
+
     def tenant_of_task(self, parameters_json: str) -> str:
         """Return the tenant of a call that is no request for the engine.
 
@@ -149,6 +161,7 @@ class RequestParser:
         params = resolve_bad_words(self._tokenizer, params)
         prompt = self._prompts.read(tensors)
         self._limits.check(prompt.token_ids, params)
+        self._limits.check_total_logprobs(len(prompt.token_ids), params)
         prompt_text = ""
         if options.echo:
             prompt_text = prompt.text or self._tokenizer.decode(
@@ -205,11 +218,14 @@ class RequestParser:
                 "pass_through", f"has {length} bytes, more than {limit} ({reason})"
             )
 
-    def _json_object(self, name: str, source: str) -> dict[str, Any]:
-        if len(source) > self._limits.max_json_length:
+    def _check_json_length(self, name: str, length: int) -> None:
+        if length > self._limits.max_json_length:
             raise InvalidRequest(
                 name, f"has over {self._limits.max_json_length} characters (max_json_length)"
             )
+
+    def _json_object(self, name: str, source: str) -> dict[str, Any]:
+        self._check_json_length(name, len(source))
         return fields.json_object(name, source, self._limits.max_json_depth)
 
 

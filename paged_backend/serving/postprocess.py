@@ -96,9 +96,17 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
     ids = _split(tensors, "output_ids", "num_output_tokens")
     for new_ids, (context_ids, num_held, length), reason in zip(ids, states, reasons, strict=True):
         state = StreamState(context_ids, num_held, length - len(new_ids))
-        finish_reason = None if reason == "None" else FinishReason(reason)
+        finish_reason = _finish_reason(reason)
         delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason)
         yield passed.prompt + delta.text
+
+
+def _finish_reason(name: str) -> FinishReason | None:
+    try:
+        return None if name == "None" else FinishReason(name)
+    except ValueError as error:
+        known = ", ".join(["None", *FinishReason])
+        raise InvalidRequest("finish_reason", f"must be one of {known}") from error
 
 
 def _split(tensors: Tensors, name: str, counts: str) -> list[list[int]]:

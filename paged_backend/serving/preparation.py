@@ -21,7 +21,7 @@ from paged_backend.serving.fields import Tensors
 SMALL = 4096
 # Characters that stand for a token while nobody has counted the tokens.
 CHARACTERS_PER_TOKEN = 4
-_MAX_COUNTED = 256  # strings of a tensor that are measured; the others count as one character each
+_MAX_COUNTED = 256  # strings of a tensor that are measured; a call with more of them is not small
 # A large call lets calls pass that are smaller by this much and come a second later.
 _CHARACTERS_PER_S = 100_000
 _MAX_PASSED_S = 1.0
@@ -53,7 +53,9 @@ class Load:
 def _size(tensor: Array) -> int:
     if tensor.dtype != object:
         return tensor.size
-    return tensor.size + sum(map(len, tensor.reshape(-1)[:_MAX_COUNTED].tolist()))
+    if tensor.size > _MAX_COUNTED:
+        return SMALL + tensor.size
+    return sum(map(len, tensor.reshape(-1).tolist()))
 
 
 class Preparation:
@@ -142,10 +144,12 @@ class Lane:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            job.work()
-            with self._changed:
-                self.size -= job.size
-                self.num_jobs -= 1
+            try:
+                job.work()
+            finally:
+                with self._changed:
+                    self.size -= job.size
+                    self.num_jobs -= 1
 
     def _next(self) -> _Job | None:
         """The next piece of work; None once the lane is closed and empty."""

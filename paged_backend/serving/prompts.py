@@ -15,6 +15,7 @@ SOURCES = ("text_input", "input_ids", "messages")
 # A character may be written as two escaped surrogates, and each message has fields around its text.
 JSON_PER_CHARACTER = 12
 JSON_BESIDES = 2**16
+UTF8_BYTES = 4  # of a character, at the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,20 @@ class PromptReader:
         if tokenizer.chat_template is not None:
             tokenizer.chat_template.prepare()
         self.max_json_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
+
+    def check_lengths(self, tensors: Tensors) -> None:
+        """Refuse a prompt that is too long, without decoding it.
+
+        Raises:
+            InvalidRequest: naming the tensor.
+        """
+        for name, limit in (
+            ("text_input", self._max_text_length),
+            ("messages", self.max_json_length),
+        ):
+            if name in tensors:
+                length = len(fields.single(name, tensors[name])) // UTF8_BYTES
+                self._check_length(name, length, limit)
 
     def read(self, tensors: Tensors) -> Prompt:
         """The one prompt among a call's tensors.
@@ -63,18 +78,18 @@ class PromptReader:
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("messages", "cannot be used: the model has no chat template")
         source = fields.string("messages", tensors["messages"])
-        self._check_length("messages", source, self.max_json_length)
+        self._check_length("messages", len(source), self.max_json_length)
         values = fields.parse_json("messages", source, self._limits.max_json_depth)
         return self._tokenizer.chat_template.render(Chat.from_json(values))
 
     def _encode(self, name: str, text: str, *, add_special_tokens: bool) -> Prompt:
-        self._check_length(name, text, self._max_text_length)
+        self._check_length(name, len(text), self._max_text_length)
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Prompt(ids, text)
 
-    def _check_length(self, name: str, text: str, max_length: int) -> None:
-        if len(text) > max_length:
+    def _check_length(self, name: str, length: int, max_length: int) -> None:
+        if length > max_length:
             raise InvalidRequest(
                 name,
-                f"has {len(text)} characters, more than can become {self._limits.longest_prompt}",
+                f"has {length} characters, more than can become {self._limits.longest_prompt}",
             )

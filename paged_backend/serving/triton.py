@@ -14,6 +14,7 @@ from paged_backend.errors import (
     InvalidRequest,
     PagedError,
     RequestRefused,
+    as_exception,
     place_of,
 )
 from paged_backend.serving.contract import Array, TensorSpec
@@ -78,8 +79,8 @@ def respond(act: Callable[[], dict[str, Array]]) -> Any:
     """A response with what ``act`` returns, or with what it raises."""
     try:
         return response(act())
-    except Exception as error:  # one that left `execute` would hit every request of the call
-        return error_response(error)
+    except BaseException as error:  # one that left `execute` would hit every request of the call
+        return error_response(as_exception(error))
 
 
 def send_only(sender: Any, only: Any) -> None:

@@ -17,6 +17,7 @@ from paged_backend.text.chat import ChatTemplate, load_chat_template, token_cont
 from paged_backend.validation import shorten
 
 _TOKENIZER_FILE = "tokenizer.json"
+_MANY = 4096  # token ids that take over a millisecond to decode
 _CONFIG_FILE = "tokenizer_config.json"
 _SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -80,7 +81,11 @@ class Tokenizer:
 
         Ids outside the vocabulary have no text.
         """
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        if len(token_ids) <= _MANY:
+            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        # Lets other threads run meanwhile, which the call for a single list does not.
+        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return text
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's entry for ``token_id`` before decoding; None if there is none."""

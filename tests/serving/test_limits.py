@@ -24,6 +24,7 @@ NARROW = {
     "max_logit_bias": 1,
     "max_json_length": 200,
     "max_json_depth": 3,
+    "max_total_logprobs": 20,
 }
 
 
@@ -56,6 +57,16 @@ def parse(parser: RequestParser, sampling: str = "{}", **prompt: object):
             {"max_tokens": None, "min_tokens": 33},
             "min_tokens: must be at most max_tokens (32), got 33",
         ),
+        (
+            {"n": 2, "max_tokens": 20, "logprobs": 1},
+            "logprobs: at most 20 in all (max_total_logprobs), got up to 80: 40 tokens with 1 of "
+            "the likeliest each",
+        ),
+        (
+            {"prompt_logprobs": 20, "max_tokens": 1},
+            "prompt_logprobs: at most 20 in all (max_total_logprobs), got up to 21: 1 tokens with "
+            "20 of the likeliest each",
+        ),
         ({"stop": ["a", "b", "c"]}, "stop: at most 2 strings (max_stop_strings), got 3"),
         ({"stop": ["a", "bcdefg"]}, "stop: at most 5 characters (max_stop_length), got 6"),
         ({"logit_bias": {"1": 1, "2": 1}}, "logit_bias: at most 1 entries (max_logit_bias), got 2"),
@@ -79,6 +90,12 @@ def test_each_limit_is_an_option(tokenizer, fields, problem):
         parse(parser(tokenizer), source)
     except InvalidRequest as error:
         assert "max_" not in str(error)
+
+
+def test_no_more_tokens_can_be_allowed_than_there_are(tokenizer):
+    parse(parser(tokenizer), json.dumps({"allowed_token_ids": [1] * 2048}))
+    with pytest.raises(InvalidRequest, match="allowed_token_ids: at most 2048 token ids, got 2049"):
+        parse(parser(tokenizer), json.dumps({"allowed_token_ids": [1] * 2049}))
 
 
 @pytest.mark.parametrize(
