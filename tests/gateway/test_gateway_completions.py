@@ -124,6 +124,26 @@ def test_logprobs_of_bytes_that_are_no_text(gateway, stream):
     assert b"text_offset" in answer.body and b'"error"' not in answer.body
 
 
+@pytest.mark.parametrize(
+    ("prompts", "fields", "problem"),
+    [
+        (["x"] * 3, {"allowed_token_ids": [7] * 2**17}, "allowed_token_ids: at most 262144 for"),
+        (["x"], {"logprobs": 20, "max_tokens": 2000}, "logprobs: at most 32768 in all (max_total"),
+        (
+            [[7] * 1500] * 5,
+            {"prompt_logprobs": 20},
+            "logprobs: a whole answer has at most 131072 in all; stream it",
+        ),
+    ],
+    ids=["ids", "answer", "answers"],
+)
+def test_what_multiplies_is_bounded(gateway, prompts, fields, problem):
+    body = {"model": MODEL, "prompt": prompts, "max_tokens": 1, **fields}
+    answer = gateway.post("/v1/completions", body)
+    assert answer.status == 400
+    assert problem in answer.error["message"]
+
+
 def test_a_sampled_token_that_is_not_likely_is_shown_besides(api):
     logprobs = (
         complete(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -25,6 +26,8 @@ LONG = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
+# Of so many bytes that they do not fit on the way, also where tokens are joined.
+LARGE = LONG | {"logprobs": 10}
 
 
 @contextmanager
@@ -79,8 +82,10 @@ def test_what_waits_for_a_slow_reader_becomes_one_chunk(server, gateway, options
     body = LONG | options
     with unread(gateway, body) as connection:
         server.wait_for("num_requests_running", 4 if options else 1)
-        # The engine waits for no reader.
-        server.wait_for("num_requests_running", 0, timeout_s=60)
+        # The engine waits for no reader. The gateway may be busy with what it gets for longer.
+        server.wait_for("num_requests_running", 0)
+        opened = f'open_requests{{server="{server.running.grpc_url}"}}'
+        wait_until(lambda: gateway.metrics()[opened] == 0)
         slow = events(read_all(connection))
     response = gateway.post("/v1/completions", body)
     fast = [json.loads(line[6:]) for line in response.body.splitlines() if b"{" in line]
@@ -94,10 +99,10 @@ def test_what_waits_for_a_slow_reader_becomes_one_chunk(server, gateway, options
 def test_a_reader_that_falls_too_far_behind_is_left_alone(server, client):
     expected = client.generate("Who", max_tokens=600, ignore_eos=True, temperature=0).text
     with running_gateway(
-        "--triton", server.running.grpc_url, "--max-stream-backlog", "64"
+        "--triton", server.running.grpc_url, "--max-stream-backlog", "256"
     ) as gateway:
         generated = server.metrics()["generation_tokens_total"]
-        with unread(gateway, LONG) as connection, gateway.sdk() as api:
+        with unread(gateway, LARGE) as connection, gateway.sdk() as api:
             server.wait_for("num_requests_running", 1)
             stream = api.completions.create(
                 model=MODEL,
@@ -120,14 +125,18 @@ def test_a_connection_of_which_nothing_is_read_is_closed(server):
     before = "from paged_client.gateway import server\nserver.UNREAD_S = 2"
     with (
         running_gateway("--triton", server.running.grpc_url, before=before) as gateway,
-        unread(gateway, LONG) as connection,
+        unread(gateway, LARGE) as connection,
     ):
         port = connection.getsockname()[1]
         wait_until(lambda: port in peers(gateway))
         server.wait_for("num_requests_running", 1)
         wait_until(lambda: port not in peers(gateway))
-        with pytest.raises(ConnectionError):
-            read_all(connection)
+        # What was on the way may still be read, then an error or an end; the answer's end is not.
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(65536):
+                received += data
+        assert received and not received.endswith(b"0\r\n\r\n")
 
 
 def peers(gateway: Gateway) -> set[int]:
