@@ -15,16 +15,17 @@ from paged_client._completion import CompletionBuilder
 from paged_client._types import Chunk, Completion, EngineView, ModelInfo
 from paged_client.errors import RequestCancelled, ServerError, from_status
 from paged_client.protocol import (
-    CHANNEL_OPTIONS,
     READY_TIMEOUT_S,
     Prompt,
     StreamDecoder,
+    channel_options,
     config_request,
     decode_info,
     decode_text,
     decode_token_ids,
     decode_view,
     index_request,
+    is_large,
     ready_request,
     speaks_this_contract,
     stream_request,
@@ -47,7 +48,11 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     async def __anext__(self) -> Chunk:
         while not self._pending:
-            self._pending.extend(self._decoder.decode(await self._next_response()))
+            response = await self._next_response()
+            if is_large(response):  # other tasks of the event loop must not wait for it
+                self._pending.extend(await asyncio.to_thread(self._decoder.decode, response))
+            else:
+                self._pending.extend(self._decoder.decode(response))
         return self._pending.popleft()
 
     def cancel(self) -> None:
@@ -101,7 +106,7 @@ class AsyncClient:
     ) -> None:
         self._model = model
         self._timeout = timeout
-        self._channel = grpc.aio.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(url, options=channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def stream(

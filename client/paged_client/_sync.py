@@ -14,10 +14,10 @@ from paged_client._completion import CompletionBuilder
 from paged_client._types import Chunk, Completion, EngineView, ModelInfo
 from paged_client.errors import ServerError, from_status
 from paged_client.protocol import (
-    CHANNEL_OPTIONS,
     READY_TIMEOUT_S,
     Prompt,
     StreamDecoder,
+    channel_options,
     decode_info,
     decode_text,
     decode_token_ids,
@@ -81,7 +81,7 @@ class Client:
     ) -> None:
         self._model = model
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(url, options=channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def stream(

@@ -6,6 +6,7 @@ For programs with a transport of their own; others use Client or AsyncClient.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -34,6 +35,8 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2000),  # a server that comes back is found soon
 ]
 READY_TIMEOUT_S = 5.0
+_LARGE_BYTES = 2**16  # of outputs, nearly all of which are log-probabilities then
+_HERE = re.compile(r"(localhost|127\.[\d.]+|\[::1\]):\d+")
 
 _TELLING_INPUTS = {"text_input", "input_ids", "task"}
 _ASKED_FOR = (
@@ -45,6 +48,11 @@ _ASKED_FOR = (
 )
 _ASKED_FOR_WITH = {"logprobs": "return_logprobs", "prompt_logprobs": "return_prompt_logprobs"}
 _NOT_FINISHED = "None"
+
+
+def channel_options(address: str) -> list[tuple[str, int]]:
+    """Options of a channel: gRPC would ask a proxy of the environment even for this machine."""
+    return [*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0 if _HERE.fullmatch(address) else 1)]
 
 
 def stream_request(
@@ -144,6 +152,11 @@ def decode_view(response: Any) -> EngineView:
         )
     except (KeyError, TypeError) as error:
         raise ServerError(f"the engine's view cannot be read: {error!r}") from None
+
+
+def is_large(response: Any) -> bool:
+    """Whether decoding a ``ModelStreamInferResponse`` takes longer than about a millisecond."""
+    return sum(map(len, response.infer_response.raw_output_contents)) > _LARGE_BYTES
 
 
 class StreamDecoder:

@@ -95,8 +95,8 @@ def reachable(user_classes: Sequence[type[User]], common: Any) -> list[type[User
             wire.close()
     if len(silent) == len(user_classes):
         raise next(iter(silent.values()))
-    for user, error in silent.items():
-        _LOG.warning("%s is left out: %s", user.__name__, error)
+    for user, reason in silent.items():
+        _LOG.warning("%s is left out: %s", user.__name__, reason)
     return [user for user in user_classes if user not in silent]
 
 

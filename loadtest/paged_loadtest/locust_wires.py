@@ -20,7 +20,7 @@ from gevent import GreenletExit
 from grpc.experimental.gevent import init_gevent
 from paged_client import Client, ClientError
 from paged_client.errors import from_status
-from paged_client.protocol import CHANNEL_OPTIONS, index_request, ready_request
+from paged_client.protocol import channel_options, index_request, ready_request
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_backend.errors import ConfigError
@@ -132,7 +132,7 @@ class GrpcWire(Wire):
     def __init__(self, options: LocustOptions) -> None:
         super().__init__(options)
         init_gevent()  # not at import: the workers of --processes are forked between
-        self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(self.address, options=channel_options(self.address))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def find_address(self, options: LocustOptions) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import Request
 
+from paged_client.gateway.auth import tenant_of
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema import MAX_DEPTH, RequestBody, describe
 
@@ -20,6 +22,7 @@ MAX_VALUES = 2**20  # as many as the longest list of token ids has
 # A larger body is read in a thread. Thread switches cost more than reading a smaller one takes.
 SMALL_BYTES = 32 * 1024
 MAX_WAITING = 64  # large bodies that wait for the thread
+MAX_WAITING_OF_ONE = MAX_WAITING // 2  # of one tenant, or without API keys of one address
 
 # One pass over a piece takes less than a millisecond; other threads run between two pieces.
 _PIECE_BYTES = 128 * 1024
@@ -36,7 +39,7 @@ class BodyReader:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "bodies")
-        self._num_waiting = 0
+        self._waiting: Counter[str] = Counter()  # by whose they are
 
     async def read(self, request: Request, model: type[Body]) -> Body:
         """The body of a request. Raises ApiError."""
@@ -46,26 +49,30 @@ class BodyReader:
             raise ApiError(400, _NO_OBJECT)
         if len(content) <= SMALL_BYTES:
             return read_body(content, model)
-        return await self._read_in_thread(content, model)
+        owner = tenant_of(request) or (request.client.host if request.client else "")
+        return await self._read_in_thread(content, model, owner)
 
     def close(self) -> None:
         """Stop the thread after the body that it reads now."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _read_in_thread(self, content: bytes, model: type[Body]) -> Body:
-        if self._num_waiting >= MAX_WAITING:
+    async def _read_in_thread(self, content: bytes, model: type[Body], owner: str) -> Body:
+        if self._waiting.total() >= MAX_WAITING or self._waiting[owner] >= MAX_WAITING_OF_ONE:
             raise ApiError(
                 503,
-                f"gateway_busy: {MAX_WAITING} large bodies wait to be read; retry after 1 s",
+                f"gateway_busy: {self._waiting[owner]} of your large bodies wait to be read, and "
+                f"{self._waiting.total()} in all; retry after 1 s",
                 code="gateway_busy",
                 headers={"Retry-After": "1"},
             )
-        self._num_waiting += 1
+        self._waiting[owner] += 1
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, read_body, content, model)
         finally:
-            self._num_waiting -= 1
+            self._waiting[owner] -= 1
+            if not self._waiting[owner]:
+                del self._waiting[owner]
 
 
 def body_of(model: type[Body]) -> Callable[[Request], Coroutine[Any, Any, Body]]:

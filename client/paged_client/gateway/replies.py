@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from paged_client import Chunk, ClientError, CompletionBuilder
+from paged_client import Chunk, ClientError, Completion, CompletionBuilder
 from paged_client.gateway.backlog import Backlog
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema import StreamOptions
@@ -26,6 +26,10 @@ Chunks = AsyncGenerator[Chunk, None]
 
 _DONE = b"data: [DONE]\n\n"
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+MAX_LOGPROBS = 2**17  # of a whole answer to all its prompts
+_MANY_LOGPROBS = 2**9
 
 
 class ClientGone(Exception):
@@ -73,11 +77,22 @@ class Reply:
     async def whole(self) -> Json:
         """One JSON object. Raises ClientError."""
         builders = [CompletionBuilder() for _ in self._calls]
+        num_logprobs = 0
         async with Backlog(self._calls, math.inf) as chunks:
             async for prompt, chunk in chunks:
                 self._usage.count(prompt, chunk)
+                num_logprobs += _num_logprobs(chunk)
+                if num_logprobs > MAX_LOGPROBS:
+                    raise ApiError.field(
+                        "logprobs", f"a whole answer has at most {MAX_LOGPROBS} in all; stream it"
+                    )
                 builders[prompt].add(chunk)
         completions = [builder.build() for builder in builders]
+        if num_logprobs > _MANY_LOGPROBS:  # others must not wait for the event loop
+            return await asyncio.to_thread(self._content, completions)
+        return self._content(completions)
+
+    def _content(self, completions: Sequence[Completion]) -> Json:
         choices = [
             self._shape.choice(prompt, index, completion)
             for prompt, completion in enumerate(completions)
@@ -163,6 +178,11 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         if working.cancel():
             with contextlib.suppress(asyncio.CancelledError):
                 await working
+
+
+def _num_logprobs(chunk: Chunk) -> int:
+    prompt = (position for position in chunk.prompt_logprobs if position is not None)
+    return sum(map(len, chunk.logprobs)) + sum(map(len, prompt))
 
 
 async def _disconnect(request: Request) -> None:

@@ -382,6 +382,10 @@ class CompletionRequest(GenerateRequest):
             raise ApiError.field("best_of", "is not supported yet, except for the value of n")
         if self.max_tokens == 0 and not self.echo:
             raise ApiError.field("max_tokens", "must be at least 1, except for echo: true")
+        if len(self.prompt) * len(self.allowed_token_ids or ()) > MAX_ALLOWED_IDS:
+            raise ApiError.field(
+                "allowed_token_ids", f"at most {MAX_ALLOWED_IDS} for all prompts together"
+            )
         if len(self.prompt) * (self.n or 1) > MAX_PROMPTS:
             raise ApiError.field("n", f"at most {MAX_PROMPTS} answers to all prompts together")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from paged_client import AsyncClient
-from paged_client.protocol import CHANNEL_OPTIONS
+from paged_client.protocol import channel_options
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
@@ -25,7 +25,9 @@ class TritonGrpcEndpoint(Endpoint):
         super().__init__()
         self._target = target
         self._inputs: frozenset[str] = frozenset()
-        self._channel = grpc.aio.insecure_channel(target.address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(
+            target.address, options=channel_options(target.address)
+        )
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def check(self) -> Facts:
