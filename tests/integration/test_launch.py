@@ -147,9 +147,11 @@ def field(name: str, value: str) -> bytes:
     return b"\0" + b"".join(bytes((len(text),)) + text for text in texts)
 
 
-def kinds_of_reply(server: RunningServer, headers: dict[str, str]) -> list[int]:
+def kinds_of_reply(
+    server: RunningServer, headers: dict[str, str], call: str = "SystemSharedMemoryStatus"
+) -> list[int]:
     """The kinds of HTTP/2 frames that answer a gRPC call, sent below all checks of a library."""
-    path = "/inference.GRPCInferenceService/SystemSharedMemoryStatus"
+    path = f"/inference.GRPCInferenceService/{call}"
     given = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
     given |= {"content-type": "application/grpc", "te": "trailers", **headers}
     block = b"".join(field(name, value) for name, value in given.items())
@@ -185,6 +187,7 @@ def test_who_reads_the_command_line_cannot_open_the_closed_apis(
             connection.sendall(request.encode())
             assert not connection.recv(4096).startswith(b"HTTP/1.1 200")
     data = 0  # the kind of frame that an answer comes in
+    assert data in kinds_of_reply(echo_server, {}, call="ServerLive")
     assert data not in kinds_of_reply(echo_server, {f"triton-grpc-protocol-{name}": value})
     assert data not in kinds_of_reply(echo_server, {name: value})
 
