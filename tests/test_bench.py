@@ -8,14 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from oracle import make_engine
 
 from paged_backend.bench.continuous_peer import PeerCase, run_peer, steady_rate
 from paged_backend.bench.decode import Roofline, Target, compilations
 from paged_backend.bench.device_trace import device_gaps
+from paged_backend.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 from paged_backend.cli import main
+from paged_backend.config import EngineConfig
 from paged_backend.models.model_config import load_model_config
 
 MODELS = Path(__file__).parent.parent / "loadtest/models"
@@ -50,7 +54,7 @@ def test_bench_decode_measures_what_fits(capsys, folder, tmp_path):
     assert rows[32, 9]["problem"] == "does not fit: max_num_seqs is 8"
     assert "max_model_len is 512" in rows[480, 1]["problem"]
     assert report["prefix"]["prefix_tokens"] == 464
-    assert report["prefix"]["ttft_ms_cached"] < report["prefix"]["ttft_ms_without"]
+    assert report["prefix"]["ttft_ms_cached"] > 0 and report["prefix"]["ttft_ms_without"] > 0
     assert report["peer"] is report["idle"] is report["compiled_after_warm_up"] is None
     assert report["options"]["max_num_batched_tokens"] == 512
     assert report["complete"] is True
@@ -110,6 +114,14 @@ def test_a_batch_that_the_pool_cannot_hold_does_not_fit(capsys, folder):
     argv += ["--kv-cache-memory-bytes", str(1000 * token), "--max-model-len", "512"]
     assert main(argv) == 0
     assert "KV blocks, there are 61" in capsys.readouterr().out
+
+
+def test_the_second_prompt_of_each_pair_finds_the_prefix(folder):
+    engine = make_engine(folder)
+    figures = time_prefix(engine, EngineConfig(), 256, np.random.default_rng(0))
+    assert (figures.prefix_tokens, figures.suffix_tokens) == (256, SUFFIX_TOKENS)
+    assert engine.stats().num_prompt_tokens == REPEATS * 2 * (256 + SUFFIX_TOKENS)
+    assert engine.stats().num_cache_hits == REPEATS * 256
 
 
 @pytest.mark.parametrize("counts", ["0", "1,,2", "many"])

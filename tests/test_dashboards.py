@@ -134,13 +134,21 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
         for stream in streams:
             next(stream)
         streams[0].cancel()
-        while read_metrics(server.metrics_url)["num_requests_running"] != 3:
+        # Histograms are published twice a second, and more seldom while the machine is busy.
+        deadline = time.monotonic() + 60
+        while not published(read_metrics(server.metrics_url)) and time.monotonic() < deadline:
             time.sleep(0.01)
         read_page(server.metrics_url, pages)
         read_page(f"http://{gateway.address}/metrics", pages)
         for stream in streams:
             stream.cancel()
     return pages
+
+
+def published(shown: dict[str, float]) -> bool:
+    """Whether three calls are under way and what came before them is counted."""
+    counts = [value for name, value in shown.items() if name.endswith("_count")]
+    return shown["num_requests_running"] == 3 and bool(counts) and all(counts)
 
 
 def labels_of(name: str, exported: dict[str, Exported]) -> set[str]:

@@ -45,6 +45,7 @@ class Container:
     endpoints: Endpoints
     environment: Mapping[str, str]
     log: Path
+    before: subprocess.CompletedProcess[str]  # what the health check says while nobody listens
 
     def get(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """Status and JSON, of a POST if there is a body."""
@@ -87,6 +88,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
             "PAGED_METRICS_PORT": str(ports.metrics_port),
             "TMPDIR": str(folder),
         }
+        before = run_script("healthcheck.py", environment=environment)
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, str(DOCKER / "entrypoint.py"), "--id=from-the-test"],
@@ -96,7 +98,13 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
                 stderr=log,
             )
         try:
-            yield Container(process, ports, environment, folder / "log")
+            running = Container(process, ports, environment, folder / "log", before)
+            deadline = time.monotonic() + READY_TIMEOUT_S
+            while running.health().returncode:
+                alive = process.poll() is None
+                assert alive and time.monotonic() < deadline, running.log.read_text()[-3000:]
+                time.sleep(0.5)
+            yield running
         finally:
             process.kill()
             process.wait()
@@ -104,14 +112,9 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
 
 @pytest.mark.server
 def test_it_turns_healthy_and_answers(container: Container) -> None:
-    before = container.health()
-    assert before.returncode == 1
-    assert before.stderr.startswith("not ready: ")
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while container.health().returncode:
-        alive = container.process.poll() is None
-        assert alive and time.monotonic() < deadline, container.log.read_text()[-3000:]
-        time.sleep(0.5)
+    assert container.before.returncode == 1
+    assert container.before.stderr.startswith("not ready: ")
+    assert container.health().returncode == 0
     question = {"text_input": "What does len do?", "max_tokens": 16, "temperature": 0}
     status, answer = container.get("/v2/models/paged_llm/generate", question)
     assert status == 200

@@ -200,18 +200,25 @@ def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path):
     """Even while it loops, and even if that one was killed."""
     code = f"""
 import os, threading, time
-from paged_backend.text.chat import Chat, ChatTemplate
-template = ChatTemplate({LOOP!r}, {{}})
-template.prepare()
-chat = Chat.from_json([{{"role": "user", "content": "x"}}])
-threading.Thread(target=template.render, args=(chat,), daemon=True).start()
-time.sleep(3)
-print(template._client._renderer.pid, flush=True)
+import psutil
+from paged_backend.text.template_client import TemplateClient
+
+def arguments(source):
+    return {{"conversations": [[{{"role": "user", "content": "x"}}]], "chat_template": source}}
+
+client = TemplateClient()
+client.render(arguments("x"))
+process = psutil.Process(client._renderer.pid)
+used = process.cpu_times().user
+threading.Thread(target=client.render, args=(arguments({LOOP!r}),), daemon=True).start()
+while process.cpu_times().user < used + 0.5:
+    time.sleep(0.01)
+print(process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(run.stdout)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -150,7 +151,8 @@ def test_a_server_that_has_not_answered_yet():
 def test_a_server_that_stopped_answering_keeps_its_last_figures():
     good = reading(time.monotonic() - 42, {"num_requests_running": 4}, SHARING)
     lines = lines_of(frame_of(good, ConfigError("cannot read metrics at http://x")), 120, 40)
-    assert "NO ANSWER for 42 s, trying on" in lines[0]
+    shown = re.search(r"NO ANSWER for (\d+) s, trying on", lines[0])
+    assert shown is not None and 42 <= int(shown[1]) < 100
     assert lines[1] == "cannot read metrics at http://x"
     assert len(lines) <= 40
     assert "4 running" in "\n".join(lines) and "444aa" in "\n".join(lines)
