@@ -197,7 +197,7 @@ def test_a_large_body_is_read_beside_the_event_loop():
         large = json.dumps({"prompt": "x" * bodies.SMALL_BYTES}).encode()
         readings = [
             asyncio.create_task(reader.read(request(large), CompletionRequest))
-            for _ in range(bodies.MAX_WAITING + 1)
+            for _ in range(bodies.MAX_WAITING_OF_ONE + 1)
         ]
         small = await reader.read(request(b'{"prompt": "x"}'), CompletionRequest)
         assert small.prompt == ["x"]

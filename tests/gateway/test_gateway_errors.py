@@ -59,7 +59,7 @@ def message(**fields):
         (text(prompt=[1, -1]), "prompt", "must be a text, token ids, or a list of either"),
         (text(prompt=["x"] * 257), "prompt", "at most 256 prompts, got 257"),
         (text(prompt=[99999]), "prompt", "99999"),
-        (text(prompt="x" * 10**6), "prompt", "has 1000000 characters"),
+        (text(prompt="x" * 10**6), "prompt", "characters, more than can become 2047 tokens"),
         (text(prompt=None), "prompt", "is missing"),
         (text(stream_options={}), "stream_options", "is only for stream: true"),
         (text(stream=True, prompt_logprobs=1), "prompt_logprobs", "is only for stream: false"),
