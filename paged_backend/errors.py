@@ -80,7 +80,7 @@ def as_exception(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
 
 
-def place_of(error: Exception) -> str:
+def place_of(error: BaseException) -> str:
     """What kind of error it is and where it arose; its text may be a part of somebody's prompt."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = (f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))

@@ -7,13 +7,14 @@ texts are tokenized, and chat templates are rendered, on two threads beside it.
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from paged_backend.errors import RequestRefused
+from paged_backend.errors import RequestRefused, place_of
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 
@@ -146,10 +147,13 @@ class Lane:
         while (job := self._next()) is not None:
             try:
                 job.work()
-            finally:
-                with self._changed:
-                    self.size -= job.size
-                    self.num_jobs -= 1
+            except BaseException as error:  # a fault of ours, of which the other calls hear nothing
+                print(
+                    f"paged-backend: internal error: {place_of(error)}", file=sys.stderr, flush=True
+                )
+            with self._changed:
+                self.size -= job.size
+                self.num_jobs -= 1
 
     def _next(self) -> _Job | None:
         """The next piece of work; None once the lane is closed and empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from functools import partial
@@ -68,7 +69,8 @@ class TritonPythonModel:
 
     def _answer(self, tensors: Tensors, parameters: str, sender: Any) -> None:
         act = partial(self._prepare, tensors, parameters)
-        triton.send_only(sender, triton.respond(act))
+        with contextlib.suppress(Exception):  # the server may have ended the call already
+            triton.send_only(sender, triton.respond(act))
 
     def _read(self, request: Any) -> Tensors:
         return triton.read_tensors(request, INPUTS)
