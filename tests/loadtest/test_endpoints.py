@@ -71,9 +71,11 @@ def test_a_failed_call_says_why_and_harms_no_other(targets, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_time_limit_is_a_failure(targets, backend):
-    _, (timeline,) = asyncio.run(
-        ask(target(targets, backend, request_timeout=0.3), Request("Hi", 1500))
-    )
+    for limit_s in (0.3, 1.5, 6.0):  # a busy machine needs longer for its first token
+        options = target(targets, backend, request_timeout=limit_s)
+        _, (timeline,) = asyncio.run(ask(options, Request("Hi", 1500)))
+        if timeline.num_output_tokens:
+            break
     assert timeline.error is not None
     assert 0 < timeline.num_output_tokens < 1500
 
