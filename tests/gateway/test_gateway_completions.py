@@ -53,6 +53,12 @@ def test_a_stream(api):
     assert {chunk.object for chunk in chunks} == {"text_completion"}
 
 
+def test_a_token_that_there_is_not_is_named_as_in_the_body(gateway):
+    answer = gateway.post("/detokenize", {"model": MODEL, "tokens": [1, 2048]})
+    assert (answer.status, answer.error["param"]) == (400, "tokens")
+    assert answer.error["message"] == "tokens: must be from 0 to 2047, got 2048"
+
+
 def test_tokenize_and_detokenize_are_inverse(gateway):
     text = "What does os.path.join do? \u00e9\u4e2d\U0001f600"
     answer = gateway.post("/tokenize", {"model": MODEL, "prompt": text}).json

@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from paged_client import ClientError, Unavailable
+from paged_client import ClientError, InvalidRequest, Unavailable
 from paged_client.gateway.auth import ApiKey, RequireApiKey, tenant_of
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
@@ -212,7 +212,10 @@ async def tokenize(request: Request, body: TokenizeBody, servers: Servers) -> Re
 async def detokenize(request: Request, body: DetokenizeBody, servers: Servers) -> Response:
     """The text that token ids stand for."""
     model = await servers.resolve(body.model)
-    text = await _text(servers, model, body.tokens, tenant_of(request))
+    try:
+        text = await _text(servers, model, body.tokens, tenant_of(request))
+    except InvalidRequest as error:
+        raise ApiError.from_client(error, {"input_ids": "tokens"}) from None
     return JSONResponse({"prompt": text})
 
 

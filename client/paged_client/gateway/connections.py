@@ -40,6 +40,17 @@ class TimedConnection(H11Protocol):
         elif self.conn.trailing_data[0]:
             self._start_waiting()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer a client that breaks the protocol; an answer under way is not sent any more."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        super().send_400_response(msg)
+
     def _start_waiting(self) -> None:
         if self._deadline is None:
             self._deadline = self.loop.call_later(HEADERS_S, self._close)

@@ -47,14 +47,14 @@ class ApiError(Exception):
         return cls(400, f"{name}: {problem}", param=name)
 
     @classmethod
-    def from_client(cls, error: ClientError) -> ApiError:
-        """What an error of a server means to the gateway's caller."""
+    def from_client(cls, error: ClientError, names: Mapping[str, str] = _NAMES) -> ApiError:
+        """What an error of a server means to a caller who knows fields by other ``names``."""
         message = str(error)
         match error:
             case UnknownModel():
                 return cls(404, message, param="model", code="model_not_found")
             case InvalidRequest():
-                return cls._from_refusal(message)
+                return cls._from_refusal(message, names)
             case RequestTimeout():
                 if error.reason is None:
                     message = "deadline: the answer took longer than is allowed"
@@ -65,11 +65,11 @@ class ApiError(Exception):
                 return cls(500, message, code=error.reason)
 
     @classmethod
-    def _from_refusal(cls, message: str) -> ApiError:
+    def _from_refusal(cls, message: str, names: Mapping[str, str]) -> ApiError:
         found = _FIELD.match(message)
         if found is None:
             return cls(400, message)
-        param = _NAMES.get(found[1], found[1]) + found[2]
+        param = names.get(found[1], found[1]) + found[2]
         return cls.field(param, message[found.end() :])
 
     @classmethod
