@@ -125,7 +125,7 @@ def test_a_connection_of_which_nothing_is_read_is_closed(server):
     before = "from paged_client.gateway import server\nserver.UNREAD_S = 2"
     with (
         running_gateway("--triton", server.running.grpc_url, before=before) as gateway,
-        unread(gateway, LARGE) as connection,
+        unread(gateway, LARGE | {"max_tokens": 1900, "logprobs": 15}) as connection,
     ):
         port = connection.getsockname()[1]
         wait_until(lambda: port in peers(gateway))
