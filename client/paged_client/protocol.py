@@ -155,7 +155,7 @@ def decode_view(response: Any) -> EngineView:
 
 
 def is_large(response: Any) -> bool:
-    """Whether decoding a ``ModelStreamInferResponse`` takes longer than about a millisecond."""
+    """Return True if a ``ModelStreamInferResponse`` takes over about a millisecond to decode."""
     return sum(map(len, response.infer_response.raw_output_contents)) > _LARGE_BYTES
 
 

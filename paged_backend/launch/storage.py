@@ -1,4 +1,4 @@
-"""Where the launcher writes, and what is said where that fails: a disk is full, a folder closed."""
+"""Writes of the launcher, and clear errors for a full disk or a folder that cannot be written."""
 
 from __future__ import annotations
 

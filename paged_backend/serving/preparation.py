@@ -34,7 +34,7 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much there is to prepare in a call."""
+    """The size of a call and what its preparation needs."""
 
     size: int  # characters and numbers
     needs_template: bool
@@ -47,7 +47,7 @@ class Load:
 
     @property
     def is_small(self) -> bool:
-        """Whether the call may be prepared on the thread that takes all calls."""
+        """True if the call may be prepared on the thread that admits all calls."""
         return self.size <= SMALL and not self.needs_template
 
 

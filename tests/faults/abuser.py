@@ -1,6 +1,6 @@
 """A client that abuses a server: ``python abuser.py SHAPE SECONDS TRITON_HTTP GATEWAY``.
 
-It runs in a process of its own, so that its own work is not measured as the server's. It has one
+It runs in a separate process, so that its work is not measured as the server's. It has one
 request open at a time, and prints how many it has sent and how they were answered.
 """
 
