@@ -236,10 +236,21 @@ def _encoded(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
+def _is_utf8(value: Any) -> bool:
+    """Return False if a string in the value holds a half of a surrogate pair."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _with_field(path: str, name: str, value: Any) -> Ask:
     """A body that is right but for this field."""
     body = _BASES[path] | {name: value}
     if name in ("logprobs", "top_logprobs", "min_tokens", "messages", "prompt"):
+        return Ask(path, _encoded(body), statuses=(400,))
+    if not _is_utf8(body):  # the parser refuses it before any field is known
         return Ask(path, _encoded(body), statuses=(400,))
     return Ask(path, _encoded(body), named=name, statuses=(404,) if name == "model" else ())
 
