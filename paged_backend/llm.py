@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
+from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import InvalidRequest
-from paged_backend.models.hub import resolve_model
 from paged_backend.outputs import (
     CompletionOutput,
     FinishReason,

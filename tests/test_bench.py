@@ -18,9 +18,9 @@ from paged_backend.bench.continuous_peer import PeerCase, run_peer, steady_rate
 from paged_backend.bench.decode import Roofline, Target, compilations
 from paged_backend.bench.device_trace import device_gaps
 from paged_backend.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
+from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
 from paged_backend.config import EngineConfig
-from paged_backend.models.model_config import load_model_config
 
 MODELS = Path(__file__).parent.parent / "loadtest/models"
 

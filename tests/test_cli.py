@@ -103,7 +103,7 @@ def test_bench_offline_measures_both_on_one_trace(capsys, folder, tmp_path):
 
 
 def test_the_shapes_to_measure_are_those_of_the_readme():
-    from paged_backend.models.model_config import load_model_config
+    from paged_backend.checkpoint.model_config import load_model_config
 
     small = load_model_config(ROOT / "loadtest/models/llama-30m")
     smol = load_model_config(ROOT / "loadtest/models/smollm2-135m")

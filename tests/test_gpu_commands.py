@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from paged_backend.bench.decode import growth
+from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import bench
 from paged_backend.cli.options import engine_options
 from paged_backend.config import EngineConfig
 from paged_backend.models.loader import resolve_dtype
-from paged_backend.models.model_config import load_model_config
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paged_backend.checkpoint.weights import weight_files
 from paged_backend.core.block_hash import BlockHasher
 from paged_backend.errors import ConfigError, place_of
-from paged_backend.models.weights import weight_files
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = [

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paged_backend.bench.transformers_peer import load_peer
-from paged_backend.models.model_config import DTYPES
+from paged_backend.checkpoint.model_config import DTYPES
 
 NEW_TOKENS = 128  # the first request is to last until the last one has begun
 CPU_BATCH_TOKENS = 512

@@ -28,12 +28,12 @@ from paged_backend.bench.continuous_peer import PeerCase, PeerResult, run_peer
 from paged_backend.bench.device_trace import device_gaps, traced
 from paged_backend.bench.environment import copy_bandwidth, environment, matmul_rate
 from paged_backend.bench.prefix import PrefixFigures, time_prefix
+from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
-from paged_backend.models.hub import resolve_model
 from paged_backend.models.llama import LlamaModel
 from paged_backend.models.loader import resolve_dtype
-from paged_backend.models.model_config import ModelConfig, load_model_config
 
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20

@@ -28,9 +28,9 @@ from paged_backend.bench.calls import drain, greedy, prompt_ids
 from paged_backend.bench.environment import environment
 from paged_backend.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.bench.transformers_peer import TransformersPeer
+from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
-from paged_backend.models.hub import resolve_model
 from paged_backend.outputs import SequenceOutput
 
 PREFIX_TOKENS = 448

@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-MODEL_DIR = Path(__file__).parent / "model"
 QUESTIONS_FILE = Path(__file__).parent / "questions.json"
 
 SYSTEM_PROMPT = (

@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
-from paged_backend.demo import MODEL_DIR, SYSTEM_PROMPT, Question, load_questions
+from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.demo import SYSTEM_PROMPT, Question, load_questions
 from paged_backend.demo.metrics import MetricsWatch
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server

@@ -21,7 +21,8 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from paged_backend.demo import MODEL_DIR, QUESTIONS_FILE, SYSTEM_PROMPT, Question, corpus
+from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.demo import QUESTIONS_FILE, SYSTEM_PROMPT, Question, corpus
 from paged_backend.demo.examples import Batch, ExampleSource
 from paged_backend.demo.verification import FORMS, Check, verify
 from paged_backend.demo.vocabulary import VOCAB_SIZE, learn_tokenizer

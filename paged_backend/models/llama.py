@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.models.layers import HeadNorm, layer_functions
 from paged_backend.models.linear import Linear
-from paged_backend.models.model_config import ModelConfig
 
 Meta = TypeVar("Meta", contravariant=True)
 

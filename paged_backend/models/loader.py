@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from paged_backend.checkpoint.model_config import DTYPES, ModelConfig, load_model_config
+from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.models.llama import LlamaModel
-from paged_backend.models.model_config import DTYPES, ModelConfig, load_model_config
-from paged_backend.models.weights import load_weights, random_weights
 
 
 def load_model(config: EngineConfig, folder: Path, device: torch.device) -> LlamaModel:

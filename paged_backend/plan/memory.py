@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paged_backend.checkpoint.shape import Shape
 from paged_backend.config import StepLimits
-from paged_backend.models.shape import Shape
 from paged_backend.plan.gpus import MIB, Gpu
 from paged_backend.plan.number_types import KvType, WeightType
 from paged_backend.plan.sizes import KvSizes, count_parameters

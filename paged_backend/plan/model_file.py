@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paged_backend.demo import MODEL_DIR
+from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 

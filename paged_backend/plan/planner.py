@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.shape import Shape, read_dtype, read_shape
 from paged_backend.config import EngineConfig, StepLimits
-from paged_backend.models.config_file import ConfigFile
-from paged_backend.models.shape import Shape, read_dtype, read_shape
 from paged_backend.plan.gpus import Gpu
 from paged_backend.plan.lengths import Lengths
 from paged_backend.plan.measured import Comparison, Measurement, compare

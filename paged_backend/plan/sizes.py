@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.models.shape import Shape
+from paged_backend.checkpoint.shape import Shape
 from paged_backend.plan.number_types import KvType, WeightType
 
 

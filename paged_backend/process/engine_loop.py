@@ -16,11 +16,11 @@ from pathlib import Path
 
 import zmq
 
+from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.config import EngineConfig
 from paged_backend.core.rate_limit import TenantRateLimit
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, PagedError, RequestRefused
-from paged_backend.models.hub import resolve_model
 from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, Turnover, rate_limited

@@ -27,7 +27,7 @@ from servers import (
     wait_loaded,
 )
 
-from paged_backend.demo import MODEL_DIR
+from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server

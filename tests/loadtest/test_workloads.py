@@ -16,7 +16,8 @@ from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
 from paged_loadtest.workloads.lengths import parse_lengths
 
 from paged_backend import LLM, SamplingParams
-from paged_backend.demo import MODEL_DIR, load_questions
+from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.demo import load_questions
 from paged_backend.errors import ConfigError
 
 DATA = Path(__file__).parent.parent.parent / "loadtest" / "workloads"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.shape import Shape, read_shape
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
-from paged_backend.models.config_file import ConfigFile
 from paged_backend.models.llama import LlamaModel
-from paged_backend.models.model_config import load_model_config
-from paged_backend.models.shape import Shape, read_shape
 from paged_backend.plan.gpus import GPUS, find_gpu
 from paged_backend.plan.lengths import Lengths
 from paged_backend.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paged_backend.demo import MODEL_DIR
+from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 from paged_loadtest.request import Message

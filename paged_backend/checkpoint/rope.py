@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.models.config_file import ConfigFile
+from paged_backend.checkpoint.config_file import ConfigFile
 
 DEFAULT_THETA = 10000.0
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.errors import ConfigError
-from paged_backend.models.model_config import ModelConfig, load_model_config
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

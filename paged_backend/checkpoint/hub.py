@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -20,8 +21,6 @@ def resolve_model(name: str) -> Path:
         ConfigError: there is no such folder, and it cannot be downloaded either.
     """
     if name == "demo":
-        from paged_backend.demo import MODEL_DIR
-
         return MODEL_DIR
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.rope import Rope, read_rope
+from paged_backend.checkpoint.shape import Shape, read_dtype, read_shape
 from paged_backend.errors import ConfigError
-from paged_backend.models.config_file import ConfigFile
-from paged_backend.models.rope import Rope, read_rope
-from paged_backend.models.shape import Shape, read_dtype, read_shape
 from paged_backend.validation import shorten
 
 DTYPES = {

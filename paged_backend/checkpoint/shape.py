@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paged_backend.models.config_file import ConfigFile
-from paged_backend.models.registry import Architecture, Biases, Windows, find_architecture
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.registry import Architecture, Biases, Windows, find_architecture
 from paged_backend.validation import shorten
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -11,13 +11,13 @@ from checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paged_backend.checkpoint import weights
+from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
-from paged_backend.models import weights
 from paged_backend.models.llama import LlamaModel
 from paged_backend.models.loader import load_model, resolve_dtype
-from paged_backend.models.model_config import load_model_config
-from paged_backend.models.weights import load_weights, random_weights
 
 CPU = torch.device("cpu")
 

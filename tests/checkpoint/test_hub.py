@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.errors import ConfigError
-from paged_backend.models.hub import resolve_model
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -27,9 +27,7 @@ def test_paths_that_are_no_folder(tmp_path: Path) -> None:
 
 def test_an_id_that_cannot_be_downloaded(tmp_path: Path) -> None:
     # In a process of its own: huggingface_hub reads its environment when it is imported.
-    code = (
-        "from paged_backend.models.hub import resolve_model; resolve_model('some-one/some-model')"
-    )
+    code = "from paged_backend.checkpoint.hub import resolve_model; resolve_model('some-one/some-model')"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paged_backend.models.config_file import ConfigFile
+from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.validation import shorten
 
 Windows = tuple[int | None, ...]
