@@ -44,6 +44,11 @@ class StepLimits:
     async_scheduling: bool
 
 
+# Where the options leave them open.
+CPU_LIMITS = StepLimits(max_num_seqs=64, max_num_batched_tokens=512, async_scheduling=False)
+GPU_LIMITS = StepLimits(max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Options of one engine; names are vLLM's where vLLM has the option.
@@ -221,14 +226,15 @@ class EngineConfig:
             )
         return weights
 
-    def step_limits(self, *, on_gpu: bool) -> StepLimits:
-        """The options that bound a step, with the defaults of the device it runs on."""
-        seqs, tokens = (256, 8192) if on_gpu else (64, 512)
-        seqs = self.max_num_seqs or min(seqs, self.max_num_batched_tokens or tokens)
+    def step_limits(self, defaults: StepLimits) -> StepLimits:
+        """The options that bound a step; a platform's `defaults` where they are left open."""
+        tokens = self.max_num_batched_tokens or defaults.max_num_batched_tokens
+        seqs = self.max_num_seqs or min(defaults.max_num_seqs, tokens)
+        chosen = self.async_scheduling
         return StepLimits(
             max_num_seqs=seqs,
             max_num_batched_tokens=self.max_num_batched_tokens or max(tokens, seqs),
-            async_scheduling=on_gpu if self.async_scheduling is None else self.async_scheduling,
+            async_scheduling=defaults.async_scheduling if chosen is None else chosen,
         )
 
     @classmethod

@@ -15,15 +15,14 @@ from typing import NamedTuple
 from paged_backend.config import EngineConfig
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Progress, Scheduler, SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from paged_backend.outputs import EngineStats, EngineView, QueueState, SequenceOutput
 from paged_backend.request import Request, RequestLimits
-from paged_backend.runner.model_runner import ModelRunner
-from paged_backend.runner.step import PendingOutput
+from paged_backend.worker import Worker
 
 
 class Engine:
-    """Scheduler and model runner of one model; used by one thread.
+    """Scheduler and worker of one model; used by one thread.
 
     Args:
         config: the engine's options.
@@ -34,26 +33,26 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
-        self.runner = ModelRunner(config, folder)
-        steps = self.runner.step_limits
+        self.worker = Worker(config, folder)
+        steps = self.worker.step_limits
         self.limits = RequestLimits.of(
             config,
-            max_model_len=self.runner.max_model_len,
-            vocab_size=self.runner.vocab_size,
+            max_model_len=self.worker.max_model_len,
+            vocab_size=self.worker.vocab_size,
             max_num_seqs=steps.max_num_seqs,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=steps.max_num_seqs,
                 max_num_batched_tokens=steps.max_num_batched_tokens,
-                max_model_len=self.runner.max_model_len,
+                max_model_len=self.worker.max_model_len,
                 enable_chunked_prefill=config.enable_chunked_prefill,
-                eos_token_ids=self.runner.eos_token_ids,
+                eos_token_ids=self.worker.eos_token_ids,
                 fair=config.scheduling_policy == "fair",
                 tenant_weights=config.weights_of_tenants(),
             ),
             KVCacheManager(
-                self.runner.num_blocks,
+                self.worker.num_blocks,
                 config.block_size,
                 enable_prefix_caching=config.enable_prefix_caching,
             ),
@@ -102,7 +101,7 @@ class Engine:
         started_s = time.monotonic()
         plan = self.scheduler.schedule()
         if plan.scheduled:
-            self._under_way.append(_UnderWay(started_s, plan, self.runner.submit(plan)))
+            self._under_way.append(_UnderWay(started_s, plan, self.worker.submit(plan)))
             if len(self._under_way) <= self._max_under_way:
                 return []
         return self.scheduler.update_from_output(self._wait())

@@ -1,124 +1,150 @@
-"""The directions of imports that keep the house in order."""
+"""The rules of `architecture.py` hold, and each catches a violation of it."""
 
 from __future__ import annotations
 
-import ast
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import architecture
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "paged_backend"
-VALUES = {
-    "config",
-    "engine_args",
-    "errors",
-    "flags",
-    "histogram",
-    "outputs",
-    "request",
-    "sampling_params",
-    "validation",
-}
-
-BUNDLED = "paged_backend.checkpoint.bundled"  # a folder with a tokenizer
-
-# A room of the package -> the rooms that it may import besides the values and itself.
-MAY_IMPORT = {
-    "core": set(),
-    "checkpoint": set(),
-    "demo": {"checkpoint", "launch"},
-    "models": {"checkpoint"},
-    "runner": {"core", "models"},
-    "text": {"checkpoint"},
-    "engine": {"core", "runner"},
-    "llm": {"checkpoint", "engine", "text"},
-    "process": {"checkpoint", "core", "engine"},
-    "serving": {"process", "text"},
-    "launch": set(),
-    "top": set(),
-    "plan": {"checkpoint"},
-    "bench": {"checkpoint", "engine", "models"},
-    "cli": {"bench", "demo", "launch", "plan", "top"},
-}
+RULES = [
+    architecture.cycles,
+    architecture.wrong_directions,
+    architecture.wrong_platforms,
+    architecture.wrong_libraries,
+    architecture.device_decisions,
+]
+Rule = Callable[[Path], list[str]]
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports, at any depth."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names.add(node.module)
-    return names
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rule_holds(rule: Rule) -> None:
+    assert rule(ROOT) == []
 
 
-def modules(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
+def test_every_module_has_a_rule() -> None:
+    rooms = {architecture._room(name) for name in architecture.modules(ROOT)} - {None}
+    assert rooms == set(architecture.MAY_IMPORT) | architecture.VALUES
 
 
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("copy")
+    for folder in architecture.PACKAGES.values():
+        ignored = shutil.ignore_patterns("__pycache__", "model")
+        shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+    return root
 
 
-@pytest.mark.parametrize("name", sorted(MAY_IMPORT))
-def test_rooms_import_only_what_they_may(name):
-    allowed = MAY_IMPORT[name] | VALUES | {name}
-    files = [path for path in modules(PACKAGE) if room(path) == name]
-    assert files
-    for path in files:
-        for module in imports(path):
-            if module.startswith("paged_backend."):
-                assert module.split(".")[1] in allowed, f"{path} imports {module}"
-
-
-def test_every_room_has_a_rule():
-    rooms = {room(path) for path in modules(PACKAGE)} - {"__init__"}
-    assert rooms == set(MAY_IMPORT) | VALUES
-
-
-def test_policy_knows_no_tensors_and_only_serving_knows_triton():
-    for path in modules(PACKAGE):
-        names = {module.split(".")[0] for module in imports(path)}
-        if room(path) in VALUES | {"core"}:
-            assert not names & {"torch", "numpy"}, path
-        if room(path) != "serving":
-            assert "triton_python_backend_utils" not in names, path
-
-
-def test_kernels_know_tensors_only():
-    for path in modules(ROOT / "kernels"):
-        names = {module.split(".")[0] for module in imports(path)}
-        assert not names & {"paged_backend", "paged_client", "transformers"}, path
-    users = {room(path) for path in modules(PACKAGE) if "paged_kernels" in path.read_text()}
-    assert users <= {"bench", "models", "runner"}
-
-
-def test_the_engine_knows_nothing_of_the_load_tester_and_the_bench_a_part_of_it():
-    for path in modules(PACKAGE):
-        used = {name for name in imports(path) if name.startswith("paged_loadtest")}
-        assert not used or room(path) in {"bench", "cli", "plan", "top"}, path
-        if room(path) == "bench":
-            names = {name.split(".")[1] for name in used}
-            assert names <= {"machine", "request", "workloads"}, path
-
-
-def test_the_load_tester_knows_clients_and_values_only():
-    for path in modules(ROOT / "loadtest" / "paged_loadtest"):
-        names = imports(path)
-        assert not {name.split(".")[0] for name in names} & {"torch", "paged_kernels"}, path
-        for name in names:
-            if name.startswith("paged_backend"):
-                assert name.split(".")[1] in VALUES or name == BUNDLED, f"{path} imports {name}"
-
-
-def test_the_client_stands_alone():
-    for path in modules(ROOT / "client"):
-        names = {module.split(".")[0] for module in imports(path)}
-        assert not names & {"torch", "paged_backend", "transformers"}, path
+@pytest.mark.parametrize(
+    ("rule", "file", "line", "message"),
+    [
+        (
+            architecture.cycles,
+            "paged_backend/core/sequence.py",
+            "from paged_backend.core.scheduler import Scheduler",
+            "paged_backend.core.scheduler -> ",
+        ),
+        (
+            architecture.cycles,
+            "paged_backend/errors.py",
+            "def f():\n    import paged_backend.config",
+            "paged_backend.errors",
+        ),
+        (
+            architecture.wrong_directions,
+            "paged_backend/core/scheduler.py",
+            "import paged_backend.worker",
+            "paged_backend.core.scheduler imports paged_backend.worker",
+        ),
+        (
+            architecture.wrong_directions,
+            "paged_backend/models/llama.py",
+            "from paged_backend.platforms.torch import layers",
+            "paged_backend.models.llama imports paged_backend.platforms.torch.layers",
+        ),
+        (
+            architecture.wrong_directions,
+            "paged_backend/process/wire.py",
+            "from paged_backend.serving import answer",
+            "paged_backend.process.wire imports paged_backend.serving.answer",
+        ),
+        (
+            architecture.wrong_platforms,
+            "paged_backend/platforms/torch/linear.py",
+            "from paged_backend.platforms.gpu.transfer import Transfer",
+            "paged_backend.platforms.torch.linear imports paged_backend.platforms.gpu.transfer",
+        ),
+        (
+            architecture.wrong_platforms,
+            "paged_backend/worker.py",
+            "from paged_backend.platforms.cpu.platform import CpuPlatform",
+            "paged_backend.worker imports paged_backend.platforms.cpu.platform",
+        ),
+        (
+            architecture.wrong_libraries,
+            "paged_backend/core/block_pool.py",
+            "import torch",
+            "paged_backend.core.block_pool imports torch",
+        ),
+        (
+            architecture.wrong_libraries,
+            "paged_backend/engine.py",
+            "import triton_python_backend_utils",
+            "paged_backend.engine imports triton_python_backend_utils",
+        ),
+        (
+            architecture.wrong_libraries,
+            "kernels/paged_kernels/scores.py",
+            "import paged_backend.request",
+            "paged_kernels.scores imports paged_backend.request",
+        ),
+        (
+            architecture.wrong_libraries,
+            "client/paged_client/__init__.py",
+            "import torch.nn",
+            "paged_client imports torch.nn",
+        ),
+        (
+            architecture.wrong_libraries,
+            "loadtest/paged_loadtest/request.py",
+            "import paged_backend.engine",
+            "paged_loadtest.request imports paged_backend.engine",
+        ),
+        (
+            architecture.device_decisions,
+            "paged_backend/sampling/draws.py",
+            'def f(x): return x.device.type == "cpu"',
+            "paged_backend.sampling.draws, line",
+        ),
+        (
+            architecture.device_decisions,
+            "paged_backend/worker.py",
+            "def f(x): return x.is_cuda",
+            "paged_backend.worker, line",
+        ),
+        (
+            architecture.device_decisions,
+            "paged_backend/bench/decode.py",
+            'import os\nos.environ.get("TRITON_INTERPRET")',
+            "paged_backend.bench.decode, line",
+        ),
+    ],
+)
+def test_a_violation_is_caught(copy: Path, rule: Rule, file: str, line: str, message: str) -> None:
+    path = copy / file
+    before = path.read_text()
+    path.write_text(f"{before}\n{line}\n")
+    try:
+        found = rule(copy)
+    finally:
+        path.write_text(before)
+    assert found and any(message in violation for violation in found)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +160,7 @@ def test_the_client_stands_alone():
         ("paged_backend.bench.decode", ["zmq", "msgspec", "tritonclient", "aiohttp"]),
     ],
 )
-def test_imports_stay_light(module, absent):
+def test_imports_stay_light(module: str, absent: list[str]) -> None:
     code = f"import sys, {module}; print(*(m for m in {absent} if m in sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == ""

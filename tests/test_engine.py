@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from oracle import Oracle, make_engine
 
-from paged_backend.config import EngineConfig
+from paged_backend.config import CPU_LIMITS, GPU_LIMITS, EngineConfig
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -63,7 +63,7 @@ def test_parallel_answers_are_those_of_single_requests(folder):
 
 
 def test_parallel_answers_survive_preemption(folder):
-    block_bytes = 16 * 2**20 // make_engine(folder).runner.num_blocks
+    block_bytes = 16 * 2**20 // make_engine(folder).worker.num_blocks
     small = make_engine(folder, max_model_len=64, kv_cache_memory_bytes=6 * block_bytes)
     requests = [sampled("a", 1, n=3), sampled("b", 2, n=2)]
     assert collect(small, requests) == collect(make_engine(folder), requests)
@@ -128,8 +128,9 @@ def test_options_that_cannot_work(folder, options, message):
     ],
 )
 def test_limits_of_a_step_follow_the_device_unless_given(options, on_gpu, seqs, tokens):
-    limits = EngineConfig(**options).step_limits(on_gpu=on_gpu)
+    defaults = GPU_LIMITS if on_gpu else CPU_LIMITS
+    limits = EngineConfig(**options).step_limits(defaults)
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (seqs, tokens)
     assert limits.async_scheduling == on_gpu
-    chosen = EngineConfig(async_scheduling=not on_gpu).step_limits(on_gpu=on_gpu)
+    chosen = EngineConfig(async_scheduling=not on_gpu).step_limits(defaults)
     assert chosen.async_scheduling != on_gpu

@@ -22,8 +22,8 @@ from paged_backend.bench.decode import growth
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import bench
 from paged_backend.cli.options import engine_options
-from paged_backend.config import EngineConfig
-from paged_backend.models.loader import resolve_dtype
+from paged_backend.config import GPU_LIMITS, EngineConfig
+from paged_backend.platforms.select import resolve_dtype
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))
@@ -206,7 +206,7 @@ def test_the_decode_benchmarks_are_of_two_shapes_in_bfloat16(commands):
 def test_no_batch_of_the_decode_benchmarks_grows_beyond_the_longest_request(commands):
     for args in decode_options(commands):
         config = EngineConfig.from_mapping(engine_options(args))
-        limits = config.step_limits(on_gpu=True)
+        limits = config.step_limits(GPU_LIMITS)
         model = load_model_config(ROOT / config.model)
         longest = config.max_model_len or model.max_position_embeddings
         for context in args.context:

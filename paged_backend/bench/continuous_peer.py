@@ -17,6 +17,7 @@ import torch
 
 from paged_backend.bench.transformers_peer import load_peer
 from paged_backend.checkpoint.model_config import DTYPES
+from paged_backend.platforms.select import is_gpu
 
 NEW_TOKENS = 128  # the first request is to last until the last one has begun
 CPU_BATCH_TOKENS = 512
@@ -81,7 +82,7 @@ def measure(case: PeerCase) -> PeerResult:
         max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     limits = ContinuousBatchingConfig()
-    if device.type == "cpu":  # it takes most of the machine's memory otherwise
+    if not is_gpu(device):  # it takes most of the machine's memory otherwise
         limits.max_batch_tokens = CPU_BATCH_TOKENS
         limits.num_blocks = case.batch_size * (-(-(case.context + NEW_TOKENS) // CPU_BLOCK) + 1)
     results = model.generate_batch(

@@ -30,10 +30,11 @@ from paged_backend.bench.environment import copy_bandwidth, environment, matmul_
 from paged_backend.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
+from paged_backend.checkpoint.registry import tensors_of
+from paged_backend.checkpoint.tensors import Role
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
-from paged_backend.models.llama import LlamaModel
-from paged_backend.models.loader import resolve_dtype
+from paged_backend.platforms.select import is_gpu
 
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20
@@ -225,11 +226,10 @@ class Roofline:
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, bytes_per_s: float, flops_per_s: float
     ) -> None:
-        # On the meta device the weights have sizes, but no memory.
-        slots = LlamaModel(config, 2, dtype, torch.device("meta")).weight_slots()
-        if not config.tied_embeddings:
-            del slots["model.embed_tokens.weight"]  # a few rows of it are looked up
-        self.weight_bytes = sum(slot.nbytes for slot in slots.values())
+        # A few rows of an embedding are looked up; if it is tied, the output layer reads it whole.
+        looked_up = None if config.tied_embeddings else Role.EMBEDDING
+        read = [spec for spec in tensors_of(config).values() if spec.role is not looked_up]
+        self.weight_bytes = sum(spec.num_elements for spec in read) * dtype.itemsize
         layer_bytes = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
         self.kv_bytes_per_token = layer_bytes * config.num_layers
         self.bytes_per_s = bytes_per_s
@@ -254,16 +254,18 @@ class DecodeBench:
     def __init__(self, config: EngineConfig, folder: Path, num_steps: int) -> None:
         self._config = config
         self._engine = Engine(config, folder)
-        self._limits = self._engine.runner.step_limits
+        self._limits = self._engine.worker.step_limits
         self.options = asdict(config) | asdict(self._limits)
         self._num_steps = num_steps
         self._rng = np.random.default_rng(config.seed)
         self._num_requests = 0
-        self.device: torch.device = self._engine.runner.device
-        model = load_model_config(folder)
-        self.dtype = resolve_dtype(config.dtype, model.dtype, self.device)
+        platform = self._engine.worker.platform
+        self.device, self.dtype = platform.device, platform.dtype
         self.roofline = Roofline(
-            model, self.dtype, copy_bandwidth(self.device), matmul_rate(self.device, self.dtype)
+            load_model_config(folder),
+            self.dtype,
+            copy_bandwidth(self.device),
+            matmul_rate(self.device, self.dtype),
         )
         _free_memory(self.device)
 
@@ -283,7 +285,7 @@ class DecodeBench:
 
     def trace_idle(self, context: int, batch_size: int) -> IdleShare | None:
         """Trace steps of a batch that fits; None without a GPU."""
-        if self.device.type != "cuda":
+        if not is_gpu(self.device):
             return None
         with self._decoding(context, batch_size):
             try:
@@ -303,7 +305,7 @@ class DecodeBench:
         max_model_len = self._engine.limits.max_model_len
         if longest >= max_model_len:
             return (
-                f"grows to {longest} tokens, max_model_len is {self._engine.runner.max_model_len}"
+                f"grows to {longest} tokens, max_model_len is {self._engine.worker.max_model_len}"
             )
         num_blocks = self._engine.stats().num_blocks
         needed = batch_size * -(-longest // self._config.block_size) + num_blocks // 100
@@ -454,7 +456,7 @@ def run_decode_bench(
 @contextmanager
 def compilations(device: torch.device) -> Iterator[list[str] | None]:
     """Names of the Triton kernels compiled meanwhile; None on a CPU, which compiles none."""
-    if device.type != "cuda":
+    if not is_gpu(device):
         yield None
         return
     from triton import knobs
@@ -485,7 +487,7 @@ def _reference(rows: Iterable[DecodeRow]) -> DecodeRow | None:
 def _free_memory(device: torch.device) -> None:
     """Hand the memory of what was deleted back to the device."""
     gc.collect()
-    if device.type == "cuda":
+    if is_gpu(device):
         torch.cuda.empty_cache()
 
 

@@ -10,9 +10,12 @@ from functools import partial
 import torch
 from paged_loadtest.machine import circumstances, output_of
 
+from paged_backend.platforms.select import is_gpu
+
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
 _COPIES = 20  # timed; as many before them bring the memory's clock up
-_PRODUCTS = {"cpu": (512, 5), "cuda": (8192, 20)}  # size and number of those that are timed
+# Sizes of the timed products, and their number.
+_CPU_PRODUCTS, _GPU_PRODUCTS = (512, 5), (8192, 20)
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -36,14 +39,14 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations per second of a product of large random matrices."""
-    size, count = _PRODUCTS[device.type]
+    size, count = _GPU_PRODUCTS if is_gpu(device) else _CPU_PRODUCTS
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     product = partial(torch.mm, a, b, out=torch.empty_like(a))
     return 2 * size**3 / _median_seconds(product, count, device)
 
 
 def _buffer_bytes(device: torch.device) -> int:
-    if device.type == "cpu":
+    if not is_gpu(device):
         return 2**28
     free, _ = torch.cuda.mem_get_info(device)
     return min(2**31, free // 4)
@@ -56,7 +59,7 @@ def _median_seconds(call: Callable[[], object], count: int, device: torch.device
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
+    if not is_gpu(device):
         started = time.perf_counter()
         call()
         return time.perf_counter() - started
@@ -70,7 +73,7 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _gpu(device: torch.device) -> dict[str, str]:
-    if device.type == "cpu":
+    if not is_gpu(device):
         return {}
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {

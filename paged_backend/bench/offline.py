@@ -149,7 +149,7 @@ class OfflineBench:
             engine=figures,
             peer_output_tokens_per_s=rate,
             prefix=prefix,
-            environment=environment(self._engine.runner.device),
+            environment=environment(self._engine.worker.platform.device),
         )
 
     def _material(self) -> Material:
@@ -174,7 +174,8 @@ class OfflineBench:
 
     def _run_requests(self, requests: list[Request], concurrency: int) -> EngineFigures:
         engine, total = self._engine, sum(r.max_tokens for r in requests)
-        before, model_before = engine.stats(), engine.runner.model_seconds
+        runner = engine.worker.model_runner
+        before, model_before = engine.stats(), runner.model_seconds
         clock = StepClock()
         pending = deque(enumerate(requests))
         num_open = 0
@@ -194,7 +195,7 @@ class OfflineBench:
         return EngineFigures(
             seconds=seconds,
             output_tokens_per_s=total / seconds,
-            outside_model_share=_rest(model_before, engine.runner.model_seconds, clock.stepping),
+            outside_model_share=_rest(model_before, runner.model_seconds, clock.stepping),
             kv_utilization=statistics.fmean(clock.utilization),
             num_steps=after.num_steps - before.num_steps,
             num_preemptions=after.num_preemptions - before.num_preemptions,
@@ -203,7 +204,7 @@ class OfflineBench:
         )
 
     def _run_peer(self, requests: list[Request], concurrency: int) -> float:
-        peer = TransformersPeer(self._folder, self._config, self._engine.runner.device)
+        peer = TransformersPeer(self._folder, self._config, self._engine.worker.platform.device)
         return peer.output_tokens_per_s(requests, concurrency)
 
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paged_backend.bench.calls import prompt_ids
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.config import EngineConfig
-from paged_backend.models.loader import resolve_dtype
+from paged_backend.platforms.select import resolve_dtype
 
 
 class TransformersPeer:

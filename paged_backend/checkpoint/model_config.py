@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says about its decoder, checked and complete."""
+"""Reads everything that a checkpoint's config.json says about its decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.rope import Rope, read_rope
-from paged_backend.checkpoint.shape import Shape, read_dtype, read_shape
+from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -28,13 +29,14 @@ class ModelConfig(Shape):
     rope: Rope
     dtype: torch.dtype  # of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
+    file: ConfigFile  # config.json, for keys that only one family has
 
 
 def load_model_config(folder: Path) -> ModelConfig:
     """Read `config.json`, and `generation_config.json` if there is one, from a checkpoint.
 
     Raises:
-        ConfigError: a file or key is missing or wrong, or the model is not covered.
+        ConfigError: a file or key is missing or wrong, or the model is not supported.
     """
     if not folder.is_dir():
         raise ConfigError(f"model folder {folder} does not exist")
@@ -46,6 +48,7 @@ def load_model_config(folder: Path) -> ModelConfig:
         rope=read_rope(config, shape.head_dim, shape.max_position_embeddings),
         dtype=DTYPES[read_dtype(config)],
         eos_token_ids=_eos_token_ids(folder, config, shape.vocab_size),
+        file=config,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which architectures the decoder covers, and in what each differs from Llama."""
+"""The supported architectures, by the names that config.json gives them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.shape import Biases, Shape, Windows
+from paged_backend.checkpoint.tensors import Tensors, decoder_tensors
 from paged_backend.validation import shorten
-
-Windows = tuple[int | None, ...]
-"""For each layer the number of positions a token sees, its own included; None for all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Biases:
-    """Which linear layers add a bias."""
-
-    qkv: bool = False
-    output: bool = False  # of the attention
-    mlp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How to read from config.json what differs between architectures."""
+    """How a family of models is read and built.
+
+    Attributes:
+        biases: reads which linear layers have a bias.
+        windows: reads each layer's window, given the number of layers.
+        qk_norm: whether queries and keys are normed head by head.
+        head_dim: where config.json has none; None stands for hidden_size / num_heads.
+        tensors: the tensors that a checkpoint of a shape holds.
+        model: the class that implements :class:`~paged_backend.models.base.Model`, as
+            ``module:Class``; it is imported when a model is loaded, as it needs torch.
+    """
 
     biases: Callable[[ConfigFile], Biases]
-    windows: Callable[[ConfigFile, int], Windows]  # of so many layers
+    windows: Callable[[ConfigFile, int], Windows]
     qk_norm: bool = False
-    head_dim: int | None = None  # where config.json has none; None: hidden_size / num_heads
+    head_dim: int | None = None
+    tensors: Callable[[Shape], Tensors] = decoder_tensors
+    model: str = "paged_backend.models.llama:LlamaModel"
 
 
 def _llama_biases(config: ConfigFile) -> Biases:
@@ -77,16 +79,31 @@ ARCHITECTURES = {
 }
 
 
-def find_architecture(config: ConfigFile) -> Architecture:
-    """The architecture that a config.json names.
+def register_architecture(name: str, architecture: Architecture) -> None:
+    """Add a family of models, or replace one.
+
+    Args:
+        name: an entry of ``architectures`` in config.json.
+        architecture: how checkpoints of the family are read and built.
+    """
+    ARCHITECTURES[name] = architecture
+
+
+def find_architecture(config: ConfigFile) -> str:
+    """Return the name of the first supported architecture that a config.json names.
 
     Raises:
-        ConfigError: the decoder does not cover it; the message lists those it covers.
+        ConfigError: none is supported; the message lists the supported ones.
     """
     names = config.value("architectures")
     if isinstance(names, list):
         for name in names:
             if isinstance(name, str) and name in ARCHITECTURES:
-                return ARCHITECTURES[name]
-    covered = ", ".join(ARCHITECTURES)
-    raise config.error("architectures", f"must be one of {covered}; got {shorten(names)}")
+                return name
+    supported = ", ".join(ARCHITECTURES)
+    raise config.error("architectures", f"must be one of {supported}; got {shorten(names)}")
+
+
+def tensors_of(shape: Shape) -> Tensors:
+    """Return the tensors that a checkpoint of this shape holds."""
+    return ARCHITECTURES[shape.architecture].tensors(shape)

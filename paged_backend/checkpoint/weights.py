@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
@@ -54,15 +55,21 @@ def load_weights(folder: Path, slots: Mapping[str, Tensor]) -> None:
         )
 
 
-def random_weights(slots: Mapping[str, Tensor], seed: int) -> None:
-    """Fill every slot with seeded random numbers: norms with one, all else with deviation 0.02."""
+def random_weights(slots: Mapping[str, Tensor], tensors: Tensors, seed: int) -> None:
+    """Fill every slot with seeded random numbers: norms with 1, the others with deviation 0.02.
+
+    Args:
+        slots: the memory of each tensor, by its name.
+        tensors: what the tensors are, by the same names.
+        seed: of the numbers.
+    """
     device = next(iter(slots.values())).device
     generator = torch.Generator(device).manual_seed(seed)
-    for name, slot in slots.items():
-        if name.endswith("norm.weight"):
-            slot.fill_(1)
+    for name, spec in tensors.items():
+        if spec.role is Role.NORM:
+            slots[name].fill_(1)
         else:
-            slot.normal_(0, 0.02, generator=generator)
+            slots[name].normal_(0, 0.02, generator=generator)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -120,7 +127,7 @@ def _fill(slots: Mapping[str, Tensor], file: Path, name: str, tensor: Tensor) ->
         )
     if tensor.dtype not in _FLOATS:
         raise ConfigError(
-            f"{file}: tensor {name} is {tensor.dtype}; quantised weights are not read"
+            f"{file}: tensor {name} is {tensor.dtype}; quantized weights are not supported"
         )
     slot.copy_(tensor)
 

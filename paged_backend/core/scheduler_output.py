@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.sampling_params import SamplingParams
@@ -70,3 +70,11 @@ class ModelRunnerOutput:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in token_ids
     # For each slice that has a PromptLogprobsSpec.
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+
+
+class PendingOutput(Protocol):
+    """The output of a step that may be in flight."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step and return its output."""
+        ...

@@ -1,7 +1,7 @@
-"""The seam between a model and the paged KV cache.
+"""The interface between a model and the paged KV cache.
 
-A model hands one layer's queries, keys and values to an `AttentionBackend`, which owns the pool's
-tensors. Block 0 is the null block: it pads block tables and no sequence ever reads it.
+A model passes one layer's queries, keys and values to an `AttentionBackend`, which owns the pool's
+tensors. Block 0 is the null block: it pads block tables, and no sequence ever reads it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.models.devices import kernels_run_on
-from paged_backend.models.layers import HeadNorm
-from paged_backend.runner.kv_cache import KVCacheSpec
+from paged_backend.models.layers import QKNorm
 
 _METADATA_DTYPES = {
     "positions": torch.int32,
@@ -42,7 +40,7 @@ class AttentionMetadata:
     block_table: Tensor  # [num_seqs, max_blocks] int32, padded with block 0
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset; -1 writes nothing
     positions: Tensor  # [num_tokens] int32, of each token in its sequence
-    num_decodes: int  # so many sequences, the first ones, have exactly one token here
+    num_decodes: int  # number of leading sequences that have exactly one token here
 
     def __post_init__(self) -> None:
         for name, dtype in _METADATA_DTYPES.items():
@@ -52,54 +50,43 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionConfig:
-    """What all attention layers of a model have in common."""
+class AttentionLayer:
+    """One attention layer of a model.
 
+    Attributes:
+        index: the layer's number in the KV cache.
+        num_heads: query heads.
+        num_kv_heads: heads of the keys and values; a divisor of `num_heads`.
+        head_dim: size of a head.
+        scale: factor on the scores before the softmax.
+        cos_sin_cache: [max_positions, head_dim] float32: for each position the cosines of
+            head_dim / 2 angles, then their sines.
+        window: the number of positions that a token sees, its own included; None for all.
+        qk_norm: the norm of each head of the queries and keys; None for no norm.
+    """
+
+    index: int
     num_heads: int
-    scale: float  # factor on the scores before the softmax
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    cos_sin_cache: Tensor
+    window: int | None = None
+    qk_norm: QKNorm | None = None
 
 
 class AttentionBackend(ABC):
     """Owns the KV pool of all layers and computes attention over it."""
 
     @abstractmethod
-    def attend(
-        self,
-        layer: int,
-        qkv: Tensor,
-        rotary: Tensor,
-        meta: AttentionMetadata,
-        window: int | None = None,
-        head_norm: HeadNorm | None = None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         """Norm the heads if asked to, rotate queries and keys, write keys and values, attend.
 
         `qkv`, which may be overwritten, is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
         in the pool's dtype, heads of the queries first, then of the keys, then of the values.
-        `rotary` is [max_positions, head_dim] float32: for each position the cosines of head_dim / 2
-        angles, then their sines. With a `window` a token sees that many positions, its own
-        included. Returns [num_tokens, num_heads * head_dim].
+        Returns [num_tokens, num_heads * head_dim].
         """
 
     @abstractmethod
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy each pair's first block over its second, in all layers."""
-
-
-def make_attention_backend(
-    spec: KVCacheSpec, config: AttentionConfig, num_blocks: int, device: torch.device
-) -> AttentionBackend:
-    """Allocate a pool of `num_blocks` blocks on `device` under the fastest backend for it."""
-    if kernels_run_on(device):
-        # Imported here because Triton exists only where there is a GPU or its interpreter.
-        from paged_backend.runner.triton_attention import TritonAttention
-
-        return TritonAttention(spec, config, num_blocks, device)
-    if device.type == "cpu" and spec.dtype == torch.float32:
-        # Imported here because numba exists only where the CPU serves.
-        from paged_backend.runner.cpu_attention import CpuAttention
-
-        return CpuAttention(spec, config, num_blocks)
-    from paged_backend.runner.torch_attention import TorchAttention
-
-    return TorchAttention(spec, config, num_blocks, device)

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from paged_backend.models.attention import AttentionLayer
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What one token's keys and values take up, and how many tokens make a block."""
+    """The shape of a token's keys and values, and the number of tokens in a block."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype
+    ) -> KVCacheSpec:
+        """Return the spec of a model's attention layers.
+
+        Raises:
+            ValueError: the layers differ in their KV heads; blocks have one size in all layers.
+        """
+        sizes = {(layer.num_kv_heads, layer.head_dim) for layer in layers}
+        if len(sizes) != 1:
+            raise ValueError(f"attention layers differ in (num_kv_heads, head_dim): {sizes}")
+        ((num_kv_heads, head_dim),) = sizes
+        return cls(len(layers), num_kv_heads, head_dim, block_size, dtype)
 
     @property
     def bytes_per_block(self) -> int:
@@ -24,5 +42,5 @@ class KVCacheSpec:
         return values * self.dtype.itemsize
 
     def num_blocks(self, budget_bytes: int) -> int:
-        """How many whole blocks fit into `budget_bytes`."""
+        """The number of whole blocks that fit into `budget_bytes`."""
         return budget_bytes // self.bytes_per_block

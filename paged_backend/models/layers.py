@@ -1,90 +1,75 @@
-"""The decoder's parts that are not matrix products, in plain torch for any device and dtype."""
+"""Parts of a model that are not matrix products: what a model asks of its platform."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from paged_backend.models.devices import kernels_run_on
-from paged_backend.models.linear import Linear
+from paged_backend.models.linear import LinearMethod, LinearSpec
 
 
 class LayerFunctions(Protocol):
-    """The functions below, as this module, `cpu_layers` or `triton_layers` has them."""
+    """Functions on rows of hidden states; `platforms.torch.layers` is their reference."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Scale rows of `x` [rows, size] to a root mean square of 1, then by `weight` [size]."""
+        ...
+
     def add_norm(
-        self, hidden: Tensor, linear: Linear, x: Tensor, weight: Tensor, eps: float
-    ) -> Tensor: ...
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor: ...
+        self, hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, eps: float
+    ) -> Tensor:
+        """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
+        ...
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for the two halves of each row of `gate_up` [rows, 2 * size]."""
+        ...
 
 
-def layer_functions(device: torch.device, dtype: torch.dtype) -> LayerFunctions:
-    """The fastest functions for a device and a dtype."""
-    if kernels_run_on(device):
-        # Imported here because Triton exists only where there is a GPU or its interpreter.
-        from paged_backend.models import triton_layers
+class Kernels(Protocol):
+    """What a model needs of the platform that it is built for."""
 
-        return triton_layers
-    if device.type == "cpu" and dtype == torch.float32:
-        # Imported here because numba exists only where the CPU serves.
-        from paged_backend.models import cpu_layers
+    @property
+    def device(self) -> torch.device:
+        """Where the model's tensors are."""
+        ...
 
-        return cpu_layers
-    from paged_backend.models import layers
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and hidden states."""
+        ...
 
-    return layers
+    @property
+    def layers(self) -> LayerFunctions:
+        """The functions on rows of hidden states."""
+        ...
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer."""
+        ...
 
 
-class HeadNorm:
-    """The norm of each head of the queries and the keys (Qwen3).
+class QKNorm:
+    """The RMS norm of each head of the queries and of the keys (Qwen3).
 
-    Made unfilled, as a `Linear`: fill `query` and `key`, then call `pack`.
+    It is made without values: fill `query` and `key` [head_dim], then call `pack`.
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        eps: float,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, kernels: Kernels
     ) -> None:
-        self.query = torch.empty(head_dim, dtype=dtype, device=device)
-        self.key = torch.empty(head_dim, dtype=dtype, device=device)
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=kernels.dtype, device=kernels.device)
+
+        self.query = empty(head_dim)
+        self.key = empty(head_dim)
         self.eps = eps
-        self.heads = torch.empty(num_heads + num_kv_heads, head_dim, dtype=dtype, device=device)
+        self.heads = empty(num_heads + num_kv_heads, head_dim)
         self._num_heads = num_heads
 
     def pack(self) -> None:
-        """Give each head its weight, for kernels that know no kinds of heads."""
+        """Repeat the weights for each head, for kernels that do not tell queries from keys."""
         self.heads[: self._num_heads] = self.query
         self.heads[self._num_heads :] = self.key
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale each row of `x` [rows, size] to a root mean square of one, then by `weight` [size]."""
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def add_norm(hidden: Tensor, linear: Linear, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
-    linear.add_to(hidden, x)
-    return rms_norm(hidden, weight, eps)
-
-
-def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """Norm, in place, as many heads of each row of `qkv` as `weight` [heads, head_dim] has."""
-    num_heads, head_dim = weight.shape
-    heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)[:, :num_heads]
-    torch.mul(F.rms_norm(heads, (head_dim,), None, eps), weight, out=heads)
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for the two halves of each row of `gate_up` [rows, 2 * size]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)

@@ -1,38 +1,45 @@
-"""From an engine's options and a checkpoint's folder to a model that is ready to run."""
+"""Builds a model for a platform and fills it from a checkpoint."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
-import torch
-
-from paged_backend.checkpoint.model_config import DTYPES, ModelConfig, load_model_config
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
-from paged_backend.models.llama import LlamaModel
+from paged_backend.models.base import Model
+from paged_backend.models.layers import Kernels
 
 
-def load_model(config: EngineConfig, folder: Path, device: torch.device) -> LlamaModel:
+def load_model(
+    config: EngineConfig, model_config: ModelConfig, folder: Path, kernels: Kernels
+) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
 
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
-    model_config = load_model_config(folder)
-    max_model_len = resolve_max_model_len(config, model_config)
-    dtype = resolve_dtype(config.dtype, model_config.dtype, device)
-    model = LlamaModel(model_config, max_model_len, dtype, device)
+    model = build_model(model_config, resolve_max_model_len(config, model_config), kernels)
     if config.load_format == "dummy":
-        random_weights(model.weight_slots(), config.seed)
+        random_weights(model.slots(), tensors_of(model_config), config.seed)
     else:
-        load_weights(folder, model.weight_slots())
+        load_weights(folder, model.slots())
     model.pack()
     return model
 
 
+def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels) -> Model:
+    """Allocate the model of a checkpoint's architecture, without values."""
+    module, _, name = ARCHITECTURES[model_config.architecture].model.partition(":")
+    model: Model = getattr(import_module(module), name)(model_config, max_model_len, kernels)
+    return model
+
+
 def resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    """The option where it is set, else as many tokens as the model was made for.
+    """Return the option if it is set, else the number of tokens that the model was made for.
 
     Raises:
         ConfigError: the option asks for more than that.
@@ -46,10 +53,3 @@ def resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> in
             f"max_position_embeddings), got {config.max_model_len}"
         )
     return config.max_model_len
-
-
-def resolve_dtype(option: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
-    """The option's dtype; `auto` is float32 on a CPU and the checkpoint's own elsewhere."""
-    if option != "auto":
-        return DTYPES[option]
-    return torch.float32 if device.type == "cpu" else checkpoint

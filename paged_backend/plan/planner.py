@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.shape import Shape, read_dtype, read_shape
-from paged_backend.config import EngineConfig, StepLimits
+from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
+from paged_backend.config import GPU_LIMITS, EngineConfig, StepLimits
 from paged_backend.plan.gpus import Gpu
 from paged_backend.plan.lengths import Lengths
 from paged_backend.plan.measured import Comparison, Measurement, compare
@@ -160,7 +161,7 @@ class Planner:
         config = ConfigFile.read(path)
         self._shape = read_shape(config)
         self._options, self._engine = options, engine
-        self._limits: StepLimits = engine.step_limits(on_gpu=True)
+        self._limits: StepLimits = engine.step_limits(GPU_LIMITS)
         context = options.context_of(self._shape.max_position_embeddings)
         input_len, output_len = options.mean_lengths(context)
         lengths = Lengths.lognormal(input_len, output_len, options.length_sigma, context)

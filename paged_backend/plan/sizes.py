@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.tensors import Role
 from paged_backend.plan.number_types import KvType, WeightType
 
 
@@ -34,23 +37,15 @@ class Parameters:
 
 
 def count_parameters(shape: Shape) -> Parameters:
-    """Count what a checkpoint of this shape holds."""
-    hidden, inner, layers = shape.hidden_size, shape.intermediate_size, shape.num_layers
-    query = shape.num_heads * shape.head_dim
-    qkv = query + 2 * shape.num_kv_heads * shape.head_dim
-    linear = hidden * qkv + query * hidden + 3 * hidden * inner
-    norms = 2 * hidden + (2 * shape.head_dim if shape.qk_norm else 0)
-    biases = (
-        shape.biases.qkv * qkv
-        + shape.biases.output * hidden
-        + shape.biases.mlp * (2 * inner + hidden)
-    )
-    table = shape.vocab_size * hidden
+    """Count the parameters of a checkpoint of this shape."""
+    count: Counter[Role] = Counter()
+    for spec in tensors_of(shape).values():
+        count[spec.role] += spec.num_elements
     return Parameters(
-        embedding=table,
-        linear=layers * linear,
-        head=0 if shape.tied_embeddings else table,
-        rest=layers * (norms + biases) + hidden,
+        embedding=count[Role.EMBEDDING],
+        linear=count[Role.LINEAR],
+        head=count[Role.HEAD],
+        rest=count[Role.NORM] + count[Role.BIAS],
     )
 
 

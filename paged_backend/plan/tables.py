@@ -8,7 +8,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from paged_backend.checkpoint.shape import DTYPES
+from paged_backend.checkpoint.shape_reader import DTYPES
 from paged_backend.plan.memory import CONTEXT_BYTES
 from paged_backend.plan.planner import Capacity, GpuPlan, Plan
 from paged_backend.plan.roofline import Step

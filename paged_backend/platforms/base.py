@@ -1,23 +1,55 @@
-"""What carries out a planned step: on the host at once, or on a device while the host goes on."""
+"""The interface of a platform: everything that depends on the device that a model runs on."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.config import EngineConfig, StepLimits
+from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
+from paged_backend.models.attention import AttentionBackend
+from paged_backend.models.base import Model
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.layers import Kernels
 
 
-class PendingOutput(Protocol):
-    """The output of a step that may be under way."""
+class ModelRunner(Protocol):
+    """Carries out steps: owns the inputs and the sampler of one model and its KV pool."""
 
-    def result(self) -> ModelRunnerOutput:
-        """Wait for it."""
+    @property
+    def model_seconds(self) -> float | None:
+        """Seconds spent in forward passes so far; None if the host does not wait for them."""
+        ...
+
+    def submit(self, scheduler_output: SchedulerOutput) -> PendingOutput:
+        """Start a step; steps are carried out in the order of their submission."""
         ...
 
 
-class StepRunner(Protocol):
-    """Owns the inputs and the sampler of one model and its KV pool."""
+class Platform(Kernels, Protocol):
+    """A device with the kernels and the model runner that serve it best."""
 
-    def submit(self, plan: SchedulerOutput) -> PendingOutput:
-        """Start a step; steps are carried out in the order of their submission."""
+    @property
+    def default_limits(self) -> StepLimits:
+        """The limits of a step where the options leave them open."""
+        ...
+
+    def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
+        """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
+        ...
+
+    def kv_cache_bytes(
+        self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
+    ) -> int:
+        """Bytes for the KV pool where `kv_cache_memory_bytes` leaves them open."""
+        ...
+
+    def model_runner(
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> ModelRunner:
+        """Make a model runner that is ready to serve, with a KV pool of `num_blocks` blocks."""
         ...

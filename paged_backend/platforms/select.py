@@ -1,4 +1,4 @@
-"""Which kernels a device runs."""
+"""Chooses the platform. No other module asks which device there is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,58 @@ import os
 
 import torch
 
+from paged_backend.checkpoint.model_config import DTYPES
+from paged_backend.errors import ConfigError
+from paged_backend.platforms.base import Platform
 
-def kernels_run_on(device: torch.device) -> bool:
-    """Whether the Triton kernels do: on a GPU and, with TRITON_INTERPRET=1, on a CPU.
 
-    Interpreted kernels are for tests and for reading along; they are slow.
+def select_platform(device: str, dtype: str, checkpoint_dtype: torch.dtype) -> Platform:
+    """Return the fastest platform for the options `device` and `dtype`.
+
+    With TRITON_INTERPRET=1 the GPU platform runs on the CPU, under Triton's interpreter: slowly,
+    for tests and for reading along.
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
     """
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    chosen = resolve_device(device)
+    number_type = resolve_dtype(dtype, checkpoint_dtype, chosen)
+    interpreted = not is_gpu(chosen) and os.environ.get("TRITON_INTERPRET") == "1"
+    # Each platform is imported only where it is used: Triton exists where there is a GPU or its
+    # interpreter, and numba where a CPU serves.
+    if is_gpu(chosen) or interpreted:
+        from paged_backend.platforms.gpu.platform import GpuPlatform
+
+        return GpuPlatform(chosen, number_type, interpreted=interpreted)
+    if number_type == torch.float32:
+        from paged_backend.platforms.cpu.platform import CpuPlatform
+
+        return CpuPlatform()
+    from paged_backend.platforms.torch.platform import TorchPlatform
+
+    return TorchPlatform(number_type)
+
+
+def resolve_device(option: str) -> torch.device:
+    """Return the device that an option names.
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
+    """
+    if option == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("option device is cuda, but torch finds no NVIDIA device here")
+    if option == "auto":
+        option = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(option)
+
+
+def resolve_dtype(option: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the option's dtype; `auto` is float32 on a CPU and the checkpoint's on a GPU."""
+    if option != "auto":
+        return DTYPES[option]
+    return checkpoint if is_gpu(device) else torch.float32
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Return whether a device is an NVIDIA GPU."""
+    return device.type == "cuda"

@@ -85,9 +85,8 @@ def draw_from_all(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    if logits.device.type == "cpu":  # torch's own is 12 times slower there
-        return torch.from_numpy(np.argmax(logits.numpy(), axis=1))
-    return logits.argmax(1)
+    # torch's own is 12 times slower on a CPU.
+    return torch.from_numpy(np.argmax(logits.numpy(), axis=1))
 
 
 def _repaired(logits: Tensor) -> Tensor:

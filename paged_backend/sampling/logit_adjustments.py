@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduler_output import SampleSpec
-from paged_backend.runner.token_edits import edit_logits
+from paged_backend.sampling.token_edits import edit_logits
 
 
 def adjust_logits(

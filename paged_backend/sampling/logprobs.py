@@ -1,4 +1,4 @@
-"""Log-probabilities from a model's own logits, on the host and on a device."""
+"""Log-probabilities from a model's own logits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from torch import Tensor
 
 from paged_backend.core.scheduler_output import PromptLogprobsSpec, SampleSpec
 from paged_backend.outputs import TokenLogprobs
-from paged_backend.runner.transfer import Arrival, send
-from paged_backend.sampling_params import MAX_LOGPROBS
 
 # Of a prompt at a time: their logits are the largest tensor of a step.
 ROWS_AT_ONCE = 256
 
 
 class HostLogprobs:
-    """Computed at once.
+    """Log-probabilities that are computed at once, on the host.
 
     Args:
         logits: [n, vocab] float32; only read.
@@ -34,37 +32,11 @@ class HostLogprobs:
         width = min(max(num_top, default=0), logprobs.shape[1])
         top, top_ids = logprobs.topk(width, dim=1)
         columns = chosen.squeeze(1), ranks, top_ids, top
-        self._rows = list(_rows(num_top, *(column.tolist() for column in columns)))
+        self._rows = list(rows(num_top, *(column.tolist() for column in columns)))
 
     def wait(self) -> list[TokenLogprobs]:
         """One for each row."""
         return self._rows
-
-
-class DeviceLogprobs:
-    """On their way from a device to the host.
-
-    Args:
-        logits: [n, vocab] float32; only read.
-        token_ids: [n] int32 on the same device.
-        num_top: how many of the likeliest tokens, for each row.
-    """
-
-    def __init__(self, logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> None:
-        # Imported here because Triton exists only where there is a GPU or its interpreter.
-        from paged_kernels.logprobs import logprobs
-
-        self._num_top = num_top
-        wanted = send(np.array(num_top, np.int32), logits.device)
-        rows = torch.arange(len(num_top), dtype=torch.int32, device=logits.device)
-        # Always as wide, so that there is one kernel, compiled when the engine warms up.
-        result = logprobs(logits, rows, token_ids, wanted, MAX_LOGPROBS)
-        columns = result.sampled, result.ranks, result.top_tokens, result.top
-        self._arrivals = [Arrival(column) for column in columns]
-
-    def wait(self) -> list[TokenLogprobs]:
-        """One for each row, once they are here."""
-        return list(_rows(self._num_top, *(arrival.wait() for arrival in self._arrivals)))
 
 
 def places_with_logprobs(samples: Sequence[SampleSpec]) -> list[int]:
@@ -88,13 +60,14 @@ def join_prompts(
     return [rows[end - len(spec.token_ids) : end] for spec, end in zip(specs, ends, strict=True)]
 
 
-def _rows(
+def rows(
     num_top: Sequence[int],
     logprobs: list[float],
     ranks: list[int],
     top_ids: list[list[int]],
     top: list[list[float]],
 ) -> Iterator[TokenLogprobs]:
+    """Make one entry of each row of the columns."""
     for count, logprob, rank, ids, values in zip(
         num_top, logprobs, ranks, top_ids, top, strict=True
     ):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from paged_backend.core.scheduler_output import SampleSpec
-from paged_backend.runner.draws import (
+from paged_backend.sampling.draws import (
     NUM_CANDIDATES,
     draw_from_all,
     draw_from_candidates,
     draw_likeliest,
 )
-from paged_backend.runner.logit_adjustments import adjust_logits
+from paged_backend.sampling.logit_adjustments import adjust_logits
 from paged_backend.sampling_params import SamplingParams
 
 # Below it float32 cannot tell the likeliest token's weight from all the weight there is.

@@ -27,7 +27,7 @@ def test_paths_that_are_no_folder(tmp_path: Path) -> None:
 
 def test_an_id_that_cannot_be_downloaded(tmp_path: Path) -> None:
     # In a process of its own: huggingface_hub reads its environment when it is imported.
-    code = "from paged_backend.checkpoint.hub import resolve_model; resolve_model('some-one/some-model')"
+    code = "from paged_backend.checkpoint import hub; hub.resolve_model('some-one/some-model')"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60

@@ -13,18 +13,24 @@ from torch import Tensor
 
 from paged_backend.checkpoint import weights
 from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
-from paged_backend.models.llama import LlamaModel
-from paged_backend.models.loader import load_model, resolve_dtype
-
-CPU = torch.device("cpu")
+from paged_backend.models.base import Model
+from paged_backend.models.loader import build_model, load_model
+from paged_backend.platforms.cpu.platform import CpuPlatform
+from paged_backend.platforms.torch.platform import TorchPlatform
 
 
 def unpacked_slots(folder: Path) -> dict[str, Tensor]:
     """A model's memory before the weights are in it."""
-    return LlamaModel(load_model_config(folder), 64, torch.float32, CPU).weight_slots()
+    return build_model(load_model_config(folder), 64, TorchPlatform(torch.float32)).slots()
+
+
+def load(folder: Path, **options: object) -> Model:
+    config = EngineConfig(**options)
+    return load_model(config, load_model_config(folder), folder, CpuPlatform())
 
 
 def edit(folder: Path, **changes: Tensor | None) -> None:
@@ -41,7 +47,7 @@ def edit(folder: Path, **changes: Tensor | None) -> None:
 
 def assert_refused(folder: Path, *words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_model(EngineConfig(), folder, CPU)
+        load(folder)
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -82,7 +88,7 @@ def test_leftovers_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
         lm_head__weight=state["lm_head.weight"].clone(),
         model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8),
     )
-    load_model(EngineConfig(), tmp_path, CPU)
+    load(tmp_path)
 
 
 def test_dummy_weights_follow_the_seed(tmp_path: Path) -> None:
@@ -90,7 +96,7 @@ def test_dummy_weights_follow_the_seed(tmp_path: Path) -> None:
 
     def embedding(seed: int) -> Tensor:
         slots = unpacked_slots(tmp_path)
-        random_weights(slots, seed)
+        random_weights(slots, tensors_of(load_model_config(tmp_path)), seed)
         assert torch.all(slots["model.layers.1.self_attn.k_norm.weight"] == 1)
         return slots["model.embed_tokens.weight"]
 
@@ -102,7 +108,7 @@ def test_dummy_weights_follow_the_seed(tmp_path: Path) -> None:
 def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    load_model(EngineConfig(load_format="dummy"), tmp_path, CPU)
+    load(tmp_path, load_format="dummy")
 
 
 def test_missing_weights(tmp_path: Path) -> None:
@@ -139,10 +145,10 @@ def test_wrong_shape(tmp_path: Path) -> None:
     assert_refused(tmp_path, "model.norm.weight has shape [65]", "asks for [64]")
 
 
-def test_quantised_tensor(tmp_path: Path) -> None:
+def test_quantized_tensor(tmp_path: Path) -> None:
     make_checkpoint("llama2", tmp_path)
     edit(tmp_path, model__norm__weight=torch.ones(64, dtype=torch.int8))
-    assert_refused(tmp_path, "model.norm.weight is torch.int8", "quantised")
+    assert_refused(tmp_path, "model.norm.weight is torch.int8", "quantized")
 
 
 @pytest.mark.parametrize(
@@ -161,17 +167,10 @@ def test_bad_index(index: dict[str, object], message: str, tmp_path: Path) -> No
 
 def test_max_model_len_is_bounded_by_the_model(tmp_path: Path) -> None:
     make_checkpoint("llama2", tmp_path)
-    assert load_model(EngineConfig(), tmp_path, CPU).max_model_len == 512
-    assert load_model(EngineConfig(max_model_len=100), tmp_path, CPU).max_model_len == 100
+    assert load(tmp_path).max_model_len == 512
+    assert load(tmp_path, max_model_len=100).max_model_len == 100
     with pytest.raises(ConfigError, match="max_model_len must be at most 512"):
-        load_model(EngineConfig(max_model_len=513), tmp_path, CPU)
-
-
-def test_dtype_follows_the_device_unless_set() -> None:
-    cuda = torch.device("cuda")
-    assert resolve_dtype("auto", torch.bfloat16, CPU) == torch.float32
-    assert resolve_dtype("auto", torch.bfloat16, cuda) == torch.bfloat16
-    assert resolve_dtype("float16", torch.bfloat16, cuda) == torch.float16
+        load(tmp_path, max_model_len=513)
 
 
 @pytest.mark.parametrize(("delay", "shown"), [(0.0, True), (60.0, False)])

@@ -17,7 +17,7 @@ pytestmark = [
 FAILING = """
 import gc
 import torch
-from paged_backend.runner.cuda_graphs import StepGraphs, StepShape, capture_graph
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, capture_graph
 
 number = torch.ones(1, device="cuda")
 stream = torch.cuda.current_stream()

@@ -7,8 +7,9 @@ import torch
 
 from paged_backend.core.scheduler_output import SampleSpec
 from paged_backend.core.sequence import PENDING
-from paged_backend.runner.device_sampler import DeviceSampler
-from paged_backend.runner.sampler import Sampler
+from paged_backend.platforms.gpu.sampler import DeviceSampler
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.sampling.sampler import Sampler
 from paged_backend.sampling_params import SamplingParams
 
 VOCAB = 61
@@ -36,6 +37,10 @@ SETTINGS = {
     },
     "bias and penalties": {"logit_bias": {2: 4}, "presence_penalty": 1.0, "min_tokens": 2},
 }
+
+
+def transfer_to(device: torch.device) -> Transfer:
+    return Transfer(device, pinned=device.type == "cuda")
 
 
 class Sequences:
@@ -89,7 +94,9 @@ class Sequences:
 
 @pytest.mark.parametrize("padding", [0, 3])
 def test_tokens_are_those_of_the_host(device, padding):
-    sampler = DeviceSampler(len(SETTINGS) + 3, VOCAB, EOS, device)
+    sampler = DeviceSampler(
+        len(SETTINGS) + 3, VOCAB, EOS, Transfer(device, pinned=device.type == "cuda")
+    )
     for _ in range(2):  # the second time other sequences take the rows
         sequences = Sequences(list(SETTINGS.values()), device)
         sampler.admit(sequences.rows, sequences.specs())
@@ -98,7 +105,7 @@ def test_tokens_are_those_of_the_host(device, padding):
 
 
 def test_a_sequence_may_come_back_with_output(device):
-    sampler = DeviceSampler(4, VOCAB, EOS, device)
+    sampler = DeviceSampler(4, VOCAB, EOS, transfer_to(device))
     sequences = Sequences([{"frequency_penalty": 1.0}, {"presence_penalty": 2.0}], device)
     for tokens in sequences.tokens:
         tokens += [5, 5, 9]

@@ -9,19 +9,17 @@ import torch
 from checkpoints import FAMILIES, make_checkpoint
 from torch import Tensor
 
+from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.config import EngineConfig
-from paged_backend.models.llama import LlamaModel
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata
+from paged_backend.models.base import Model
+from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.loader import load_model
-from paged_backend.runner.attention import (
-    AttentionBackend,
-    AttentionConfig,
-    AttentionMetadata,
-    make_attention_backend,
-)
-from paged_backend.runner.kv_cache import KVCacheSpec
-from paged_backend.runner.torch_attention import TorchAttention
+from paged_backend.platforms.base import Platform
+from paged_backend.platforms.cpu.platform import CpuPlatform
+from paged_backend.platforms.torch.platform import TorchPlatform
 
-CPU = torch.device("cpu")
+PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
 BLOCK_SIZE = 16
 NUM_BLOCKS = 32
 LENGTHS = (70, 1, 33, 16)
@@ -30,7 +28,7 @@ LENGTHS = (70, 1, 33, 16)
 STEPS = ((20, 1, 32, 0), (31, 0, 1, 16), (18, 0, 0, 0), (1, 0, 0, 0))
 
 
-def run_steps(model: LlamaModel, attention: AttentionBackend, tokens: list[Tensor]) -> list[Tensor]:
+def run_steps(model: Model, attention: AttentionBackend, tokens: list[Tensor]) -> list[Tensor]:
     """Compute the sequences step by step; logits [length, vocab_size] of each."""
     generator = torch.Generator().manual_seed(3)
     blocks = torch.randperm(NUM_BLOCKS - 1, generator=generator).int() + 1
@@ -62,28 +60,28 @@ def run_steps(model: LlamaModel, attention: AttentionBackend, tokens: list[Tenso
     return [torch.cat(parts) for parts in logits]
 
 
-def make_backend(model: LlamaModel, plain: bool) -> AttentionBackend:
-    shape = model.config
-    spec = KVCacheSpec(
-        shape.num_layers, shape.num_kv_heads, shape.head_dim, BLOCK_SIZE, model.dtype
-    )
-    config = AttentionConfig(shape.num_heads, shape.head_dim**-0.5)
-    if plain:
-        return TorchAttention(spec, config, NUM_BLOCKS, CPU)
-    return make_attention_backend(spec, config, NUM_BLOCKS, CPU)
+def load(folder: Path, platform: Platform) -> Model:
+    return load_model(EngineConfig(), load_model_config(folder), folder, platform)
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["cpu", "torch"])
+def make_backend(model: Model, platform: Platform) -> AttentionBackend:
+    spec = KVCacheSpec.of(model.attention_layers, BLOCK_SIZE, platform.dtype)
+    return platform.attention(spec, NUM_BLOCKS)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_those_of_transformers(family: str, plain: bool, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(
+    family: str, platform: Platform, tmp_path: Path
+) -> None:
     reference = make_checkpoint(family, tmp_path)
-    model = load_model(EngineConfig(dtype="float32"), tmp_path, CPU)
+    model = load(tmp_path, platform)
     generator = torch.Generator().manual_seed(5)
     vocab_size = model.config.vocab_size
     tokens = [torch.randint(vocab_size, (length,), generator=generator) for length in LENGTHS]
     with torch.no_grad():
         expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
-    logits = run_steps(model, make_backend(model, plain), tokens)
+    logits = run_steps(model, make_backend(model, platform), tokens)
     for ours, theirs in zip(logits, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
         assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
@@ -91,7 +89,8 @@ def test_logits_equal_those_of_transformers(family: str, plain: bool, tmp_path: 
 
 def test_only_the_rows_asked_for_are_returned(tmp_path: Path) -> None:
     make_checkpoint("llama2", tmp_path)
-    model = load_model(EngineConfig(), tmp_path, CPU)
+    platform = CpuPlatform()
+    model = load(tmp_path, platform)
     meta = AttentionMetadata(
         query_start_loc=torch.tensor([0, 5], dtype=torch.int32),
         seq_lens=torch.tensor([5], dtype=torch.int32),
@@ -103,7 +102,7 @@ def test_only_the_rows_asked_for_are_returned(tmp_path: Path) -> None:
 
     def logits(rows: list[int]) -> Tensor:
         index = torch.tensor(rows, dtype=torch.int64)
-        attention = make_backend(model, False)
+        attention = make_backend(model, platform)
         return model.compute_logits(model.forward(torch.arange(5), attention, meta, index))
 
     everything = logits([0, 1, 2, 3, 4])
@@ -114,12 +113,12 @@ def test_only_the_rows_asked_for_are_returned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])
 def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
     reference = make_checkpoint(family, tmp_path)
-    model = load_model(EngineConfig(dtype="bfloat16"), tmp_path, CPU)
-    assert model.dtype == torch.bfloat16
+    platform = TorchPlatform(torch.bfloat16)
+    model = load(tmp_path, platform)
     tokens = [torch.arange(length) for length in LENGTHS]
     with torch.no_grad():
         expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
-    logits = run_steps(model, make_backend(model, False), tokens)
+    logits = run_steps(model, make_backend(model, platform), tokens)
     for ours, theirs in zip(logits, expected, strict=True):
         assert ours.dtype == torch.float32
         assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99

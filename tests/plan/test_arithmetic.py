@@ -12,10 +12,12 @@ import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.checkpoint.shape import Shape, read_shape
-from paged_backend.config import EngineConfig
+from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape_reader import read_shape
+from paged_backend.config import GPU_LIMITS, EngineConfig
 from paged_backend.errors import ConfigError
-from paged_backend.models.llama import LlamaModel
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.loader import build_model
 from paged_backend.plan.gpus import GPUS, find_gpu
 from paged_backend.plan.lengths import Lengths
 from paged_backend.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes
@@ -24,7 +26,7 @@ from paged_backend.plan.number_types import KV_TYPES, WEIGHT_TYPES
 from paged_backend.plan.prices import cost_per_million, read_prices
 from paged_backend.plan.roofline import Roofline
 from paged_backend.plan.sizes import KvSizes, count_parameters, prompt_attention_flops
-from paged_backend.runner.kv_cache import KVCacheSpec
+from paged_backend.platforms.torch.platform import TorchPlatform
 
 KIB, GIB = 2**10, 2**30
 BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]
@@ -32,6 +34,14 @@ BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]
 
 def shape_of(name: str) -> Shape:
     return read_shape(ConfigFile.read(find_config(name)))
+
+
+class MetaPlatform(TorchPlatform):
+    """Models have tensors with sizes, but without memory."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.device = torch.device("meta")
 
 
 LLAMA_8B, LLAMA_70B = shape_of("llama-3-8b"), shape_of("llama-3-70b")
@@ -76,7 +86,7 @@ def test_quantised_weights_leave_the_embedding_and_norms_alone() -> None:
 @pytest.mark.parametrize("name", ["demo", "llama-30m", "smollm2-135m", "llama-3-8b", "llama-3-70b"])
 def test_the_engine_makes_room_for_as_many_weights(name: str) -> None:
     config = load_model_config(find_config(name).parent)
-    slots = LlamaModel(config, 2, torch.bfloat16, torch.device("meta")).weight_slots()
+    slots = build_model(config, 2, MetaPlatform(torch.bfloat16)).slots()
     assert sum(slot.numel() for slot in slots.values()) == count_parameters(config).total
     if not config.tied_embeddings:
         del slots["model.embed_tokens.weight"]
@@ -100,7 +110,7 @@ def test_biases_and_head_norms_are_counted(
     values |= {"architectures": [architecture], **changes}
     (tmp_path / "config.json").write_text(json.dumps(values))
     config = load_model_config(tmp_path)
-    slots = LlamaModel(config, 2, torch.bfloat16, torch.device("meta")).weight_slots()
+    slots = build_model(config, 2, MetaPlatform(torch.bfloat16)).slots()
     assert sum(slot.numel() for slot in slots.values()) == count_parameters(config).total
 
 
@@ -161,7 +171,7 @@ def test_gpus_share_heads_until_there_are_none_left() -> None:
 
 
 def planner(shape: Shape, gpu: str, block_size: int = 16) -> MemoryPlanner:
-    limits = EngineConfig().step_limits(on_gpu=True)
+    limits = EngineConfig().step_limits(GPU_LIMITS)
     return MemoryPlanner(shape, BF16, KV16, find_gpu(gpu), 0.9, block_size, limits)
 
 

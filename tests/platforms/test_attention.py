@@ -10,25 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_backend.runner.attention import (
-    AttentionBackend,
-    AttentionConfig,
-    AttentionMetadata,
-    make_attention_backend,
-)
-from paged_backend.runner.cpu_attention import CpuAttention
-from paged_backend.runner.kv_cache import KVCacheSpec
-from paged_backend.runner.torch_attention import TorchAttention
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.platforms.cpu.attention import CpuAttention
+from paged_backend.platforms.torch.attention import TorchAttention
 
 NUM_LAYERS = 2
 # (queries in the step, keys in the cache after it)
 RAGGED = [(1, 1), (1, 17), (5, 18), (33, 33), (16, 300), (1, 160)]
 
-Make = Callable[[KVCacheSpec, AttentionConfig, int], AttentionBackend]
+Make = Callable[[KVCacheSpec, int], AttentionBackend]
 
 
-def make_torch(spec: KVCacheSpec, config: AttentionConfig, num_blocks: int) -> AttentionBackend:
-    return TorchAttention(spec, config, num_blocks, torch.device("cpu"))
+def make_torch(spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
+    return TorchAttention(spec, num_blocks, torch.device("cpu"))
 
 
 @pytest.fixture(params=[CpuAttention, make_torch], ids=["cpu", "torch"])
@@ -113,7 +108,12 @@ class Batch:
         window: int | None = None,
     ) -> Tensor:
         rows = torch.cat([x[a:b] for x, (a, b) in zip(self.qkv, spans, strict=True)])
-        return backend.attend(layer, rows.clone(), self.rotary, self.meta(spans), window)
+        return backend.attend(self.layer(layer, window), rows.clone(), self.meta(spans))
+
+    def layer(self, index: int, window: int | None) -> AttentionLayer:
+        kv_heads, head_dim = self.spec.num_kv_heads, self.spec.head_dim
+        sizes = self.heads, kv_heads, head_dim, head_dim**-0.5
+        return AttentionLayer(index, *sizes, cos_sin_cache=self.rotary, window=window)
 
     def run(
         self, backend: AttentionBackend, layer: int = 0, window: int | None = None
@@ -139,8 +139,7 @@ def make_batch(
 
 
 def make_backend(make: Make, batch: Batch) -> AttentionBackend:
-    config = AttentionConfig(batch.heads, batch.spec.head_dim**-0.5)
-    return make(batch.spec, config, batch.num_blocks)
+    return make(batch.spec, batch.num_blocks)
 
 
 def assert_close(got: Tensor, wanted: Tensor) -> None:
@@ -187,10 +186,11 @@ def test_slot_minus_one_writes_nothing(make: Make) -> None:
     _, wanted = batch.run(backend)
     meta = batch.meta([(19, 20)])
     meta.slot_mapping.fill_(-1)
-    backend.attend(0, torch.randn_like(batch.qkv[0][-1:]), batch.rotary, meta)
+    layer = batch.layer(0, None)
+    backend.attend(layer, torch.randn_like(batch.qkv[0][-1:]), meta)
     query_only = batch.qkv[0][-1:].clone()
     query_only[:, 32:] = torch.nan  # key and value must come from the cache
-    assert_close(backend.attend(0, query_only, batch.rotary, meta), wanted)
+    assert_close(backend.attend(layer, query_only, meta), wanted)
 
 
 def test_copied_blocks_serve_in_every_layer(make: Make) -> None:
@@ -221,16 +221,6 @@ def test_metadata_of_another_dtype_or_with_gaps() -> None:
         replace(good, seq_lens=good.seq_lens.long())
     with pytest.raises(TypeError, match="slot_mapping must be contiguous"):
         replace(good, slot_mapping=good.slot_mapping[::2])
-
-
-def test_backend_of_a_device() -> None:
-    config = AttentionConfig(2, 1.0)
-    cpu = torch.device("cpu")
-    spec = KVCacheSpec(1, 2, 16, 16, torch.float32)
-    assert isinstance(make_attention_backend(spec, config, 4, cpu), CpuAttention)
-    half = KVCacheSpec(1, 2, 16, 16, torch.bfloat16)
-    backend = make_attention_backend(half, config, 4, cpu)
-    assert isinstance(backend, TorchAttention)
 
 
 def test_block_count_from_a_budget() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paged_backend.models import cpu_layers, layers
+from paged_backend.platforms.cpu import layers as cpu_layers
+from paged_backend.platforms.torch import layers
 
 ROWS = [0, 1, 5, 64]
 

@@ -9,8 +9,8 @@ import numba
 import numpy as np
 import pytest
 
-from paged_backend.models import cpu_threads
-from paged_backend.models.cpu_threads import Crew, ParallelKernel, claim, longs
+from paged_backend.platforms.cpu import threads as cpu_threads
+from paged_backend.platforms.cpu.threads import Crew, ParallelKernel, claim, longs
 
 PIECES = 1000
 

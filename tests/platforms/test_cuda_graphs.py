@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_backend.runner.cuda_graphs import StepGraphs, StepShape, capture_graph
-from paged_backend.runner.model_runner import ModelRunner
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, capture_graph
+from paged_backend.platforms.gpu.platform import prepare
 
 SHAPES = [StepShape.decodes(1), StepShape.decodes(2)]
 
@@ -105,23 +105,15 @@ def test_the_stream_is_set_back_after_a_capture_that_fails(monkeypatch):
     assert (replay().item(), device.stream) == (1, "ours")
 
 
-@pytest.mark.parametrize("kv_cache_memory_bytes", [None, 2**20])
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_the_largest_step_is_run_last_of_all(enforce_eager, kv_cache_memory_bytes):
+def test_the_largest_step_is_run_last_of_all(enforce_eager):
     calls = []
-    steps = SimpleNamespace(
+    runner = SimpleNamespace(
         **{
             name: lambda name=name: calls.append(name)
             for name in ("warm_up", "capture", "run_largest")
         }
     )
-    runner = object.__new__(ModelRunner)
-    runner.device = torch.device("cuda")
-    runner.num_blocks = 8
-    runner._config = SimpleNamespace(
-        enforce_eager=enforce_eager, kv_cache_memory_bytes=kv_cache_memory_bytes
-    )
-    runner._make_device_steps = lambda num_blocks: steps
-    assert runner._make_steps() is steps
+    prepare(runner, enforce_eager=enforce_eager)
     captures = [] if enforce_eager else ["capture"]
     assert calls == ["warm_up", *captures, "run_largest"]

@@ -9,11 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_backend.core.scheduler_output import SampleSpec, ScheduledSequence, SchedulerOutput
-from paged_backend.runner.cuda_graphs import StepGraphs, StepShape, captured_shapes, decode_sizes
-from paged_backend.runner.device_batch import BlockTables, Rows, Staging
-from paged_backend.runner.input_batch import InputBatch, block_table
-from paged_backend.runner.transfer import Arrival
-from paged_backend.runner.triton_attention import _independent_runs
+from paged_backend.platforms.gpu.attention import _independent_runs
+from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
+from paged_backend.platforms.gpu.cuda_graphs import (
+    StepGraphs,
+    StepShape,
+    captured_shapes,
+    decode_sizes,
+)
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.input_batch import InputBatch, block_table
 from paged_backend.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -76,13 +81,21 @@ def step(block_ids: list[list[int]], copies: list[tuple[int, int]]) -> Scheduler
     return SchedulerOutput(items, copies, [])
 
 
-def test_block_tables_on_a_device_take_only_what_is_new(monkeypatch):
-    tables = BlockTables(4, 5, CPU)
-    sent: list[list[int]] = []
-    monkeypatch.setattr(
-        "paged_backend.runner.device_batch.send",
-        lambda values, device: sent.append(values.tolist()) or torch.from_numpy(values),
-    )
+class WatchedTransfer(Transfer):
+    """Notes what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU, pinned=False)
+        self.sent: list[list[int]] = []
+
+    def send(self, values):
+        self.sent.append(values.tolist())
+        return super().send(values)
+
+
+def test_block_tables_on_a_device_take_only_what_is_new():
+    transfer = WatchedTransfer()
+    tables, sent = BlockTables(4, 5, transfer), transfer.sent
     tables.update(step([[7, 8], [9]], []), [2, 0])
     assert tables.tensor.tolist()[0] == [9, 0, 0, 0, 0]
     assert tables.tensor.tolist()[2] == [7, 8, 0, 0, 0]
@@ -111,7 +124,7 @@ def test_rows_are_given_back_and_the_last_is_never_given():
 
 
 def test_staged_parts_stay_where_they_are():
-    staging = Staging({"a": (torch.int32, 5), "b": (torch.int64, 3)}, CPU)
+    staging = Staging({"a": (torch.int32, 5), "b": (torch.int64, 3)}, Transfer(CPU, pinned=False))
     b = staging.part("b", 2)
     for turn in range(3):
         a = np.arange(turn, turn + 4, dtype=np.int32)
@@ -124,7 +137,7 @@ def test_staged_parts_stay_where_they_are():
 
 def test_arrivals_are_copies():
     values = torch.tensor([3, 4], dtype=torch.int32)
-    arrival = Arrival(values)
+    arrival = Transfer(CPU, pinned=False).receive(values)
     values.zero_()
     assert arrival.wait() == [3, 4]
 

@@ -1,48 +1,66 @@
-"""Linear layers, before and after packing, against float64."""
+"""Linear layers of both CPU platforms against float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from paged_backend.models.linear import Linear
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.platforms.base import Platform
+from paged_backend.platforms.cpu.platform import CpuPlatform
+from paged_backend.platforms.torch.platform import TorchPlatform
 
-CPU = torch.device("cpu")
+PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
+on_each_platform = pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "torch"])
 
 
-def make(inputs: int, outputs: int, bias: bool, dtype: torch.dtype = torch.float32) -> Linear:
+def make(
+    platform: Platform, inputs: int, outputs: int, *, bias: bool = False
+) -> tuple[LinearMethod, Tensor, Tensor]:
+    """A packed layer of random numbers with its weight and bias in float64."""
     torch.manual_seed(0)
-    linear = Linear(inputs, outputs, bias=bias, dtype=dtype, device=CPU)
-    linear.weight.normal_()
-    if linear.bias is not None:
-        linear.bias.normal_()
-    return linear
+    linear = platform.linear(LinearSpec(inputs, {"a": outputs}, bias))
+    slots = linear.slots()
+    for slot in slots.values():
+        slot.normal_()
+    weight = slots["a.weight"].double()
+    offset = slots["a.bias"].double() if bias else torch.zeros(outputs).double()
+    linear.pack()
+    return linear, weight, offset
 
 
+@on_each_platform
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 40), (512, 1000), (1409, 257)])
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 16, 100, 300])
-def test_product(rows: int, inputs: int, outputs: int, bias: bool) -> None:
-    linear = make(inputs, outputs, bias)
-    weight = linear.weight.double()
-    x = torch.randn(rows, inputs)
-    wanted = x.double() @ weight.t()
-    if linear.bias is not None:
-        wanted += linear.bias.double()
-    residual = torch.randn(rows, outputs)
-    for packed in (False, True):
-        if packed:
-            linear.pack()
-        torch.testing.assert_close(linear(x).double(), wanted, atol=2e-4, rtol=1e-5)
-        total = residual.clone()
-        linear.add_to(total, x)
-        torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
+def test_product(platform: Platform, rows: int, inputs: int, outputs: int, bias: bool) -> None:
+    linear, weight, offset = make(platform, inputs, outputs, bias=bias)
+    x, residual = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    wanted = x.double() @ weight.t() + offset
+    torch.testing.assert_close(linear(x).double(), wanted, atol=2e-4, rtol=1e-5)
+    total = residual.clone()
+    linear.add_to(total, x)
+    torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
 
 
-def test_inputs_need_not_be_contiguous() -> None:
-    linear = make(24, 32, bias=False)
-    weight = linear.weight.double()
+@on_each_platform
+def test_parts_of_a_checkpoint_are_one_product(platform: Platform) -> None:
+    parts = {"q_proj": 32, "k_proj": 16, "v_proj": 16}
+    linear = platform.linear(LinearSpec(24, parts, bias=True))
+    slots = linear.slots()
+    assert list(slots) == [f"{name}.{kind}" for kind in ("weight", "bias") for name in parts]
+    for slot in slots.values():
+        slot.normal_()
+    x = torch.randn(3, 24)
+    wanted = [x @ slots[f"{name}.weight"].t() + slots[f"{name}.bias"] for name in parts]
     linear.pack()
+    torch.testing.assert_close(linear(x), torch.cat(wanted, dim=1), atol=1e-4, rtol=1e-5)
+
+
+@on_each_platform
+def test_inputs_need_not_be_contiguous(platform: Platform) -> None:
+    linear, weight, _ = make(platform, 24, 32)
     x = torch.randn(10, 48)[::2, ::2]
     torch.testing.assert_close(linear(x).double(), x.double() @ weight.t(), atol=1e-4, rtol=1e-5)
     wide = torch.zeros(5, 64)
@@ -52,8 +70,7 @@ def test_inputs_need_not_be_contiguous() -> None:
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
-    linear = make(576, 200, bias=True)
-    linear.pack()
+    linear, _, _ = make(CpuPlatform(), 576, 200, bias=True)
     x = torch.randn(500, 576)
     together = linear(x)
     for rows in (1, 2, 3, 5, 16, 33):
@@ -61,22 +78,20 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         assert torch.equal(linear(x[-rows:]), together[-rows:])
 
 
-def test_rows_of_the_weight() -> None:
-    linear = make(20, 37, bias=False)
+@on_each_platform
+def test_rows_of_the_weight(platform: Platform) -> None:
+    linear, weight, _ = make(platform, 20, 37)
     index = torch.tensor([36, 0, 15, 16, 36])
-    wanted = linear.weight[index]
-    assert torch.equal(linear.rows(index), wanted)
-    linear.pack()
-    assert torch.equal(linear.rows(index), wanted)
+    assert torch.equal(linear.rows(index), weight[index].float())
 
 
 def test_packing_frees_the_plain_weight() -> None:
-    linear = make(20, 37, bias=False)
+    linear = CpuPlatform().linear(LinearSpec(20, {"a": 37}))
     linear.pack()
-    assert not hasattr(linear, "weight")
+    assert not hasattr(linear, "_weight")
 
 
-def test_other_dtypes_stay_plain() -> None:
-    linear = make(20, 37, bias=True, dtype=torch.bfloat16)
+def test_other_dtypes() -> None:
+    linear = TorchPlatform(torch.bfloat16).linear(LinearSpec(20, {"a": 37}, bias=True))
     linear.pack()
     assert linear(torch.ones(3, 20, dtype=torch.bfloat16)).dtype == torch.bfloat16

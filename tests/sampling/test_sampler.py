@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paged_backend.core.scheduler_output import SampleSpec
 from paged_backend.core.seeds import derive_seed
-from paged_backend.runner.draws import NUM_CANDIDATES, uniform
-from paged_backend.runner.sampler import Sampler
+from paged_backend.sampling.draws import NUM_CANDIDATES, uniform
+from paged_backend.sampling.sampler import Sampler
 from paged_backend.sampling_params import SamplingParams
 
 EOS = 7

@@ -7,6 +7,7 @@ positions, so that a token's result does not depend on how its prompt was cut or
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,9 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.models.cpu_layers import norm_heads
-from paged_backend.models.cpu_math import exp2
-from paged_backend.models.cpu_threads import (
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.platforms.cpu.layers import norm_heads
+from paged_backend.platforms.cpu.math import exp2
+from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
     device_function,
@@ -26,10 +29,7 @@ from paged_backend.models.cpu_threads import (
     ints,
     longs,
 )
-from paged_backend.models.cpu_tiles import multiply
-from paged_backend.models.layers import HeadNorm
-from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
-from paged_backend.runner.kv_cache import KVCacheSpec
+from paged_backend.platforms.cpu.tiles import multiply
 
 _TILE_ROWS = 24  # query rows (queries x heads of a group) that share one pass over the keys
 _CHUNK = 128  # keys between two updates of the running softmax
@@ -43,50 +43,39 @@ class CpuAttention(AttentionBackend):
     [layers, blocks, kv_heads, block_size, head_dim]: both are read along their last dimension.
     """
 
-    def __init__(self, spec: KVCacheSpec, config: AttentionConfig, num_blocks: int) -> None:
+    def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
         self._spec = spec
-        self._config = config
         self._num_blocks = num_blocks
         outer = (spec.num_layers, num_blocks, spec.num_kv_heads)
         self._keys = torch.zeros(*outer, spec.head_dim, spec.block_size)
         self._values = torch.zeros(*outer, spec.block_size, spec.head_dim)
         self._layer_bytes = self._keys[0].nbytes
-        # For scores of a softmax in powers of 2.
-        self._scale_bits = np.float64(config.scale * math.log2(math.e)).view(np.int64).item()
 
-    def attend(
-        self,
-        layer: int,
-        qkv: Tensor,
-        rotary: Tensor,
-        meta: AttentionMetadata,
-        window: int | None = None,
-        head_norm: HeadNorm | None = None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         qkv = qkv.contiguous()
-        if head_norm is not None:
-            norm_heads(qkv, head_norm.heads, head_norm.eps)
-        out = torch.empty(len(qkv), self._config.num_heads * self._spec.head_dim)
+        if layer.qk_norm is not None:
+            norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
+        out = torch.empty(len(qkv), layer.num_heads * layer.head_dim)
         arguments = (
             qkv.data_ptr(),
-            rotary.data_ptr(),
+            layer.cos_sin_cache.data_ptr(),
             meta.query_start_loc.data_ptr(),
             meta.seq_lens.data_ptr(),
             meta.block_table.data_ptr(),
             meta.slot_mapping.data_ptr(),
-            self._keys.data_ptr() + layer * self._layer_bytes,
-            self._values.data_ptr() + layer * self._layer_bytes,
+            self._keys.data_ptr() + layer.index * self._layer_bytes,
+            self._values.data_ptr() + layer.index * self._layer_bytes,
             out.data_ptr(),
             len(qkv),
-            len(rotary),
+            len(layer.cos_sin_cache),
             *meta.block_table.shape,
             self._num_blocks,
-            self._config.num_heads,
-            self._spec.num_kv_heads,
-            self._spec.head_dim,
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
             self._spec.block_size,
-            self._scale_bits,
-            _NO_WINDOW if window is None else window,
+            _scale_bits(layer.scale),
+            _NO_WINDOW if layer.window is None else layer.window,
         )
         _write(*arguments)
         _attend(*arguments)
@@ -96,6 +85,13 @@ class CpuAttention(AttentionBackend):
         for source, target in pairs:
             for pool in (self._keys, self._values):
                 pool[:, target] = pool[:, source]
+
+
+@functools.cache
+def _scale_bits(scale: float) -> int:
+    """The bits of the factor on scores whose softmax is computed in powers of 2."""
+    bits: int = np.float64(scale * math.log2(math.e)).view(np.int64).item()
+    return bits
 
 
 class _Step(NamedTuple):

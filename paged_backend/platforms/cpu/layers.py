@@ -1,4 +1,4 @@
-"""The functions of `layers` for float32 on the CPU: one call and one pass over memory each."""
+"""The functions of `platforms.torch.layers` for float32: one pass over memory each."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.models.cpu_math import exp2
-from paged_backend.models.cpu_threads import ParallelKernel, claim, device_function, floats
-from paged_backend.models.linear import Linear
+from paged_backend.models.linear import LinearMethod
+from paged_backend.platforms.cpu.math import exp2
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
 
 _LOG2E = np.float32(math.log2(math.e))
 _ONE = np.float32(1.0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `layers.rms_norm`."""
+    """As `torch.layers.rms_norm`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _bits(eps))
     return out
 
 
-def add_norm(hidden: Tensor, linear: Linear, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     linear.add_to(hidden, x)
     return rms_norm(hidden, weight, eps)
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """As `layers.norm_heads`, for contiguous `qkv`."""
+    """As `torch.layers.norm_heads`, for contiguous `qkv`."""
     _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, _bits(eps))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """As `layers.silu_and_mul`."""
+    """As `torch.layers.silu_and_mul`."""
     gate_up = gate_up.contiguous()
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, size)

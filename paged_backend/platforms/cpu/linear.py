@@ -9,38 +9,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.models.cpu_threads import ParallelKernel, claim, device_function, floats
-from paged_backend.models.cpu_tiles import LANES, multiply
+from paged_backend.models.linear import LinearSpec
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
+from paged_backend.platforms.cpu.tiles import LANES, multiply
+from paged_backend.platforms.torch.linear import TorchLinear
 
 
-class PackedWeight:
-    """A float32 weight [outputs, inputs] as panels [outputs / 16, inputs, 16], zeros at the end."""
+class CpuLinear(TorchLinear):
+    """A float32 weight that `pack` brings into panels [outputs / 16, inputs, 16], zeros at the end.
 
-    def __init__(self, weight: Tensor) -> None:
-        self._outputs, inputs = weight.shape
+    See :class:`~paged_backend.models.linear.LinearMethod`.
+    """
+
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__(spec, torch.float32, torch.device("cpu"))
+        self._outputs = spec.outputs
+        self._panels = torch.empty(0)
+
+    def pack(self) -> None:
+        """Make the panels, and free the plain weight."""
         num_panels = -(-self._outputs // LANES)
-        self._panels = torch.zeros(num_panels, inputs, LANES)
+        self._panels = torch.zeros(num_panels, self._spec.inputs, LANES)
         full = self._outputs // LANES
-        whole = weight[: full * LANES].view(full, LANES, inputs)
+        whole = self._weight[: full * LANES].view(full, LANES, self._spec.inputs)
         self._panels[:full] = whole.transpose(1, 2)
         if full < num_panels:
-            rest = weight[full * LANES :]
+            rest = self._weight[full * LANES :]
             self._panels[full, :, : len(rest)] = rest.t()
+        del self._weight
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x @ weight.T + bias, [rows, outputs], for `x` [rows, inputs]."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product [rows, outputs] for `x` [rows, inputs]."""
         out = torch.empty(len(x), self._outputs)
-        if bias is not None:
-            out.copy_(bias.expand_as(out))
-        self._run(x, out, int(bias is not None))
+        if self._bias is not None:
+            out.copy_(self._bias.expand_as(out))
+        self._run(x, out, int(self._bias is not None))
         return out
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add x @ weight.T to `out`, which is contiguous."""
-        self._run(x, out, 1)
+        """Add the product for `x` [rows, inputs] to `out` [rows, outputs] in place."""
+        if self._bias is None and out.is_contiguous():
+            self._run(x, out, 1)
+        else:
+            out += self(x)
 
     def rows(self, index: Tensor) -> Tensor:
-        """The weight's rows at `index` [count]: the lookup of an embedding tied to an output."""
+        """The weight's rows at `index` [count] int64, as an embedding tied to it looks them up."""
         return self._panels[index // LANES, :, index % LANES]
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend.models.cpu_threads import device_function
+from paged_backend.platforms.cpu.threads import device_function
 
 # Taylor series of 2^x; on [-0.5, 0.5] the first term left out is 1.2e-7.
 _C1, _C2, _C3, _C4, _C5, _C6 = (

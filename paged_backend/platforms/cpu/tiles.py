@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from paged_backend.models.cpu_threads import device_function
+from paged_backend.platforms.cpu.threads import device_function
 
 LANES = 16  # columns of a tile
 _NARROW_LANES = 8

@@ -13,10 +13,9 @@ from paged_kernels.paged_decode import DecodePlan, plan_decode
 from paged_kernels.scores import Scores
 from torch import Tensor
 
-from paged_backend.models.layers import HeadNorm
-from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
-from paged_backend.runner.kv_cache import KVCacheSpec
-from paged_backend.runner.transfer import send
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.platforms.gpu.transfer import Transfer
 
 Pairs = list[tuple[int, int]]
 
@@ -27,56 +26,45 @@ class TritonAttention(AttentionBackend):
     Zeroed once: kernels may multiply what no token has written yet by a weight of 0.
     """
 
-    def __init__(
-        self, spec: KVCacheSpec, config: AttentionConfig, num_blocks: int, device: torch.device
-    ) -> None:
-        self._spec = spec
-        self._config = config
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
+        self._transfer = transfer
         block = (2, spec.num_kv_heads, spec.block_size, spec.head_dim)
         self._pool = torch.zeros(
-            spec.num_layers, num_blocks, *block, dtype=spec.dtype, device=device
+            spec.num_layers, num_blocks, *block, dtype=spec.dtype, device=transfer.device
         )
         self._meta: AttentionMetadata | None = None
         self._plans: dict[int | None, DecodePlan] = {}  # of that step, by window
 
-    def attend(
-        self,
-        layer: int,
-        qkv: Tensor,
-        rotary: Tensor,
-        meta: AttentionMetadata,
-        window: int | None = None,
-        head_norm: HeadNorm | None = None,
-    ) -> Tensor:
-        cache, num_heads = self._pool[layer], self._config.num_heads
+    def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
+        cache, qk_norm = self._pool[layer.index], layer.qk_norm
         write_kv(
             qkv,
             meta.positions,
-            rotary,
+            layer.cos_sin_cache,
             cache,
             meta.slot_mapping,
-            num_heads=num_heads,
-            q_norm=None if head_norm is None else head_norm.query,
-            k_norm=None if head_norm is None else head_norm.key,
-            norm_eps=0.0 if head_norm is None else head_norm.eps,
+            num_heads=layer.num_heads,
+            q_norm=None if qk_norm is None else qk_norm.query,
+            k_norm=None if qk_norm is None else qk_norm.key,
+            norm_eps=0.0 if qk_norm is None else qk_norm.eps,
         )
-        q = qkv.view(len(qkv), -1, self._spec.head_dim)[:, :num_heads]
+        q = qkv.view(len(qkv), -1, layer.head_dim)[:, : layer.num_heads]
         attended = paged_attention(
             q,
             cache,
             meta.block_table,
             meta.seq_lens,
             meta.query_start_loc,
-            Scores(self._config.scale, window=window),
+            Scores(layer.scale, window=layer.window),
             num_decodes=meta.num_decodes,
-            plan=self._plan(q, cache, meta, window),
+            plan=self._plan(q, cache, meta, layer.window),
         )
         return attended.flatten(1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for run in _independent_runs(pairs):
             sources, targets = (
-                send(np.array(ids, np.int32), self._pool.device) for ids in zip(*run, strict=True)
+                self._transfer.send(np.array(ids, np.int32)) for ids in zip(*run, strict=True)
             )
             copy_blocks(self._pool, self._pool, sources, targets)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduler_output import SchedulerOutput
-from paged_backend.runner.transfer import record_event, send
+from paged_backend.platforms.gpu.transfer import Transfer
 
 _ALIGNMENT = 256  # bytes, of each part of a buffer
 _NUMPY = {torch.int32: np.int32, torch.int64: np.int64}
@@ -47,16 +47,17 @@ class Staging:
     Two host copies take turns: one may still be on its way while the next is filled.
     """
 
-    def __init__(self, parts: Mapping[str, tuple[torch.dtype, int]], device: torch.device) -> None:
+    def __init__(self, parts: Mapping[str, tuple[torch.dtype, int]], transfer: Transfer) -> None:
+        self._transfer = transfer
         self._offsets: dict[str, tuple[torch.dtype, int, int]] = {}
         total = 0
         for name, (dtype, capacity) in parts.items():
             self._offsets[name] = (dtype, total, capacity)
             total += -(-capacity * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        pinned = device.type == "cuda"
-        self._hosts = [torch.zeros(total, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        size = torch.Size([total])
+        self._hosts = [transfer.host_buffer(size, torch.uint8) for _ in range(2)]
         self._sent: list[torch.cuda.Event | None] = [None, None]
-        self._device_bytes = torch.zeros(total, dtype=torch.uint8, device=device)
+        self._device_bytes = torch.zeros(total, dtype=torch.uint8, device=transfer.device)
         self._turn = 0
 
     def send(self, values: Mapping[str, NDArray[np.int32] | NDArray[np.int64]]) -> None:
@@ -71,8 +72,7 @@ class Staging:
             end = offset + len(array) * dtype.itemsize
             host[offset:end].view(_NUMPY[dtype])[:] = array
         self._device_bytes.copy_(self._hosts[self._turn], non_blocking=True)
-        if self._device_bytes.is_cuda:
-            self._sent[self._turn] = record_event()
+        self._sent[self._turn] = self._transfer.record()
 
     def part(self, name: str, length: int) -> Tensor:
         """The first elements of a part on the device; always the same memory."""
@@ -83,8 +83,9 @@ class Staging:
 class BlockTables:
     """Block ids of each row's sequence, [num_rows, max_blocks] int32, 0 where there are none."""
 
-    def __init__(self, num_rows: int, max_blocks: int, device: torch.device) -> None:
-        self.tensor = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device)
+    def __init__(self, num_rows: int, max_blocks: int, transfer: Transfer) -> None:
+        self._transfer = transfer
+        self.tensor = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=transfer.device)
         self._known = np.zeros(num_rows, np.int64)  # blocks of each row that were sent
 
     def forget(self, rows: list[int]) -> None:
@@ -106,7 +107,6 @@ class BlockTables:
                 block_ids += ids[known:]
                 self._known[row] = len(ids)
         if places:
-            device = self.tensor.device
-            index = send(np.array(places, np.int64), device)
-            values = send(np.array(block_ids, np.int32), device)
+            index = self._transfer.send(np.array(places, np.int64))
+            values = self._transfer.send(np.array(block_ids, np.int32))
             self.tensor.view(-1).index_copy_(0, index, values)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_backend.config import StepLimits
 from paged_backend.core.scheduler_output import (
     ModelRunnerOutput,
     PromptLogprobsSpec,
@@ -25,32 +26,32 @@ from paged_backend.core.scheduler_output import (
     SchedulerOutput,
 )
 from paged_backend.core.sequence import PENDING
-from paged_backend.models.llama import LlamaModel
-from paged_backend.runner.attention import AttentionBackend, AttentionMetadata
-from paged_backend.runner.cuda_graphs import (
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata
+from paged_backend.models.base import Model
+from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
+from paged_backend.platforms.gpu.cuda_graphs import (
     Replay,
     StepGraphs,
     StepShape,
     capture_graph,
     captured_shapes,
 )
-from paged_backend.runner.device_batch import BlockTables, Rows, Staging
-from paged_backend.runner.device_sampler import DeviceSampler
-from paged_backend.runner.input_batch import InputBatch
-from paged_backend.runner.logprobs import (
-    DeviceLogprobs,
+from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
+from paged_backend.platforms.gpu.sampler import DeviceSampler
+from paged_backend.platforms.gpu.transfer import Arrival, Transfer
+from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.sampling.logprobs import (
     cut_prompts,
     join_prompts,
     places_with_logprobs,
 )
-from paged_backend.runner.transfer import Arrival, send
 from paged_backend.sampling_params import SamplingParams
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class InFlightOutput:
     """What a step finds out on its way to the host; padding follows the real tokens."""
 
     tokens: Arrival
@@ -70,31 +71,32 @@ class UnderWay:
         )
 
 
-class DeviceStepRunner:
+class GpuModelRunner:
     """Persistent buffers, sampler state and graphs of one model on one device."""
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Model,
         attention: AttentionBackend,
         block_size: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        limits: StepLimits,
+        transfer: Transfer,
     ) -> None:
         self._model = model
         self._attention = attention
         self._block_size = block_size
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._rows = Rows(max_num_seqs)
+        self._transfer = transfer
+        self._max_num_seqs = limits.max_num_seqs
+        self._max_num_batched_tokens = limits.max_num_batched_tokens
+        self._rows = Rows(self._max_num_seqs)
         self._sampled: set[int] = set()  # seq_ids whose settings the device has
-        num_rows = max_num_seqs + 1
+        num_rows = self._max_num_seqs + 1
         max_blocks = -(-model.max_model_len // block_size)
-        self._tables = BlockTables(num_rows, max_blocks, model.device)
+        self._tables = BlockTables(num_rows, max_blocks, transfer)
         self._sampler = DeviceSampler(
-            num_rows, model.config.vocab_size, frozenset(model.config.eos_token_ids), model.device
+            num_rows, model.config.vocab_size, frozenset(model.config.eos_token_ids), transfer
         )
-        tokens, seqs = max_num_batched_tokens, max_num_seqs
+        tokens, seqs = self._max_num_batched_tokens, self._max_num_seqs
         self._staging = Staging(
             {
                 "input_ids": (torch.int64, tokens),
@@ -108,28 +110,33 @@ class DeviceStepRunner:
                 "sample_row_or_none": (torch.int32, seqs),
                 "sample_positions": (torch.int32, seqs),
             },
-            model.device,
+            transfer,
         )
         self._logits = torch.empty(
-            max_num_seqs, model.config.vocab_size, dtype=torch.float32, device=model.device
+            seqs, model.config.vocab_size, dtype=torch.float32, device=transfer.device
         )
         self._graphs: StepGraphs | None = None
 
+    @property
+    def model_seconds(self) -> float | None:
+        """None: the host does not wait for forward passes."""
+        return None
+
     @torch.inference_mode()
-    def submit(self, plan: SchedulerOutput) -> UnderWay:
+    def submit(self, scheduler_output: SchedulerOutput) -> InFlightOutput:
         """Start a step."""
-        self._release(plan.released)
-        batch = InputBatch.build(plan, self._block_size)
-        rows = [self._rows[item.seq_id] for item in plan.scheduled]
+        self._release(scheduler_output.released)
+        batch = InputBatch.build(scheduler_output, self._block_size)
+        rows = [self._rows[item.seq_id] for item in scheduler_output.scheduled]
         sample_rows = [self._rows[spec.seq_id] for spec in batch.samples]
-        self._tables.update(plan, rows)
+        self._tables.update(scheduler_output, rows)
         self._admit(sample_rows, batch.samples)
-        if plan.block_copies:
-            self._attention.copy_blocks(plan.block_copies)
+        if scheduler_output.block_copies:
+            self._attention.copy_blocks(scheduler_output.block_copies)
         shape, before_prompts = self._launch(batch, rows, sample_rows)
         tokens, logprobs = self._sample(batch.samples, shape)
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
-        return UnderWay(Arrival(tokens), batch, logprobs, prompts)
+        return InFlightOutput(self._transfer.receive(tokens), batch, logprobs, prompts)
 
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that nothing is compiled later."""
@@ -263,11 +270,12 @@ class DeviceStepRunner:
         places = places_with_logprobs(samples)
         if not places:
             return self._sampler.sample(logits, samples, *rows), None
-        index = send(np.array(places, np.int64), self._model.device)
+        index = self._transfer.send(np.array(places, np.int64))
         untouched = logits.index_select(0, index)
         tokens = self._sampler.sample(logits, samples, *rows)
         num_top = [samples[place].params.logprobs or 0 for place in places]
-        return tokens, DeviceLogprobs(untouched, tokens.index_select(0, index), num_top)
+        chosen = tokens.index_select(0, index)
+        return tokens, DeviceLogprobs(untouched, chosen, num_top, self._transfer)
 
     def _prompt_logprobs(
         self, hidden: Tensor, specs: list[PromptLogprobsSpec]
@@ -277,9 +285,8 @@ class DeviceStepRunner:
             part = hidden[done : done + len(token_ids)]
             done += len(token_ids)
             logits = self._model.compute_logits(part).float()
-            yield DeviceLogprobs(
-                logits, send(np.array(token_ids, np.int32), self._model.device), num_top
-            )
+            sent = self._transfer.send(np.array(token_ids, np.int32))
+            yield DeviceLogprobs(logits, sent, num_top, self._transfer)
 
 
 def _padded(values: IntArray, length: int, filler: int) -> IntArray:

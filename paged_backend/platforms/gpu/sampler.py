@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paged_backend.core.scheduler_output import SampleSpec
 from paged_backend.core.sequence import PENDING
-from paged_backend.runner.token_edits import edit_logits
-from paged_backend.runner.transfer import send
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.sampling.token_edits import edit_logits
 from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 
@@ -29,12 +29,14 @@ class DeviceSampler:
     """
 
     def __init__(
-        self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device
+        self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], transfer: Transfer
     ) -> None:
+        device = transfer.device
+
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows, dtype=dtype, device=device)
 
-        self._device = device
+        self._transfer = transfer
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._num_stops = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
@@ -59,7 +61,7 @@ class DeviceSampler:
         """Send the settings of sequences that are sampled for the first time in these rows."""
         if not rows:
             return
-        index = send(np.array(rows, np.int64), self._device)
+        index = self._transfer.send(np.array(rows, np.int64))
         params = [spec.params for spec in samples]
         columns = (
             (self._state.temperature, [p.temperature for p in params], np.float32),
@@ -78,10 +80,10 @@ class DeviceSampler:
             (self._penalties.stop_ids, [self._stop_ids(spec) for spec in samples], np.int32),
         )
         for target, values, dtype in columns:
-            target.index_copy_(0, index, send(np.array(values, dtype), self._device))
+            target.index_copy_(0, index, self._transfer.send(np.array(values, dtype)))
         for row, spec in zip(rows, samples, strict=True):
             if spec.params.penalised:
-                self._counts[row] = send(self._count(spec), self._device)
+                self._counts[row] = self._transfer.send(self._count(spec))
 
     def sample(
         self,
@@ -98,7 +100,7 @@ class DeviceSampler:
         gets any token; `positions` [n] int32 are the tokens'.
         """
         if any(spec.params.adjusts_tokens for spec in samples):
-            edit_logits(logits, samples, self._tokens_before(samples, rows))
+            edit_logits(logits, samples, self._transfer.send, self._tokens_before(samples, rows))
         tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         apply_penalties(logits, row_or_none, positions, self._counts, self._penalties)
         sample(logits, row_or_none, positions, self._state, tokens)
@@ -110,7 +112,7 @@ class DeviceSampler:
         """The last token of each sequence, [n]; the device alone may know it."""
         known = [spec.token_ids[spec.position - 1] for spec in samples]
         known += [PENDING] * (len(rows) - len(known))
-        on_device = send(np.array(known, np.int32), self._device)
+        on_device = self._transfer.send(np.array(known, np.int32))
         return torch.where(on_device == PENDING, self.last_tokens.index_select(0, rows), on_device)
 
     def _stop_ids(self, spec: SampleSpec) -> list[int]:

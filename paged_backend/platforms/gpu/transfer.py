@@ -1,4 +1,4 @@
-"""From the host to the device and back without waiting."""
+"""Copies between the host and a device that do not wait for each other."""
 
 from __future__ import annotations
 
@@ -9,32 +9,54 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def send(values: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy of `values` on the device, ordered before whatever is launched next."""
-    tensor = torch.from_numpy(values)
-    if device.type == "cuda":  # only a copy from pinned memory leaves the host free to go on
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+class Transfer:
+    """Moves values between the host and one device.
 
+    Args:
+        device: the other end.
+        pinned: whether host memory is pinned, so that copies run while the host goes on. Under
+            Triton's interpreter there is no device to pin it for, and copies happen at once.
+    """
 
-def record_event() -> torch.cuda.Event:
-    """An event after all that has been launched so far."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in its library
-    event.record()
-    return event
+    def __init__(self, device: torch.device, *, pinned: bool) -> None:
+        self.device = device
+        self._pinned = pinned
+
+    def send(self, values: NDArray[Any]) -> Tensor:
+        """Return a copy of `values` on the device, made before anything that is launched later."""
+        tensor = torch.from_numpy(values)
+        if self._pinned:  # a copy from other memory makes the host wait
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+    def receive(self, values: Tensor) -> Arrival:
+        """Start to copy `values` to the host."""
+        host = self.host_buffer(values.shape, values.dtype)
+        host.copy_(values, non_blocking=True)
+        return Arrival(host, self.record())
+
+    def host_buffer(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Allocate zeros on the host that can be copied without waiting."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=self._pinned)
+
+    def record(self) -> torch.cuda.Event | None:
+        """Return an event after all that was launched so far; None if nothing runs by itself."""
+        if not self._pinned:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in its library
+        event.record()
+        return event
 
 
 class Arrival:
     """Values on their way to the host."""
 
-    def __init__(self, values: Tensor) -> None:
-        pinned = values.device.type == "cuda"
-        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned)
-        self._host.copy_(values, non_blocking=True)
-        self._event = record_event() if pinned else None
+    def __init__(self, host: Tensor, event: torch.cuda.Event | None) -> None:
+        self._host = host
+        self._event = event
 
     def wait(self) -> list[Any]:
-        """The values, once they are here."""
+        """Wait for the values and return them."""
         if self._event is not None:
             self._event.synchronize()
         values: list[Any] = self._host.tolist()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from paged_backend.models.layers import HeadNorm, norm_heads
-from paged_backend.runner.attention import AttentionBackend, AttentionConfig, AttentionMetadata
-from paged_backend.runner.kv_cache import KVCacheSpec
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.platforms.torch.layers import norm_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,8 @@ class _Plan:
 class TorchAttention(AttentionBackend):
     """Pool of keys and values, each [num_layers, num_slots, num_kv_heads, head_dim]."""
 
-    def __init__(
-        self, spec: KVCacheSpec, config: AttentionConfig, num_blocks: int, device: torch.device
-    ) -> None:
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self._spec = spec
-        self._config = config
         shape = (
             spec.num_layers,
             num_blocks * spec.block_size,
@@ -51,27 +48,19 @@ class TorchAttention(AttentionBackend):
         self._values = torch.zeros(shape, dtype=spec.dtype, device=device)
         self._plan: _Plan | None = None
 
-    def attend(
-        self,
-        layer: int,
-        qkv: Tensor,
-        rotary: Tensor,
-        meta: AttentionMetadata,
-        window: int | None = None,
-        head_norm: HeadNorm | None = None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         plan = self._plan_for(meta)
-        if head_norm is not None:
-            norm_heads(qkv, head_norm.heads, head_norm.eps)
-        num_kv_heads = self._spec.num_kv_heads
-        heads = qkv.view(len(qkv), -1, self._spec.head_dim)
-        q, k, v = torch.split(heads, [self._config.num_heads, num_kv_heads, num_kv_heads], dim=1)
-        angles = rotary[meta.positions]
-        self._write(layer, _rotate(k, angles), v, plan)
+        if layer.qk_norm is not None:
+            norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
+        num_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
+        heads = qkv.view(len(qkv), -1, layer.head_dim)
+        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        angles = layer.cos_sin_cache[meta.positions]
+        self._write(layer.index, _rotate(k, angles), v, plan)
         q = _rotate(q, angles)
         out = torch.empty_like(q)
         for group in plan.groups:
-            out[group.rows] = self._attend_group(layer, q[group.rows], group, window)
+            out[group.rows] = self._attend_group(layer, q[group.rows], group)
         return out.flatten(1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -92,18 +81,18 @@ class TorchAttention(AttentionBackend):
         self._keys[layer, slots] = k[plan.written]
         self._values[layer, slots] = v[plan.written]
 
-    def _attend_group(self, layer: int, q: Tensor, group: _Group, window: int | None) -> Tensor:
+    def _attend_group(self, layer: AttentionLayer, q: Tensor, group: _Group) -> Tensor:
         key_positions = torch.arange(group.slots.shape[1], device=q.device)
         distance = group.positions.unsqueeze(-1) - key_positions
         visible = distance >= 0
-        if window is not None:
-            visible &= distance < window
+        if layer.window is not None:
+            visible &= distance < layer.window
         attended = scaled_dot_product_attention(
             q.transpose(1, 2),
-            self._keys[layer, group.slots].transpose(1, 2),
-            self._values[layer, group.slots].transpose(1, 2),
+            self._keys[layer.index, group.slots].transpose(1, 2),
+            self._values[layer.index, group.slots].transpose(1, 2),
             attn_mask=visible.unsqueeze(1),
-            scale=self._config.scale,
+            scale=layer.scale,
             enable_gqa=True,
         )
         return attended.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Steps on the CPU: built, computed and sampled before `submit` returns."""
+"""The model runner of a CPU: a step is computed and sampled before `submit` returns."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paged_backend.core.scheduler_output import (
     SampleSpec,
     SchedulerOutput,
 )
-from paged_backend.models.llama import LlamaModel
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata
+from paged_backend.models.base import Model
 from paged_backend.outputs import TokenLogprobs
-from paged_backend.runner.attention import AttentionBackend, AttentionMetadata
-from paged_backend.runner.input_batch import InputBatch, block_table
-from paged_backend.runner.logprobs import (
+from paged_backend.platforms.input_batch import InputBatch, block_table
+from paged_backend.platforms.torch.threads import one_torch_thread
+from paged_backend.sampling.logprobs import (
     HostLogprobs,
     cut_prompts,
     join_prompts,
     places_with_logprobs,
 )
-from paged_backend.runner.sampler import Sampler
-from paged_backend.runner.torch_threads import one_torch_thread
+from paged_backend.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Done:
     output: ModelRunnerOutput
 
     def result(self) -> ModelRunnerOutput:
-        """At once."""
+        """Return it at once."""
         return self.output
 
 
-class HostStepRunner:
+class TorchModelRunner:
     """Carries out steps on the calling thread."""
 
-    def __init__(self, model: LlamaModel, attention: AttentionBackend, block_size: int) -> None:
+    def __init__(self, model: Model, attention: AttentionBackend, block_size: int) -> None:
         self._model = model
         self._attention = attention
         self._block_size = block_size
@@ -50,19 +50,19 @@ class HostStepRunner:
         self.model_seconds = 0.0  # spent in forward passes so far
 
     @torch.inference_mode()
-    def submit(self, plan: SchedulerOutput) -> Done:
-        """Make the plan's copies, compute its tokens and sample."""
-        with one_torch_thread(self._model.device):
-            return Done(self._run(plan))
+    def submit(self, scheduler_output: SchedulerOutput) -> Done:
+        """Copy blocks, compute the tokens of a step, and sample."""
+        with one_torch_thread():
+            return Done(self._run(scheduler_output))
 
-    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        batch = InputBatch.build(plan, self._block_size)
-        if plan.block_copies:
-            self._attention.copy_blocks(plan.block_copies)
+    def _run(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        batch = InputBatch.build(scheduler_output, self._block_size)
+        if scheduler_output.block_copies:
+            self._attention.copy_blocks(scheduler_output.block_copies)
         meta = AttentionMetadata(
             query_start_loc=torch.from_numpy(batch.query_start_loc),
             seq_lens=torch.from_numpy(batch.seq_lens),
-            block_table=torch.from_numpy(block_table(plan.scheduled)),
+            block_table=torch.from_numpy(block_table(scheduler_output.scheduled)),
             slot_mapping=torch.from_numpy(batch.slot_mapping),
             positions=torch.from_numpy(batch.positions),
             num_decodes=batch.num_decodes,

@@ -1,4 +1,4 @@
-"""Who has the CPU's cores: torch's thread pool or that of our own kernels."""
+"""Divides the CPU's cores between torch's threads and those of our own kernels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import torch
 
 
 @contextmanager
-def one_torch_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU, keep torch's operations to the calling thread for a while.
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch's operations to the calling thread for a while.
 
     After an operation that torch spreads over its threads, those spin for some milliseconds, and
     our kernels, which run right after it, would share the cores with them.
     """
-    if device.type != "cpu":
-        yield
-        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

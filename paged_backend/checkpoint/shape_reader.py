@@ -1,0 +1,82 @@
+"""Reads the sizes of a decoder from its config.json, without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.registry import ARCHITECTURES, Architecture, find_architecture
+from paged_backend.checkpoint.shape import Shape
+from paged_backend.validation import shorten
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+# Settings that no family implements, each with the values that mean "off".
+_OFF: dict[str, tuple[Any, ...]] = {
+    "hidden_act": (None, "silu"),
+    "quantization_config": (None,),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "is_encoder_decoder": (None, False),
+}
+
+
+def read_shape(config: ConfigFile) -> Shape:
+    """Read the sizes in a config.json.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or the model is not supported.
+    """
+    name = find_architecture(config)
+    architecture = ARCHITECTURES[name]
+    for key, off in _OFF.items():
+        if config.value(key) not in off:
+            raise config.error(key, f"is {shorten(config.value(key))}, which is not supported")
+    num_heads = config.integer("num_attention_heads")
+    num_layers = config.integer("num_hidden_layers")
+    return Shape(
+        architecture=name,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(config, num_heads),
+        head_dim=_head_dim(config, architecture, num_heads),
+        max_position_embeddings=config.integer("max_position_embeddings"),
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        biases=architecture.biases(config),
+        qk_norm=architecture.qk_norm,
+        windows=architecture.windows(config, num_layers),
+    )
+
+
+def read_dtype(config: ConfigFile) -> str:
+    """Read the name of the checkpoint's dtype, one of `DTYPES`."""
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    return config.text(key, "float32", DTYPES)
+
+
+def _head_dim(config: ConfigFile, architecture: Architecture, num_heads: int) -> int:
+    hidden_size = config.integer("hidden_size")
+    default = architecture.head_dim
+    if default is None:
+        if config.value("head_dim") is None and hidden_size % num_heads:
+            raise config.error(
+                "num_attention_heads", f"({num_heads}) must divide hidden_size ({hidden_size})"
+            )
+        default = hidden_size // num_heads
+    head_dim = config.integer("head_dim", default)
+    if head_dim % 2:
+        raise config.error("head_dim", f"must be even, got {head_dim}")
+    return head_dim
+
+
+def _num_kv_heads(config: ConfigFile, num_heads: int) -> int:
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config.error(
+            "num_key_value_heads",
+            f"({num_kv_heads}) must divide num_attention_heads ({num_heads})",
+        )
+    return num_kv_heads

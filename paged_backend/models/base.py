@@ -1,0 +1,51 @@
+"""The interface of a model: what a worker and its model runner need of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+
+
+class Model(Protocol):
+    """A decoder on one device, for inference only.
+
+    It is made without values: fill all of `slots`, then call `pack` once.
+    """
+
+    config: ModelConfig
+    max_model_len: int
+    attention_layers: Sequence[AttentionLayer]
+
+    def slots(self) -> dict[str, Tensor]:
+        """The memory of each tensor of a checkpoint, by its name there; invalid after `pack`."""
+        ...
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        ...
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        """Compute the last hidden states [num_rows, hidden_size] of some of the step's tokens.
+
+        Args:
+            input_ids: [num_tokens] the step's tokens in the order of `meta`.
+            attention: writes this step's keys and values to its cache, and attends.
+            meta: the layout of the step.
+            logits_indices: int64 rows of `input_ids` whose states are wanted; None for all.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [num_rows, vocab_size] in the model's dtype of the rows of `forward`."""
+        ...

@@ -1,0 +1,88 @@
+"""Blocks that the layers of most decoders are made of: attention and a gated MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.layers import Kernels, QKNorm
+from paged_backend.models.linear import LinearSpec
+
+
+class Attention:
+    """Self-attention; queries, keys and values are computed as one product.
+
+    Args:
+        config: sizes and variants of the model.
+        index: the layer's number.
+        cos_sin_cache: the layer's rotary table, see `AttentionLayer`.
+        kernels: the platform.
+    """
+
+    def __init__(
+        self, config: ModelConfig, index: int, cos_sin_cache: Tensor, kernels: Kernels
+    ) -> None:
+        sizes = config.num_heads, config.num_kv_heads, config.head_dim
+        query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.qk_norm = QKNorm(*sizes, config.rms_norm_eps, kernels) if config.qk_norm else None
+        self.layer = AttentionLayer(
+            index,
+            *sizes,
+            scale=config.head_dim**-0.5,
+            cos_sin_cache=cos_sin_cache,
+            window=config.windows[index],
+            qk_norm=self.qk_norm,
+        )
+        parts = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+        hidden, biases = config.hidden_size, config.biases
+        self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv))
+        self.o_proj = kernels.linear(LinearSpec(query, {"o_proj": hidden}, biases.output))
+
+    def slots(self) -> dict[str, Tensor]:
+        """The memory of each tensor of a checkpoint, by its name within `self_attn`."""
+        slots = self.qkv_proj.slots() | self.o_proj.slots()
+        if self.qk_norm is not None:
+            slots["q_norm.weight"] = self.qk_norm.query
+            slots["k_norm.weight"] = self.qk_norm.key
+        return slots
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        if self.qk_norm is not None:
+            self.qk_norm.pack()
+        self.qkv_proj.pack()
+        self.o_proj.pack()
+
+    def attend(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
+        """All but the output projection: [num_tokens, num_heads * head_dim]."""
+        return backend.attend(self.layer, self.qkv_proj(x), meta)
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)); gate and up are computed as one product."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.biases.mlp
+        parts = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up_proj = kernels.linear(LinearSpec(hidden, parts, bias))
+        self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias))
+        self._silu_and_mul = kernels.layers.silu_and_mul
+
+    def slots(self) -> dict[str, Tensor]:
+        """The memory of each tensor of a checkpoint, by its name within `mlp`."""
+        return self.gate_up_proj.slots() | self.down_proj.slots()
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        self.gate_up_proj.pack()
+        self.down_proj.pack()
+
+    def activate(self, x: Tensor) -> Tensor:
+        """All but the last product: [num_tokens, intermediate_size]."""
+        return self._silu_and_mul(self.gate_up_proj(x))
+
+
+def prefixed(prefix: str, slots: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Slots with a prefix and a dot in front of each name."""
+    return {f"{prefix}.{name}": slot for name, slot in slots.items()}

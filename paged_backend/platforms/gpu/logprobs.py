@@ -1,0 +1,41 @@
+"""Log-probabilities from a model's own logits, computed by a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from paged_kernels.logprobs import logprobs
+from torch import Tensor
+
+from paged_backend.outputs import TokenLogprobs
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.sampling.logprobs import rows
+from paged_backend.sampling_params import MAX_LOGPROBS
+
+
+class DeviceLogprobs:
+    """Log-probabilities on their way from a device to the host.
+
+    Args:
+        logits: [n, vocab] float32; only read.
+        token_ids: [n] int32 on the same device.
+        num_top: how many of the likeliest tokens, for each row.
+        transfer: to the host.
+    """
+
+    def __init__(
+        self, logits: Tensor, token_ids: Tensor, num_top: Sequence[int], transfer: Transfer
+    ) -> None:
+        self._num_top = num_top
+        wanted = transfer.send(np.array(num_top, np.int32))
+        all_rows = torch.arange(len(num_top), dtype=torch.int32, device=logits.device)
+        # Always as wide, so that there is one kernel, compiled when the engine warms up.
+        result = logprobs(logits, all_rows, token_ids, wanted, MAX_LOGPROBS)
+        columns = result.sampled, result.ranks, result.top_tokens, result.top
+        self._arrivals = [transfer.receive(column) for column in columns]
+
+    def wait(self) -> list[TokenLogprobs]:
+        """One for each row, once they are here."""
+        return list(rows(self._num_top, *(arrival.wait() for arrival in self._arrivals)))

@@ -1,0 +1,99 @@
+"""An NVIDIA GPU with Triton kernels, or the interpreter of these kernels on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_backend.config import GPU_LIMITS, EngineConfig, StepLimits
+from paged_backend.models.attention import AttentionBackend
+from paged_backend.models.base import Model
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.layers import LayerFunctions
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.platforms.gpu import layers
+from paged_backend.platforms.gpu.attention import TritonAttention
+from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.torch.linear import TorchLinear
+from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
+
+
+class GpuPlatform:
+    """See :class:`~paged_backend.platforms.base.Platform`.
+
+    Args:
+        device: where the kernels run.
+        dtype: of weights and hidden states.
+        interpreted: the kernels run under Triton's interpreter, on a CPU. Nothing is compiled or
+            captured then.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.default_limits = GPU_LIMITS
+        self.layers: LayerFunctions = layers
+        self._interpreted = interpreted
+        self._transfer = Transfer(device, pinned=not interpreted)
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer."""
+        return TorchLinear(spec, self.dtype, self.device)
+
+    def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
+        """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
+        return TritonAttention(spec, num_blocks, self._transfer)
+
+    def kv_cache_bytes(
+        self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
+    ) -> int:
+        """Bytes that are free beside the weights and the largest step, within the utilization."""
+        if self._interpreted:
+            return DEFAULT_KV_CACHE_BYTES
+        peak = self._peak_of_largest_step(model, spec, limits)
+        if not config.enforce_eager:
+            # Graphs keep their memory apart from that of other steps, but take no more than these.
+            peak *= 2
+        free, total = torch.cuda.mem_get_info(self.device)
+        return max(0, int(free - peak - (1 - config.gpu_memory_utilization) * total))
+
+    def model_runner(
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> GpuModelRunner:
+        """Make a model runner whose kernels are compiled and whose graphs are captured."""
+        runner = self._new_runner(model, spec, num_blocks, limits)
+        if not self._interpreted:
+            prepare(runner, enforce_eager=config.enforce_eager)
+        return runner
+
+    def _new_runner(
+        self, model: Model, spec: KVCacheSpec, num_blocks: int, limits: StepLimits
+    ) -> GpuModelRunner:
+        attention = self.attention(spec, num_blocks)
+        return GpuModelRunner(model, attention, spec.block_size, limits, self._transfer)
+
+    def _peak_of_largest_step(self, model: Model, spec: KVCacheSpec, limits: StepLimits) -> int:
+        """Bytes that a step takes besides weights and pool, measured on a pool of one block."""
+        before = torch.cuda.memory_allocated(self.device)
+        runner = self._new_runner(model, spec, 1, limits)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        runner.run_largest()
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        del runner
+        torch.cuda.empty_cache()
+        return peak
+
+
+def prepare(runner: GpuModelRunner, *, enforce_eager: bool) -> None:
+    """Compile the kernels, capture the graphs and reserve the memory of the largest step."""
+    runner.warm_up()
+    if not enforce_eager:
+        runner.capture()
+    # Captures empty the caching allocator, and a pool of a given size was never tried beside the
+    # largest step: prompts should neither wait for memory nor lack it.
+    runner.run_largest()

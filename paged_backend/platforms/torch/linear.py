@@ -1,0 +1,43 @@
+"""Linear layers in plain torch, for any device and dtype."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_backend.models.linear import LinearSpec
+
+
+class TorchLinear:
+    """A dense weight [outputs, inputs]; see :class:`~paged_backend.models.linear.LinearMethod`."""
+
+    def __init__(self, spec: LinearSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec = spec
+        self._weight = torch.empty(spec.outputs, spec.inputs, dtype=dtype, device=device)
+        self._bias = torch.empty(spec.outputs, dtype=dtype, device=device) if spec.bias else None
+
+    def slots(self) -> dict[str, Tensor]:
+        """The memory of each tensor of a checkpoint, by its name there; invalid after `pack`."""
+        slots = {}
+        for kind, fused in (("weight", self._weight), ("bias", self._bias)):
+            if fused is not None:
+                parts = torch.split(fused, list(self._spec.parts.values()))
+                for name, part in zip(self._spec.parts, parts, strict=True):
+                    slots[f"{name}.{kind}"] = part
+        return slots
+
+    def pack(self) -> None:
+        """Do nothing: torch reads the weight as it is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product [rows, outputs] for `x` [rows, inputs]."""
+        return F.linear(x, self._weight, self._bias)
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add the product for `x` [rows, inputs] to `out` [rows, outputs] in place."""
+        out += self(x)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The weight's rows at `index` [count] int64, as an embedding tied to it looks them up."""
+        return F.embedding(index, self._weight)

@@ -1,0 +1,53 @@
+"""A CPU that runs plain torch: any dtype, and the reference of the other platforms."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_backend.config import CPU_LIMITS, MIB, EngineConfig, StepLimits
+from paged_backend.models.attention import AttentionBackend
+from paged_backend.models.base import Model
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.layers import LayerFunctions
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.platforms.torch import layers
+from paged_backend.platforms.torch.attention import TorchAttention
+from paged_backend.platforms.torch.linear import TorchLinear
+from paged_backend.platforms.torch.model_runner import TorchModelRunner
+
+DEFAULT_KV_CACHE_BYTES = 512 * MIB
+
+
+class TorchPlatform:
+    """See :class:`~paged_backend.platforms.base.Platform`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.device = torch.device("cpu")
+        self.dtype = dtype
+        self.default_limits = CPU_LIMITS
+        self.layers: LayerFunctions = layers
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer."""
+        return TorchLinear(spec, self.dtype, self.device)
+
+    def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
+        """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
+        return TorchAttention(spec, num_blocks, self.device)
+
+    def kv_cache_bytes(
+        self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
+    ) -> int:
+        """Bytes for the KV pool where `kv_cache_memory_bytes` leaves them open."""
+        return DEFAULT_KV_CACHE_BYTES
+
+    def model_runner(
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> TorchModelRunner:
+        """Make a model runner with a KV pool of `num_blocks` blocks."""
+        return TorchModelRunner(model, self.attention(spec, num_blocks), spec.block_size)

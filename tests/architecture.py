@@ -1,0 +1,210 @@
+"""The rules about imports and devices that keep the code in order, for any checkout.
+
+Each function takes the root of a checkout and returns the violations it finds, as sentences.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = {
+    "paged_backend": "paged_backend",
+    "paged_kernels": "kernels/paged_kernels",
+    "paged_client": "client/paged_client",
+    "paged_loadtest": "loadtest/paged_loadtest",
+}
+VALUES = {
+    "config",
+    "engine_args",
+    "errors",
+    "flags",
+    "histogram",
+    "outputs",
+    "request",
+    "sampling_params",
+    "validation",
+}
+
+# A package or module of paged_backend -> what it may import besides the values and itself.
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "checkpoint": set(),
+    "models": {"checkpoint"},
+    "sampling": {"core"},
+    "platforms": {"checkpoint", "core", "models", "sampling"},
+    "worker": {"checkpoint", "core", "models", "platforms"},
+    "engine": {"core", "worker"},
+    "text": {"checkpoint"},
+    "llm": {"checkpoint", "engine", "text"},
+    "process": {"checkpoint", "core", "engine"},
+    "serving": {"process", "text"},
+    "launch": set(),
+    "demo": {"checkpoint", "launch"},
+    "top": set(),
+    "plan": {"checkpoint"},
+    "bench": {"checkpoint", "engine", "platforms"},
+    "cli": {"bench", "demo", "launch", "plan", "top"},
+}
+# A platform -> the other platforms that it may import; `select` alone knows all of them.
+PLATFORMS = {"torch": set(), "cpu": {"torch"}, "gpu": {"torch"}}
+SELECT = "paged_backend.platforms.select"
+# Third-party packages -> the only places in paged_backend that may import them.
+RESERVED = {
+    "paged_kernels": {"bench", "platforms"},
+    "triton_python_backend_utils": {"serving"},
+    "paged_loadtest": {"bench", "cli", "plan", "top"},
+}
+BENCH_USES = {"machine", "request", "workloads"}  # of the load tester
+# What the load tester may use of paged_backend besides the values: a folder with a tokenizer.
+BUNDLED = "paged_backend.checkpoint.bundled"
+
+Imports = dict[str, set[str]]
+"""For each module, the full names of all modules that it imports."""
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the four packages, by its full name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            found[name] = path
+    return found
+
+
+def imports(root: Path) -> Imports:
+    """All imports at any depth: within functions and for type checkers, too."""
+    known = modules(root)
+    return {
+        name: set(_imported(ast.parse(path.read_text()), known)) for name, path in known.items()
+    }
+
+
+def _imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in known else node.module
+
+
+def cycles(root: Path) -> list[str]:
+    """Modules that import each other, directly or by way of others."""
+    graph = imports(root)
+    state: dict[str, str] = {}
+    found: list[str] = []
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        state[name] = "open"
+        for other in sorted(graph[name] & set(graph)):
+            if state.get(other) == "open":
+                found.append(" -> ".join((*path[path.index(other) :], other)))
+            elif other not in state:
+                visit(other, (*path, other))
+        state[name] = "done"
+
+    for name in sorted(graph):
+        if name not in state:
+            visit(name, (name,))
+    return found
+
+
+def wrong_directions(root: Path) -> list[str]:
+    """Imports that go against the layers."""
+    found = []
+    for name, names in imports(root).items():
+        room = _room(name)
+        if room is None:
+            continue
+        allowed = MAY_IMPORT.get(room, set()) | VALUES | {room}
+        for other in sorted(names):
+            target = _room(other)
+            if target is not None and target not in allowed:
+                found.append(f"{name} imports {other}")
+    return found
+
+
+def wrong_platforms(root: Path) -> list[str]:
+    """Platforms that import each other, and modules that choose a platform by themselves."""
+    found = []
+    for name, names in imports(root).items():
+        own = _platform(name)
+        for other in sorted(names):
+            target = _platform(other)
+            if target is None or name == SELECT:
+                continue
+            if own is None or target not in PLATFORMS[own] | {own}:
+                found.append(f"{name} imports {other}")
+    return found
+
+
+def wrong_libraries(root: Path) -> list[str]:
+    """Modules that import a third-party package that is reserved for others."""
+    found = []
+    for name, names in imports(root).items():
+        package, room = name.split(".")[0], _room(name)
+        for other in sorted(names):
+            library = other.split(".")[0]
+            if package == "paged_backend" and room not in RESERVED.get(library, {room}):
+                found.append(f"{name} imports {other}")
+            if room in VALUES | {"core"} and library in ("torch", "numpy"):
+                found.append(f"{name} imports {other}")
+            if not _may_use(package, room, other):
+                found.append(f"{name} imports {other}")
+    return found
+
+
+def _may_use(package: str, room: str | None, other: str) -> bool:
+    """Whether a package may import a module that is not its own."""
+    library = other.split(".")[0]
+    if room == "bench" and library == "paged_loadtest":
+        return other.split(".")[1] in BENCH_USES
+    if package == "paged_kernels":
+        return library not in ("paged_backend", "paged_client", "transformers")
+    if package == "paged_client":
+        return library not in ("torch", "paged_backend", "transformers")
+    if package == "paged_loadtest":
+        if library == "paged_backend":
+            return _room(other) in VALUES or other == BUNDLED
+        return library not in ("torch", "paged_kernels")
+    return True
+
+
+def device_decisions(root: Path) -> list[str]:
+    """Code of paged_backend outside of `platforms/select.py` that asks which device there is."""
+    found = []
+    for name, path in modules(root).items():
+        if name.split(".")[0] == "paged_backend" and name != SELECT:
+            tree = ast.parse(path.read_text())
+            found += [f"{name}, line {line}" for line in sorted(_decisions(tree))]
+    return found
+
+
+def _decisions(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(side, ast.Attribute) and side.attr == "type" for side in sides):
+                yield node.lineno
+        elif isinstance(node, ast.Attribute) and node.attr in ("is_cuda", "is_available"):
+            yield node.lineno
+        elif isinstance(node, ast.Constant) and node.value == "TRITON_INTERPRET":
+            yield node.lineno
+
+
+def _room(name: str) -> str | None:
+    """The package or module of paged_backend that a module belongs to."""
+    package, *rest = name.split(".")
+    return rest[0] if package == "paged_backend" and rest else None
+
+
+def _platform(name: str) -> str | None:
+    parts = name.split(".")
+    if parts[:2] == ["paged_backend", "platforms"] and len(parts) > 2 and parts[2] in PLATFORMS:
+        return parts[2]
+    return None
