@@ -1,7 +1,8 @@
-"""Makes the helpers beside the tests importable by name, and takes the clock out of hypothesis."""
+"""Makes helpers importable by name, and takes clocks and inherited signals out of the tests."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 for folder in ("", "core", "faults"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-# How long an example takes, or the making of it, depends on the machine and on what else it does.
+# The time that an example takes depends on the machine and on what else it does.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+# A shell that runs the tests in the background makes them ignore Ctrl-C, and so would every
+# program that they start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,6 +11,14 @@ from paged_backend.checkpoint.tensors import Tensors, decoder_tensors
 from paged_backend.validation import shorten
 
 
+def _no_biases(config: ConfigFile) -> Biases:
+    return Biases()
+
+
+def _no_windows(config: ConfigFile, num_layers: int) -> Windows:
+    return (None,) * num_layers
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """How a family of models is read and built.
@@ -25,8 +33,8 @@ class Architecture:
             ``module:Class``; it is imported when a model is loaded, as it needs torch.
     """
 
-    biases: Callable[[ConfigFile], Biases]
-    windows: Callable[[ConfigFile, int], Windows]
+    biases: Callable[[ConfigFile], Biases] = _no_biases
+    windows: Callable[[ConfigFile, int], Windows] = _no_windows
     qk_norm: bool = False
     head_dim: int | None = None
     tensors: Callable[[Shape], Tensors] = decoder_tensors
@@ -41,10 +49,6 @@ def _llama_biases(config: ConfigFile) -> Biases:
 def _qwen3_biases(config: ConfigFile) -> Biases:
     attention = config.flag("attention_bias", False)
     return Biases(qkv=attention, output=attention)
-
-
-def _no_windows(config: ConfigFile, num_layers: int) -> Windows:
-    return (None,) * num_layers
 
 
 def _same_window(config: ConfigFile, num_layers: int) -> Windows:
@@ -72,8 +76,8 @@ def _windows_by_layer(config: ConfigFile, num_layers: int) -> Windows:
 
 
 ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture(_llama_biases, _no_windows),
-    "MistralForCausalLM": Architecture(lambda config: Biases(), _same_window),
+    "LlamaForCausalLM": Architecture(_llama_biases),
+    "MistralForCausalLM": Architecture(windows=_same_window),
     "Qwen2ForCausalLM": Architecture(lambda config: Biases(qkv=True), _windows_by_layer),
     "Qwen3ForCausalLM": Architecture(_qwen3_biases, _windows_by_layer, qk_norm=True, head_dim=128),
 }

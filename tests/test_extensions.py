@@ -1,0 +1,208 @@
+"""Extensions that live in this file only: each is registered, and serves the right tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import make_engine, run, tokens_of
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
+from paged_backend.checkpoint.registry import Architecture, register_architecture, tensors_of
+from paged_backend.checkpoint.rope import read_rope
+from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.tensors import Role, Tensors, decoder_tensors
+from paged_backend.models.attention import AttentionBackend, AttentionMetadata
+from paged_backend.models.blocks import Attention, GatedMLP, prefixed
+from paged_backend.models.layers import Kernels
+from paged_backend.models.linear import LinearSpec
+
+# --- a family: norms follow attention and MLP, every other layer has another rotary table ---------
+
+
+class ToyLayer:
+    """One layer: x + norm(attention(x)), then the same with the MLP."""
+
+    def __init__(self, config: ModelConfig, index: int, table: Tensor, kernels: Kernels) -> None:
+        self.attention = Attention(config, index, table, kernels)
+        self.mlp = GatedMLP(config, kernels)
+        self.attention_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
+        self.mlp_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
+
+    def slots(self) -> dict[str, Tensor]:
+        return {
+            **prefixed("self_attn", self.attention.slots()),
+            "post_attention_layernorm.weight": self.attention_norm,
+            **prefixed("mlp", self.mlp.slots()),
+            "post_feedforward_layernorm.weight": self.mlp_norm,
+        }
+
+
+class ToyModel:
+    """See `paged_backend.models.base.Model`."""
+
+    def __init__(self, config: ModelConfig, max_model_len: int, kernels: Kernels) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self._rms_norm = kernels.layers.rms_norm
+        ropes = config.rope, local_rope(config)
+        tables = [rope.table(max_model_len, kernels.device) for rope in ropes]
+        self._layers = [
+            ToyLayer(config, index, tables[index % 2], kernels)
+            for index in range(config.num_layers)
+        ]
+        self.attention_layers = [layer.attention.layer for layer in self._layers]
+        shape = (config.vocab_size, config.hidden_size)
+        self._embedding = torch.empty(shape, dtype=kernels.dtype, device=kernels.device)
+        self._norm = torch.empty(config.hidden_size, dtype=kernels.dtype, device=kernels.device)
+        self._lm_head = kernels.linear(
+            LinearSpec(config.hidden_size, {"lm_head": config.vocab_size})
+        )
+
+    def slots(self) -> dict[str, Tensor]:
+        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
+        for index, layer in enumerate(self._layers):
+            slots |= prefixed(f"model.layers.{index}", layer.slots())
+        return slots | self._lm_head.slots()
+
+    def pack(self) -> None:
+        for part in (self._lm_head, *self._layers):
+            for packed in (part.attention, part.mlp) if isinstance(part, ToyLayer) else (part,):
+                packed.pack()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        eps = self.config.rms_norm_eps
+        hidden = F.embedding(input_ids, self._embedding)
+        for layer in self._layers:
+            attended = layer.attention.attend(hidden, attention, meta)
+            attended = layer.attention.o_proj(attended)
+            hidden = hidden + self._rms_norm(attended, layer.attention_norm, eps)
+            mixed = layer.mlp.down_proj(layer.mlp.activate(hidden))
+            hidden = hidden + self._rms_norm(mixed, layer.mlp_norm, eps)
+        if logits_indices is not None:
+            hidden = hidden[logits_indices]
+        return self._rms_norm(hidden, self._norm, eps)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self._lm_head(hidden)
+
+
+def local_rope(config: ModelConfig):
+    theta = config.file.number("local_rope_theta")
+    file = ConfigFile({"rope_theta": theta}, "config.json")
+    return read_rope(file, config.head_dim, config.max_position_embeddings)
+
+
+def toy_tensors(shape: Shape) -> Tensors:
+    tensors = decoder_tensors(shape)
+    new = {"input_layernorm": "post_feedforward_layernorm"}
+    return {
+        ".".join(new.get(part, part) for part in name.split(".")): spec
+        for name, spec in tensors.items()
+    }
+
+
+TOY_CONFIG = {
+    "architectures": ["ToyForCausalLM"],
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "local_rope_theta": 100.0,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """A checkpoint of the family."""
+    register_architecture(
+        "ToyForCausalLM", Architecture(tensors=toy_tensors, model=f"{__name__}:ToyModel")
+    )
+    (tmp_path / "config.json").write_text(json.dumps(TOY_CONFIG))
+    torch.manual_seed(0)
+    weights = {
+        name: torch.rand(spec.shape) + 0.5
+        if spec.role is Role.NORM
+        else torch.randn(spec.shape) * 0.15
+        for name, spec in tensors_of(load_model_config(tmp_path)).items()
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def dense_logits(tokens: list[int], weights: dict[str, Tensor], config: ModelConfig) -> Tensor:
+    """Logits [vocab_size] after the last token, in float64 and without any cache."""
+    length, head_dim = len(tokens), config.head_dim
+    hidden = weights["model.embed_tokens.weight"][tokens]
+    causal = torch.full((length, length), -torch.inf, dtype=torch.float64).triu(1)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weights[name], config.rms_norm_eps)
+
+    for index in range(config.num_layers):
+        part = f"model.layers.{index}"
+        rope = local_rope(config) if index % 2 else config.rope
+        angles = torch.outer(torch.arange(length), torch.tensor(rope.frequencies)).double()
+        turns = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+
+        def heads(x: Tensor, name: str, part: str = part) -> Tensor:
+            out = x @ weights[f"{part}.self_attn.{name}_proj.weight"].t()
+            return out.view(length, -1, head_dim)
+
+        def rotate(x: Tensor, turns: Tensor = turns) -> Tensor:
+            first, second = x.chunk(2, dim=-1)
+            turned = torch.complex(first, second) * turns
+            return torch.cat((turned.real, turned.imag), dim=-1)
+
+        q, k, v = rotate(heads(hidden, "q")), rotate(heads(hidden, "k")), heads(hidden, "v")
+        k, v = (x.repeat_interleave(config.num_heads // config.num_kv_heads, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * head_dim**-0.5 + causal
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        attended = attended @ weights[f"{part}.self_attn.o_proj.weight"].t()
+        hidden = hidden + norm(attended, f"{part}.post_attention_layernorm.weight")
+        gate, up = (
+            hidden @ weights[f"{part}.mlp.{name}_proj.weight"].t() for name in ("gate", "up")
+        )
+        mixed = (F.silu(gate) * up) @ weights[f"{part}.mlp.down_proj.weight"].t()
+        hidden = hidden + norm(mixed, f"{part}.post_feedforward_layernorm.weight")
+    return norm(hidden[-1:], "model.norm.weight")[0] @ weights["lm_head.weight"].t()
+
+
+def dense_tokens(folder: Path, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens by the direct computation."""
+    from safetensors.torch import load_file
+
+    weights = {name: w.double() for name, w in load_file(folder / "model.safetensors").items()}
+    config, tokens = load_model_config(folder), list(prompt)
+    while len(tokens) < len(prompt) + count:
+        tokens.append(int(dense_logits(tokens, weights, config).argmax()))
+        if tokens[-1] in config.eos_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("limit", [512, 16])
+def test_a_new_family(toy: Path, limit: int) -> None:
+    engine = make_engine(toy, max_num_batched_tokens=limit, max_num_seqs=4)
+    shared = [(7 * i) % 190 + 3 for i in range(40)]
+    work = [(shared, 8), ([5, 9, 4], 8), ([*shared[:35], 11], 8)]
+    answers = tokens_of(run(engine, work))
+    assert answers == [dense_tokens(toy, prompt, count) for prompt, count in work]
