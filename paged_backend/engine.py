@@ -1,7 +1,7 @@
 """The engine: one object that turns requests into tokens, a step at a time.
 
-It knows neither text nor sockets; :class:`paged_backend.LLM` runs it in-process and
-``paged_backend.process`` runs it in a process of its own.
+It knows neither text nor sockets. :class:`paged_backend.LLM` runs it in-process, and
+``paged_backend.process`` runs it in a separate process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
+from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.core.scheduler import Progress, Scheduler, SchedulerConfig
+from paged_backend.core.scheduler import Progress, Scheduler
+from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from paged_backend.outputs import EngineStats, EngineView, QueueState, SequenceOutput
 from paged_backend.request import Request, RequestLimits
@@ -48,25 +50,28 @@ class Engine:
                 max_model_len=self.worker.max_model_len,
                 enable_chunked_prefill=config.enable_chunked_prefill,
                 eos_token_ids=self.worker.eos_token_ids,
-                fair=config.scheduling_policy == "fair",
-                tenant_weights=config.weights_of_tenants(),
             ),
             KVCacheManager(
                 self.worker.num_blocks,
                 config.block_size,
                 enable_prefix_caching=config.enable_prefix_caching,
             ),
+            FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
         )
         self._seeds = random.Random(config.seed)
-        self._under_way: deque[_UnderWay] = deque()
+        self._in_flight: deque[_InFlightStep] = deque()
         self._last_end_s = 0.0  # of a step
-        self._max_under_way = 1 if steps.async_scheduling else 0  # when a step returns
+        self._max_in_flight = 1 if steps.async_scheduling else 0  # after `step`
 
     def add_request(self, request: Request, progress: Progress = ()) -> None:
-        """Queue a request that the front-end has checked; ``progress`` is what it has already.
+        """Queue a request.
+
+        Args:
+            request: a request that the front end has checked.
+            progress: what a previous engine process generated.
 
         Raises:
-            InvalidRequest: it does not fit this model after all.
+            InvalidRequest: the request does not fit this model after all.
         """
         self.limits.check(request.prompt_token_ids, request.params)
         self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
@@ -75,34 +80,34 @@ class Engine:
         """End a request now; unknown ids are ignored."""
         self.scheduler.abort_request(request_id)
 
-    def stop_answer(self, request_id: str, index: int) -> None:
-        """End an answer whose text has come to a stop string; unknown ones are ignored."""
-        self.scheduler.stop_answer(request_id, index)
+    def stop_completion(self, request_id: str, index: int) -> None:
+        """End a completion whose text reached a stop string; unknown ones are ignored."""
+        self.scheduler.stop_completion(request_id, index)
 
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
-        """End a request for a caller who still listens; the last outputs, none for unknown ids."""
+        """End a request; returns a last output for each completion, none for unknown ids."""
         return self.scheduler.cancel_request(request_id)
 
     def is_open(self, request_id: str) -> bool:
-        """Whether any answer of the request has yet to end."""
+        """Whether any completion of the request is unfinished."""
         return self.scheduler.is_open(request_id)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has anything to do."""
-        return self.scheduler.has_unfinished or bool(self._under_way)
+        """Whether there is anything left for a step."""
+        return self.scheduler.has_unfinished or bool(self._in_flight)
 
     def step(self) -> list[SequenceOutput]:
-        """Schedule and start one step; returns what is new.
+        """Schedule and start one step; returns new tokens.
 
-        With asynchronous scheduling that are the tokens of the step before, so that the device
-        computes while the next step is planned.
+        With asynchronous scheduling these are the tokens of the previous step, so that the device
+        computes while the next step is scheduled.
         """
         started_s = time.monotonic()
-        plan = self.scheduler.schedule()
-        if plan.scheduled:
-            self._under_way.append(_UnderWay(started_s, plan, self.worker.submit(plan)))
-            if len(self._under_way) <= self._max_under_way:
+        output = self.scheduler.schedule()
+        if output.scheduled:
+            self._in_flight.append(_InFlightStep(started_s, output, self.worker.submit(output)))
+            if len(self._in_flight) <= self._max_in_flight:
                 return []
         return self.scheduler.update_from_output(self._wait())
 
@@ -112,15 +117,15 @@ class Engine:
 
     @property
     def num_finished(self) -> int:
-        """Sequences that have ended since the start, for whatever reason."""
-        return self.scheduler.num_finished
+        """Number of sequences that have ended since the start, for whatever reason."""
+        return self.scheduler.counters.num_finished
 
     def num_waiting_of(self, tenant: str) -> int:
-        """How many requests of a tenant wait."""
+        """Number of waiting sequences of a tenant."""
         return self.scheduler.num_waiting_of(tenant)
 
     def queue_state(self) -> QueueState:
-        """How much waits now."""
+        """The occupancy of the queue."""
         return self.scheduler.queue_state()
 
     def view(self) -> EngineView:
@@ -128,20 +133,20 @@ class Engine:
         return self.scheduler.view()
 
     def _wait(self) -> ModelRunnerOutput:
-        """The result of the earliest step under way."""
-        step = self._under_way.popleft()
+        """Wait for the earliest step in flight."""
+        step = self._in_flight.popleft()
         result = step.pending.result()
         now = time.monotonic()
-        # One that was planned ahead begins when the step before it is over.
+        # A step that was scheduled ahead begins when the previous step is over.
         seconds = now - max(step.started_s, self._last_end_s)
         self._last_end_s = now
-        scheduled = step.plan.scheduled
-        num_tokens = sum(len(slice_.token_ids) for slice_ in scheduled)
-        self.scheduler.measurements.step(seconds, len(scheduled), num_tokens)
+        num_sequences = len(step.scheduler_output.scheduled)
+        num_tokens = step.scheduler_output.num_tokens
+        self.scheduler.counters.observe_step(seconds, num_sequences, num_tokens)
         return result
 
 
-class _UnderWay(NamedTuple):
+class _InFlightStep(NamedTuple):
     started_s: float  # of the monotonic clock
-    plan: SchedulerOutput
+    scheduler_output: SchedulerOutput
     pending: PendingOutput

@@ -94,7 +94,7 @@ class LLM:
                 for output in self.engine.step():
                     answer = answers[output.request_id]
                     if answer.append(output):
-                        self.engine.stop_answer(output.request_id, output.index)
+                        self.engine.stop_completion(output.request_id, output.index)
                     bar.update(answer.reasons[output.index] is not None)
 
 

@@ -136,7 +136,7 @@ class QueueState(NamedTuple):
 
     num_waiting: int  # requests
     num_waiting_tokens: int
-    num_free_seats: int  # sequences that could start besides those that run
+    num_free_seqs: int  # sequences that could start besides those that run
 
 
 @dataclass(frozen=True, slots=True)

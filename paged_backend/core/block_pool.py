@@ -6,16 +6,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 NULL_BLOCK = 0
-"""Never allocated, so it is safe to read as padding."""
+"""The block that is never allocated, so that it can pad block tables."""
 
 
 class BlockPool:
-    """Hands out the ids of ``num_blocks`` blocks; each operation takes constant time.
+    """Allocates the ids of ``num_blocks`` blocks; each operation takes constant time.
 
-    A block is *used* while its reference count is above zero and *free* otherwise. A free block
-    keeps its content and its hash until somebody needs the room, so the free list is the cache:
-    its front is taken first, and it holds blocks without a findable content, then the cached ones
-    from the least to the most recently used.
+    A block is *used* while its reference count is above zero, and *free* otherwise. A free block
+    keeps its content and its hash until it is allocated again, so the free list is the cache. It
+    is allocated from the front, where the blocks without a registered content are; the cached
+    blocks follow, from the least to the most recently used.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -27,32 +27,32 @@ class BlockPool:
         self._block_by_hash: dict[bytes, int] = {}
         # An ordered dict is a linked list with an index: constant-time removal from its middle.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self.num_cached = 0  # free blocks whose content can still be found
+        self.num_cached = 0  # free blocks with registered content
 
     @property
     def num_usable(self) -> int:
-        """All blocks but the null block."""
+        """Number of blocks without the null block."""
         return self.num_blocks - 1
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, cached ones included."""
+        """Number of blocks that can be allocated now, cached ones included."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Blocks that some sequence owns."""
+        """Number of blocks that a sequence owns."""
         return self.num_usable - len(self._free)
 
     def ref_count(self, block_id: int) -> int:
-        """How many sequences own the block."""
+        """The number of sequences that own the block."""
         return self._ref_counts[block_id]
 
     def allocate(self) -> int:
-        """Take the least useful free block; its old content is forgotten.
+        """Allocate the first block of the free list; its old content is forgotten.
 
         Raises:
-            RuntimeError: no block is free; callers look at ``num_free`` first.
+            RuntimeError: no block is free; callers must check ``num_free`` first.
         """
         if not self._free:
             raise RuntimeError("no free block: the caller did not check num_free")
@@ -73,7 +73,7 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Remove one owner from each block, in order; the first freed is reused first.
+        """Remove one owner from each block, in order; the first freed is allocated first.
 
         Raises:
             RuntimeError: a block has no owner.
@@ -90,27 +90,27 @@ class BlockPool:
                     self.num_cached += 1
 
     def cached_block_ids(self) -> list[int]:
-        """Free blocks with findable content, the next to be reused first."""
+        """Free blocks with registered content, in the order in which they will be allocated."""
         return [block_id for block_id in self._free if self._hashes[block_id] is not None]
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block with this content, used or free."""
+        """Return the block with this content, used or free; None if there is none."""
         return self._block_by_hash.get(block_hash)
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Make a used block's content findable, unless another block has the same content.
+        """Register the content of a used block, unless another block has the same content.
 
-        Block tables only ever grow at their end, so an equal block is not swapped in afterwards.
+        Block tables only grow at their end, so a duplicate is not replaced by the registered block.
         """
         if block_hash not in self._block_by_hash:
             self._block_by_hash[block_hash] = block_id
             self._hashes[block_id] = block_hash
 
     def check_invariants(self, owners: Counter[int]) -> None:
-        """Compare the books with the truth; ``owners`` counts block ids over all block tables.
+        """Compare the pool with ``owners``, which counts block ids over all block tables.
 
         Raises:
-            RuntimeError: a block leaked, is both free and used, or is wrongly findable.
+            RuntimeError: a block leaked, is both free and used, or is registered wrongly.
         """
         for block_id in range(1, self.num_blocks):
             count = self._ref_counts[block_id]
@@ -119,11 +119,11 @@ class BlockPool:
                     f"block {block_id} has {owners[block_id]} owners but reference count {count}"
                 )
             if (count == 0) != (block_id in self._free):
-                raise RuntimeError(f"block {block_id} with {count} owners is wrongly listed")
+                raise RuntimeError(f"block {block_id} with {count} owners is in the wrong list")
         if owners[NULL_BLOCK] or NULL_BLOCK in self._free or self._ref_counts[NULL_BLOCK]:
             raise RuntimeError("the null block is in use")
         named = {h: b for b, h in enumerate(self._hashes) if h is not None}
         if named != self._block_by_hash:
-            raise RuntimeError("hashes and blocks do not name each other")
+            raise RuntimeError("registered hashes and blocks do not match")
         if self.num_cached != sum(block_id in self._free for block_id in named.values()):
-            raise RuntimeError(f"{self.num_cached} blocks are said to be cached")
+            raise RuntimeError(f"num_cached is {self.num_cached}, which is wrong")

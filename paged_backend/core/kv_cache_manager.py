@@ -1,4 +1,4 @@
-"""Which blocks each sequence owns: prefix hits, growth, copy-on-write, forks and release."""
+"""Manages block tables: prefix hits, growth, copy-on-write, forks and release."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class KVCacheManager:
         self._hasher = BlockHasher() if enable_prefix_caching else None
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """The number of blocks that hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     def num_missing_blocks(self, seq: Sequence) -> int:
-        """Blocks still to be allocated before all known tokens have a slot."""
+        """The number of blocks to allocate before every token of the sequence has a slot."""
         return self.num_blocks_for(seq.num_tokens) - len(seq.block_ids)
 
     def find_prefix(self, seq: Sequence) -> list[int]:
-        """Blocks whose content equals the sequence's first tokens, used or free.
+        """Return blocks that hold the K and V of the sequence's first tokens, used or free.
 
-        The last token is never among them: its logits have to be computed.
+        They never cover the last token, because its logits must be computed.
         """
         hits: list[int] = []
         for block_hash in self._hashes_up_to(seq, seq.num_tokens - 1):
@@ -42,22 +42,26 @@ class KVCacheManager:
         return hits
 
     def num_blocks_to_admit(self, seq: Sequence, hits: list[int]) -> int:
-        """Free blocks that admitting the whole sequence takes, with these prefix hits."""
+        """The number of free blocks that the whole sequence takes, given its prefix hits."""
         idle_hits = sum(self.pool.ref_count(block_id) == 0 for block_id in hits)
         return self.num_blocks_for(seq.num_tokens) - len(hits) + idle_hits
 
     def take_prefix(self, seq: Sequence, hits: list[int]) -> None:
-        """Start a waiting sequence's block table with blocks found by :meth:`find_prefix`."""
+        """Start the block table of a waiting sequence with blocks from :meth:`find_prefix`."""
         for block_id in hits:
             self.pool.share(block_id)
         seq.block_ids = list(hits)
         seq.num_computed_tokens = len(hits) * self.block_size
 
     def allocate_slots(self, seq: Sequence, num_new_tokens: int) -> BlockCopies | None:
-        """Give the next tokens a slot each; ``None`` when the pool has no room.
+        """Allocate slots for the next tokens; returns ``None`` if the pool has no room.
 
-        The block that is written first may be shared since a fork; it is then replaced by a copy
-        of its own (copy-on-write). Returns the copies to make before the tokens are computed.
+        The first block that is written may be shared since a fork. It is then replaced by a copy
+        (copy-on-write). Returns the copies to make before the tokens are computed::
+
+            | computed tokens        | num_new_tokens |
+            | full blocks  | partial block  | new blocks |
+                             ^ copied if its reference count is above 1
         """
         first = seq.num_computed_tokens // self.block_size
         shared = first < len(seq.block_ids) and self.pool.ref_count(seq.block_ids[first]) > 1
@@ -74,7 +78,7 @@ class KVCacheManager:
         return copies
 
     def register_full_blocks(self, seq: Sequence, start: int, end: int) -> None:
-        """Make blocks findable that are full once the tokens from start to end are computed."""
+        """Register the blocks that are full once the tokens from start to end are computed."""
         if end // self.block_size == start // self.block_size:
             return
         hashes = self._hashes_up_to(seq, end)
@@ -82,7 +86,7 @@ class KVCacheManager:
             self.pool.register(seq.block_ids[index], hashes[index])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let a child begin with all that its parent has computed, sharing every block."""
+        """Start a child with everything that its parent has computed; they share every block."""
         for block_id in parent.block_ids:
             self.pool.share(block_id)
         child.block_ids = list(parent.block_ids)
@@ -90,7 +94,7 @@ class KVCacheManager:
         child.num_computed_tokens = parent.num_computed_tokens
 
     def release(self, seq: Sequence) -> None:
-        """Give up a sequence's blocks; the ends of long chains are reused before their roots."""
+        """Release a sequence's blocks, the last one first, so that prefixes stay cached longest."""
         self.pool.release(reversed(seq.block_ids))
         seq.block_ids = []
         seq.num_computed_tokens = 0
@@ -99,7 +103,7 @@ class KVCacheManager:
         """Compare reference counts with the block tables of all sequences.
 
         Raises:
-            RuntimeError: they differ, or a table does not fit its sequence's tokens.
+            RuntimeError: they differ, or a table is too short for its sequence's tokens.
         """
         owners: Counter[int] = Counter()
         for seq in sequences:
@@ -109,7 +113,7 @@ class KVCacheManager:
         self.pool.check_invariants(owners)
 
     def _hashes_up_to(self, seq: Sequence, num_tokens: int) -> list[bytes]:
-        """Hashes of the full blocks among the first tokens; kept on the sequence."""
+        """Hashes of the full blocks among the first tokens; they are stored in the sequence."""
         if self._hasher is None:
             return []
         size, hashes = self.block_size, seq.block_hashes

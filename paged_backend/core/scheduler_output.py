@@ -1,4 +1,4 @@
-"""The plan of one step, as a value: it can be logged, saved, replayed or sent to other ranks."""
+"""The messages between the scheduler and the worker: what a step computes, and its result."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from paged_backend.sampling_params import SamplingParams
 
 
 class SampleSpec(NamedTuple):
-    """One token to be sampled."""
+    """One token to sample."""
 
     seq_id: int
     params: SamplingParams
     seed: int  # 64 bits
-    position: int  # of the token to be sampled, counted from the prompt's first
+    position: int  # of the token to sample, counted from the first token of the prompt
     num_prompt_tokens: int
-    token_ids: list[int]  # prompt and output so far and maybe more; read-only
+    token_ids: list[int]  # read-only: prompt and output so far, possibly with later tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated before this one."""
+        """Number of tokens generated before this one."""
         return self.position - self.num_prompt_tokens
 
     @property
@@ -31,43 +31,43 @@ class SampleSpec(NamedTuple):
 
 
 class PromptLogprobsSpec(NamedTuple):
-    """Log-probabilities wanted of the prompt's tokens that follow a slice's first ones."""
+    """A request for the log-probabilities of the prompt tokens that follow a slice's tokens."""
 
     num_top: int
-    token_ids: list[int]  # the token after the slice's first, after its second, and so on
+    token_ids: list[int]  # the token after the slice's first token, after its second, and so on
 
 
 class ScheduledSequence(NamedTuple):
     """A slice of one sequence's tokens that the step computes."""
 
     seq_id: int
-    token_ids: list[int]  # PENDING where the step before has yet to say which
+    token_ids: list[int]  # PLACEHOLDER for a token that the previous step is still sampling
     start: int  # position of the slice's first token
     block_ids: list[int]  # covers every position up to the slice's end
-    samples: tuple[SampleSpec, ...]  # from the slice's last token; empty for part of a prompt
+    samples: tuple[SampleSpec, ...]  # from the slice's last token; empty within a prompt
     prompt_logprobs: PromptLogprobsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """All slices of one step and the block copies that go before them."""
+    """All slices of one step and the block copies that precede them."""
 
     scheduled: list[ScheduledSequence]
     block_copies: list[tuple[int, int]]  # (from, to), in this order
-    released: list[int]  # seq_ids that gave up their blocks since the last plan
+    freed_seq_ids: list[int]  # sequences that gave up their blocks since the last step
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
+        """Number of tokens that the step computes."""
         return sum(len(item.token_ids) for item in self.scheduled)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """What a step found out, in the order of its plan."""
+    """The result of a step, in the order of its SchedulerOutput."""
 
-    token_ids: list[int]  # one for each of the plan's samples
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in token_ids
+    token_ids: list[int]  # one for each sample
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index in token_ids
     # For each slice that has a PromptLogprobsSpec.
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 

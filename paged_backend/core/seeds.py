@@ -1,4 +1,4 @@
-"""Seeds of sequences: 64 bits each, apart for each answer of a request."""
+"""Seeds of sequences: 64 bits, different for each completion of a request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MASK = 2**64 - 1
 
 
 def mix64(value: int) -> int:
-    """Scramble 64 bits so that near inputs give unrelated outputs (SplitMix64's finaliser)."""
+    """Scramble 64 bits so that near inputs give unrelated outputs (SplitMix64's finalizer)."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -14,5 +14,5 @@ def mix64(value: int) -> int:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of a request's answer ``index``; the first keeps the request's own."""
+    """The seed of a request's completion ``index``; the first one has the request's own seed."""
     return seed if index == 0 else mix64(seed + index * 0x9E3779B97F4A7C15)

@@ -1,8 +1,8 @@
-"""A step while it is being planned, and what is left of it while it is under way."""
+"""Builds the SchedulerOutput of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from paged_backend.core.kv_cache_manager import BlockCopies
@@ -15,56 +15,60 @@ from paged_backend.core.scheduler_output import (
 from paged_backend.core.sequence import Sequence
 
 
-class UnderWay(NamedTuple):
-    """What to do with a plan's result."""
+class ScheduledStep(NamedTuple):
+    """A step in flight: the sequences that its output belongs to."""
 
-    sampled: list[Sequence]  # of each sample
-    prompts: list[tuple[Sequence, int]]  # those that want log-probabilities, from which token on
+    sampled: list[Sequence]  # one for each sample
+    # Sequences that want prompt logprobs, each with the index of the slice's first entry.
+    prompts: list[tuple[Sequence, int]]
 
 
-class Step:
-    """What is planned so far; ``budget`` is how many more tokens it may have."""
+class StepBuilder:
+    """Collects the slices of a step; ``budget`` is the number of tokens that still fit."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._slices: dict[int, tuple[Sequence, int, BlockCopies]] = {}
+        self._slices: dict[int, tuple[Sequence, int, BlockCopies]] = {}  # by seq_id
 
     def add(self, seq: Sequence, num_tokens: int, copies: BlockCopies) -> None:
-        """Plan the next tokens of a sequence; its blocks are there once the copies are made."""
+        """Add the next tokens of a sequence, whose blocks are valid once the copies are made."""
         self._slices[seq.seq_id] = (seq, num_tokens, copies)
         self.budget -= num_tokens
 
     def remove(self, seq: Sequence) -> None:
-        """Plan nothing of a sequence, if anything was planned."""
+        """Remove the slice of a sequence, if it has one."""
         _, num_tokens, _ = self._slices.pop(seq.seq_id, (seq, 0, []))
         self.budget += num_tokens
 
     def slices(self) -> Iterator[tuple[Sequence, int]]:
-        """Each sequence of the plan and how many tokens of it."""
+        """Each sequence of the step with the number of its tokens."""
         for seq, num_tokens, _ in self._slices.values():
             yield seq, num_tokens
 
-    def output(self, unforked: dict[int, list[Sequence]], released: list[int]) -> SchedulerOutput:
-        """The plan for the model runner.
+    def build(
+        self, siblings: Mapping[int, list[Sequence]], freed_seq_ids: list[int]
+    ) -> SchedulerOutput:
+        """Return the step for the worker.
 
         Args:
-            unforked: answers that begin with the first token of another, by that one's seq_id.
-            released: ``seq_id`` of sequences that the runner may forget.
+            siblings: the other completions that start from the same prompt and sample their first
+                token in the step that computes its end, by the ``seq_id`` of the first completion.
+            freed_seq_ids: sequences that the worker may forget.
         """
         return SchedulerOutput(
             [
-                _scheduled(seq, num_tokens, unforked.get(seq.seq_id, ()))
+                _scheduled(seq, num_tokens, siblings.get(seq.seq_id, ()))
                 for seq, num_tokens in self.slices()
             ],
             [copy for _, _, copies in self._slices.values() for copy in copies],
-            released,
+            freed_seq_ids,
         )
 
 
-def _scheduled(seq: Sequence, num_tokens: int, others: Iterable[Sequence]) -> ScheduledSequence:
+def _scheduled(seq: Sequence, num_tokens: int, siblings: Iterable[Sequence]) -> ScheduledSequence:
     start = seq.num_computed_tokens
     end = start + num_tokens
-    samples = tuple(_sample_spec(s) for s in (seq, *others)) if end == seq.num_tokens else ()
+    samples = tuple(_sample_spec(s) for s in (seq, *siblings)) if end == seq.num_tokens else ()
     return ScheduledSequence(
         seq.seq_id,
         seq.token_ids[start:end],

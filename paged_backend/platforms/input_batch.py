@@ -23,7 +23,7 @@ Longs = NDArray[np.int64]
 class InputBatch:
     """What a model and attention need to know of a step, on the host."""
 
-    input_ids: Longs  # [num_tokens]; PENDING where the device alone knows the token
+    input_ids: Longs  # [num_tokens]; PLACEHOLDER where the device alone knows the token
     positions: Ints  # [num_tokens]
     slot_mapping: Longs  # [num_tokens]
     query_start_loc: Ints  # [num_seqs + 1]

@@ -33,7 +33,7 @@ class QueueBounds:
         Raises:
             RequestRefused: the queue is full.
         """
-        num_waiting = queue.num_waiting - queue.num_free_seats
+        num_waiting = queue.num_waiting - queue.num_free_seqs
         if num_waiting < 0:
             return
         if num_waiting >= self.max_waiting_requests:
@@ -53,7 +53,7 @@ class QueueBounds:
         Raises:
             RequestRefused: the tenant has its share of the queue.
         """
-        num_free = self.max_waiting_requests + queue.num_free_seats - queue.num_waiting
+        num_free = self.max_waiting_requests + queue.num_free_seqs - queue.num_waiting
         if num_own > PLACES_FOR_ONE_LEFT * num_free:
             limit = f"{num_own} requests of this tenant wait already (max_waiting_requests)"
             raise _full(limit, retry_after_s)
@@ -99,7 +99,7 @@ class BlockedTenants:
             raise rate_limited(tenant, wait_s)
 
 
-class Turnover:
+class ThroughputEstimate:
     """How fast requests are finished, as a mean over the last seconds."""
 
     WINDOW_S = 5.0

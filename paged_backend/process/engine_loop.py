@@ -18,18 +18,24 @@ import zmq
 
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.config import EngineConfig
-from paged_backend.core.rate_limit import TenantRateLimit
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, PagedError, RequestRefused
 from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.process import wire
-from paged_backend.process.admission import QueueBounds, Turnover, rate_limited
-from paged_backend.process.lifetime import ProcessId, open_process, remove_runtime_folder
+from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
+from paged_backend.process.lifetime import (
+    ProcessId,
+    end_enrolled,
+    open_process,
+    remove_runtime_folder,
+)
+from paged_backend.process.rate_limit import TenantRateLimit
 from paged_backend.process.status_page import StatusPage
 from paged_backend.request import Request
 
 IDLE_POLL_S = 0.5
 STATS_INTERVAL_S = 0.02
+FULL_CHECK_INTERVAL_S = 300.0  # of all blocks, when the engine runs empty
 FAREWELL_S = 10.0  # in which front-ends may still ask why the engine failed
 INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"
 SERVER = ""  # stands for the server among the front-ends
@@ -39,6 +45,7 @@ class Mailbox:
     """Both sockets of the engine and the processes that it watches."""
 
     def __init__(self, run_dir: Path, server: ProcessId) -> None:
+        self.run_dir = run_dir
         self._context = context = zmq.Context()
         self._poller = zmq.Poller()
         self._requests = context.socket(zmq.PULL)
@@ -60,17 +67,6 @@ class Mailbox:
         else:
             self._watched[pidfd] = owner
             self._poller.register(pidfd, zmq.POLLIN)
-
-    def end_front_ends(self) -> None:
-        """End the front-ends of a server that was killed.
-
-        One that was sending a response waits for the server for ever, with the interpreter's lock
-        held, so it cannot notice by itself.
-        """
-        for pidfd, owner in self._watched.items():
-            if owner != SERVER:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
         """All messages that are there, each with its front-end; waits for the first."""
@@ -151,7 +147,7 @@ class EngineLoop:
         self._may_inspect = config.enable_inspect
         self._bounds = QueueBounds.of(config)
         self._is_fair = config.scheduling_policy == "fair"
-        self._turnover = Turnover()
+        self._throughput = ThroughputEstimate()
         rate = config.max_tenant_request_rate
         self._rates = None if rate is None else TenantRateLimit(rate)
         self._ready = wire.EngineReady(engine.limits, str(model_folder))
@@ -170,6 +166,7 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until the server, all front-ends, or a signal ends it."""
         checked = True
+        fully_checked_s = time.monotonic()
         while self._running:
             self._show()
             idle = not self._engine.has_unfinished
@@ -180,8 +177,11 @@ class EngineLoop:
                 self._send(self._engine.step())
                 checked = False
             elif not messages and not checked:
-                # Looks at every block, so it waits for a moment in which nobody waits for it.
-                self._engine.scheduler.check_invariants()
+                self._engine.scheduler.check_empty()
+                # This one looks at every block, so it runs rarely, and only while nobody waits.
+                if time.monotonic() - fully_checked_s > FULL_CHECK_INTERVAL_S:
+                    self._engine.scheduler.check_invariants()
+                    fully_checked_s = time.monotonic()
                 checked = True
             self._report()
 
@@ -196,8 +196,8 @@ class EngineLoop:
                 self._add(sender, request, progress)
             case wire.AbortRequest(request_id):
                 self._abort(request_id)
-            case wire.StopAnswer(request_id, index):
-                self._engine.stop_answer(request_id, index)
+            case wire.StopCompletion(request_id, index):
+                self._engine.stop_completion(request_id, index)
                 self._forget(request_id)
             case wire.ChargeTenant(tenant):
                 with contextlib.suppress(RequestRefused):
@@ -266,7 +266,7 @@ class EngineLoop:
             self._front_ends.remove(sender)
             self._reported = None  # the next one has heard nothing yet
         if sender == SERVER:
-            self._mailbox.end_front_ends()
+            end_enrolled(self._mailbox.run_dir)
         if not self._front_ends or sender == SERVER:
             self.stop()
 
@@ -283,8 +283,8 @@ class EngineLoop:
     def _show(self) -> None:
         """Beat, and say how full the queue is."""
         queue = self._engine.queue_state()
-        self._turnover.note(self._engine.num_finished, time.monotonic())
-        self._page.write(queue, self._turnover.seconds_for(queue.num_waiting))
+        self._throughput.note(self._engine.num_finished, time.monotonic())
+        self._page.write(queue, self._throughput.seconds_for(queue.num_waiting))
 
     def _go_on_from(self, counts: EngineStats | None) -> None:
         """Count on from what the engine before had counted, as far as any front-end knows."""

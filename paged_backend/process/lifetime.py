@@ -84,7 +84,11 @@ def enrol(folder: Path) -> None:
 
 
 def end_enrolled(folder: Path) -> None:
-    """End what is enrolled: a front-end that sends to a server that is gone waits for ever."""
+    """Kill the front ends that are enrolled in a folder, whose server has ended.
+
+    A front end that was sending a response waits for its server forever while it holds the
+    interpreter's lock, so it cannot notice by itself.
+    """
     for file in folder.glob(f"{_ENROLLED}*"):
         pidfd = open_process(ProcessId.parse(file.name.removeprefix(_ENROLLED)))
         if pidfd is not None:

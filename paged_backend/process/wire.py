@@ -39,7 +39,7 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
-class StopAnswer(msgspec.Struct, frozen=True, tag=True):
+class StopCompletion(msgspec.Struct, frozen=True, tag=True):
     """End one answer of a request, whose text has come to a stop string."""
 
     request_id: str
@@ -130,7 +130,14 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = (
-    Hello | Goodbye | AddRequest | AbortRequest | StopAnswer | CancelCall | ChargeTenant | Inspect
+    Hello
+    | Goodbye
+    | AddRequest
+    | AbortRequest
+    | StopCompletion
+    | CancelCall
+    | ChargeTenant
+    | Inspect
 )
 FromEngine = (
     EngineReady

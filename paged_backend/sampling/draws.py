@@ -33,7 +33,7 @@ def uniform(seed: int, position: int) -> float:
     return (mix64(mix64(seed ^ _GOLDEN) + position * _GOLDEN) >> 11) * 2.0**-53
 
 
-def draw_likeliest(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
+def draw_greedy(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
     """The largest logit of each row of ``logits`` [n, vocab]; the first of equals."""
     del samples
     tokens = _argmax(logits)
@@ -79,8 +79,8 @@ def draw_from_all(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
     weights = scaled.softmax(1)
     if bool(weights[:, 0].isnan().any()):  # one bad logit makes its whole row NaN
         weights = _repaired(scaled).softmax(1)
-    _cut_by_rank(weights, samples)
-    _cut_by_mass(weights, samples)
+    _apply_top_k_and_min_p(weights, samples)
+    _apply_top_p(weights, samples)
     return _draw_by_weight(weights, point)
 
 
@@ -124,7 +124,7 @@ def _invert(cumulative: Tensor, point: Tensor) -> Tensor:
     return (cumulative <= cumulative[:, -1:] * point).sum(1, keepdim=True)
 
 
-def _cut_by_rank(weights: Tensor, samples: Sequence[SampleSpec]) -> None:
+def _apply_top_k_and_min_p(weights: Tensor, samples: Sequence[SampleSpec]) -> None:
     """Zero the ``weights`` [n, vocab] that ``min_p`` and ``top_k`` leave out."""
     limits = [_top_k(s.params.top_k, weights.shape[1]) for s in samples]
     ranked = [row for row, limit in enumerate(limits) if limit]
@@ -145,7 +145,7 @@ def _top_k(value: int, vocab_size: int) -> int:
     return value if 0 < value < vocab_size else 0
 
 
-def _cut_by_mass(weights: Tensor, samples: Sequence[SampleSpec]) -> None:
+def _apply_top_p(weights: Tensor, samples: Sequence[SampleSpec]) -> None:
     """Zero the ``weights`` [n, vocab] that ``top_p`` leaves out."""
     rows = [row for row, s in enumerate(samples) if s.params.top_p < 1]
     if not rows:

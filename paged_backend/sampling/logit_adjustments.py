@@ -23,10 +23,10 @@ def adjust_logits(
     In place to ``logits`` [R, vocab], row by sample; rows that ask for none are not touched.
     """
     edit_logits(logits, samples)
-    penalised = [(row, spec) for row, spec in enumerate(samples) if spec.params.penalised]
-    if penalised:
-        _penalise_repetition(logits, penalised)
-        _penalise_output_tokens(logits, penalised)
+    penalized = [(row, spec) for row, spec in enumerate(samples) if spec.params.penalized]
+    if penalized:
+        _penalize_repetition(logits, penalized)
+        _penalize_output_tokens(logits, penalized)
     early = [
         (row, spec)
         for row, spec in enumerate(samples)
@@ -36,7 +36,7 @@ def adjust_logits(
         _forbid_stops(logits, early, eos_token_ids)
 
 
-def _penalise_repetition(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> None:
+def _penalize_repetition(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> None:
     rows = [(row, spec) for row, spec in rows if spec.params.repetition_penalty != 1]
     if not rows:
         return
@@ -52,7 +52,7 @@ def _penalise_repetition(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> 
     logits[row_ids, token_ids] = torch.where(old > 0, old / penalty, old * penalty)
 
 
-def _penalise_output_tokens(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> None:
+def _penalize_output_tokens(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> None:
     rows = [
         (row, spec)
         for row, spec in rows

@@ -11,7 +11,7 @@ from paged_backend.sampling.draws import (
     NUM_CANDIDATES,
     draw_from_all,
     draw_from_candidates,
-    draw_likeliest,
+    draw_greedy,
 )
 from paged_backend.sampling.logit_adjustments import adjust_logits
 from paged_backend.sampling_params import SamplingParams
@@ -51,7 +51,7 @@ class Sampler:
 
 def _draw_for(params: SamplingParams) -> _Draw:
     if params.temperature < _GREEDY_TEMPERATURE or params.top_k == 1:
-        return draw_likeliest
+        return draw_greedy
     if 0 < params.top_k <= NUM_CANDIDATES:
         return draw_from_candidates
     return draw_from_all

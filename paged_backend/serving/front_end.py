@@ -26,7 +26,13 @@ from paged_backend.errors import (
 )
 from paged_backend.outputs import EngineView, SequenceOutput
 from paged_backend.process import wire
-from paged_backend.process.engine_link import EngineBack, EngineGone, EngineLink, EngineLost, Event
+from paged_backend.process.engine_supervisor import (
+    EngineDied,
+    EngineRestarted,
+    EngineSupervisor,
+    EngineUnavailable,
+    Event,
+)
 from paged_backend.serving.answer import Answer
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.drain import Drain
@@ -71,7 +77,7 @@ class FrontEnd:
 
     def __init__(
         self,
-        link: EngineLink,
+        link: EngineSupervisor,
         parser: RequestParser,
         tokenizer: Tokenizer,
         observer: Observer,
@@ -320,11 +326,11 @@ class FrontEnd:
                     self._show(request_id, view)
                 case wire.Stats(stats, anew):
                     self._observer.report(stats, anew=anew)
-                case EngineLost(error):
+                case EngineDied(error):
                     self._lose_engine(error)
-                case EngineBack(started_here):
+                case EngineRestarted(started_here):
                     self._resume(restarted=started_here)
-                case EngineGone(error):
+                case EngineUnavailable(error):
                     self._die(error)
                 case _:
                     raise RuntimeError(f"unexpected message from the engine: {event!r}")
@@ -346,7 +352,7 @@ class FrontEnd:
         self._observer.report_tokens(call.clock, outputs)
         for output in outputs:
             if call.answer.append(output):
-                self._link.send(wire.StopAnswer(request_id, output.index))
+                self._link.send(wire.StopCompletion(request_id, output.index))
         if call.answer.is_due:
             final = call.answer.is_finished
             if final:

@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 from paged_backend.config import EngineConfig
 from paged_backend.engine_args import EngineArgs, read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
-from paged_backend.process.engine_link import EngineLink
+from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
@@ -157,7 +157,7 @@ def _start_front_end(deployment: Deployment, log: Log) -> FrontEnd:
         log.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
     if deployment.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
-    link = EngineLink(args.config, deployment.name, deployment.version, os.getppid())
+    link = EngineSupervisor(args.config, deployment.name, deployment.version, os.getppid())
     ready = link.connect()
     tokenizer = load_tokenizer(args.config.tokenizer or ready.model_folder)
     front_end = FrontEnd(

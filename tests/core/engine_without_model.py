@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.core.scheduler import Scheduler, SchedulerConfig
+from paged_backend.core.scheduler import Scheduler
+from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
-from paged_backend.core.sequence import PENDING
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -77,10 +79,9 @@ class EngineWithoutModel:
                 max_model_len,
                 enable_chunked_prefill,
                 frozenset({EOS}),
-                fair,
-                tenant_weights or {},
             ),
             KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching),
+            FairQueue(tenant_weights or {}, fair=fair),
         )
         self.depth = int(async_scheduling)
         self.results: deque[ModelRunnerOutput] = deque()
@@ -128,14 +129,14 @@ class EngineWithoutModel:
         return self.scheduler.has_unfinished or bool(self.results)
 
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        for seq_id in plan.released:  # a device forgets what gave up its blocks
+        for seq_id in plan.freed_seq_ids:  # a device forgets what gave up its blocks
             self.last_token.pop(seq_id, None)
         for source, target in plan.block_copies:
             self.content[target] = list(self.content[source])
         for item in plan.scheduled:
             for offset, token in enumerate(item.token_ids):
                 block, slot = divmod(item.start + offset, self.block_size)
-                if token == PENDING:
+                if token == PLACEHOLDER:
                     token = self.last_token[item.seq_id]
                 self.content[item.block_ids[block]][slot] = token
         sampled = []
@@ -145,7 +146,7 @@ class EngineWithoutModel:
             for spec in item.samples:
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
                 pairs = zip(seen, spec.context, strict=True)
-                assert all(t in (PENDING, s) for s, t in pairs), "the block table holds others"
+                assert all(t in (PLACEHOLDER, s) for s, t in pairs), "the block table holds others"
                 sampled.append(next_token(seen, spec.seed))
                 self.last_token[spec.seq_id] = sampled[-1]
         assert len(self.last_token) <= self.scheduler.config.max_num_seqs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_without_model import EngineWithoutModel, make_request
 
-from paged_backend.core.sequence import PENDING
+from paged_backend.core.sequence import PLACEHOLDER
 
 
 def scheduled(plan):
@@ -137,9 +137,9 @@ def test_an_abort_frees_blocks_at_once_in_every_state():
 def test_a_stopped_answer_counts_as_stop_and_leaves_its_siblings_running():
     engine = EngineWithoutModel()
     engine.add(make_request("r", [1, 2, 3], n=2, max_tokens=20, ignore_eos=True))
-    engine.scheduler.stop_answer("r", 1)  # has not begun: nothing to stop
+    engine.scheduler.stop_completion("r", 1)  # has not begun: nothing to stop
     engine.step()
-    engine.scheduler.stop_answer("r", 1)
+    engine.scheduler.stop_completion("r", 1)
     engine.scheduler.check_invariants()
     assert [seq.index for seq in engine.scheduler.view().sequences] == [0]
     engine.run()
@@ -209,8 +209,8 @@ def test_the_next_step_is_planned_before_the_last_is_known_but_none_beyond_the_l
     assert [len(out) for out in outputs] == [0, 1, 1, 1]
     assert [item.token_ids for plan in engine.plans for item in plan.scheduled] == [
         [1, 2],
-        [PENDING],
-        [PENDING],
+        [PLACEHOLDER],
+        [PLACEHOLDER],
     ]
     assert not engine.has_unfinished
 
@@ -233,7 +233,7 @@ def test_the_least_urgent_gives_up_its_blocks():
             fields["priority"] = priority if name == "b" else 0
             engine.add(make_request(name, [1, 2, 3, 4, 5], **fields))
         engine.run()
-        released = [seq_id for plan in engine.plans for seq_id in plan.released]
+        released = [seq_id for plan in engine.plans for seq_id in plan.freed_seq_ids]
         assert "abc"[released[0]] == preempted
         assert engine.scheduler.stats().num_preemptions > 0
 
@@ -245,6 +245,35 @@ def test_what_gave_up_its_blocks_is_told_once():
     engine.run()
     engine.add(make_request("d", [1], max_tokens=1))
     engine.run()
-    released = [seq_id for plan in engine.plans for seq_id in plan.released]
+    released = [seq_id for plan in engine.plans for seq_id in plan.freed_seq_ids]
     assert engine.scheduler.stats().num_preemptions > 0
     assert len(released) == 3 + engine.scheduler.stats().num_preemptions
+
+
+def test_nothing_may_be_left_once_all_requests_have_ended():
+    engine = EngineWithoutModel()
+    engine.add(make_request("r", [1, 2, 3], max_tokens=2))
+    engine.run()
+    engine.scheduler.check_empty()
+    engine.scheduler.kv.pool.allocate()
+    with pytest.raises(RuntimeError, match="still {'blocks': 1,"):
+        engine.scheduler.check_empty()
+
+
+def test_the_cached_prefix_of_the_queues_head_is_looked_up_once_in_a_step(monkeypatch):
+    engine = EngineWithoutModel(num_blocks=12, max_num_seqs=8)
+    for tenant in "ab":  # both hold as much, so neither is preempted for the other
+        engine.add(make_request(tenant, [1] * 4, max_tokens=12, ignore_eos=True, tenant=tenant))
+    engine.step()
+    for tenant in "ab":
+        engine.add(make_request(f"{tenant}2", [9] * 30, max_tokens=4, tenant=tenant))
+    looked_up = []
+    find_prefix = engine.scheduler.kv.find_prefix
+    monkeypatch.setattr(
+        engine.scheduler.kv, "find_prefix", lambda seq: looked_up.append(seq) or find_prefix(seq)
+    )
+    for _ in range(6):
+        looked_up.clear()
+        engine.step()
+        assert len(looked_up) == 1
+    assert engine.scheduler.stats().num_waiting == 2

@@ -9,9 +9,9 @@ from engine_without_model import make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paged_backend.core.fairness.fair_queue import FairQueue
+from paged_backend.core.fairness.tenant_queue import MAX_DEBTORS
 from paged_backend.core.sequence import Sequence
-from paged_backend.core.tenants import MAX_DEBTORS
-from paged_backend.core.waiting_queue import WaitingQueue
 
 WEIGHTS = {"b": 4.0, "c": 0.5}
 
@@ -89,7 +89,7 @@ actions = st.lists(
 @settings(max_examples=400, deadline=None)
 @given(actions=actions, fair=st.booleans())
 def test_the_queue_equals_a_naive_one(actions, fair):
-    queue, naive = WaitingQueue(WEIGHTS, fair=fair), NaiveQueue(fair)
+    queue, naive = FairQueue(WEIGHTS, fair=fair), NaiveQueue(fair)
     running, num_come = {}, 0
     for action, what, how in actions:
         opened = list(naive.open.values())
@@ -148,18 +148,18 @@ def go(queue, seq):
 def sizes(queue):
     """Entries of all that the queue keeps."""
     return len(queue._order) + sum(
-        len(tenants._turns) + len(tenants._debtors) + tenants.num_tenants
+        len(tenants._order) + len(tenants._debtors) + tenants.num_tenants
         for tenants in queue._queues.values()
     )
 
 
 def test_nothing_first_of_an_empty_queue():
     with pytest.raises(LookupError):
-        WaitingQueue({}, fair=True).first()
+        FairQueue({}, fair=True).first()
 
 
 def test_tenants_that_are_served_once_and_priorities_are_forgotten():
-    queue = WaitingQueue({}, fair=True)
+    queue = FairQueue({}, fair=True)
     for number in range(5000):
         seq = come(queue, number, tenant=f"t{number}", priority=number)
         queue.discard(seq)
@@ -170,7 +170,7 @@ def test_tenants_that_are_served_once_and_priorities_are_forgotten():
 
 def test_tenants_beside_one_that_waits_for_long_are_forgotten():
     """Also those who were served, which puts them behind it, and those who gave up waiting."""
-    queue = WaitingQueue({}, fair=True)
+    queue = FairQueue({}, fair=True)
     come(queue, 0, tenant="patient")
     for number in range(1, 5000):
         seq = come(queue, number, tenant=f"t{number}")
@@ -182,7 +182,7 @@ def test_tenants_beside_one_that_waits_for_long_are_forgotten():
 
 
 def test_waiting_again_and_again_in_vain_leaves_nothing_behind():
-    queue = WaitingQueue({}, fair=True)
+    queue = FairQueue({}, fair=True)
     come(queue, 0, priority=-1)
     come(queue, 1, tenant="other")
     for number in range(2, 5000):
@@ -195,9 +195,9 @@ def test_many_that_wait_cost_each_as_little_as_few():
     """Keys that are looked at for each sequence that is admitted, with 10 tenants and with 1000."""
     looks = {}
     for num_tenants in (10, 1000):
-        queue = WaitingQueue({}, fair=True)
+        queue = FairQueue({}, fair=True)
         seqs = [come(queue, i, tenant=str(i % num_tenants)) for i in range(3 * num_tenants)]
-        turns = queue._queues[0]._turns
+        turns = queue._queues[0]._order
         key, count = turns._key, [0]
 
         def counted(account, key=key, count=count):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paged_backend.core.scheduler_output import SampleSpec
-from paged_backend.core.sequence import PENDING
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.sampler import Sampler
@@ -63,7 +63,7 @@ class Sequences:
             zip(self.params, self.tokens, self.prompts, strict=True)
         ):
             if hide_last and len(tokens) > prompt:
-                tokens = [*tokens[:-1], PENDING]
+                tokens = [*tokens[:-1], PLACEHOLDER]
             specs.append(SampleSpec(i, params, 2**64 - 1 - i, len(tokens), prompt, tokens))
         return specs
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from paged_kernels.errors import ArgumentError
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
-from paged_kernels.reference.penalties import penalised
+from paged_kernels.reference.penalties import penalized
 from torch import Tensor
 
 NONE = (1.0, 0.0, 0.0)
@@ -56,7 +56,7 @@ def test_penalties(vocab: int, device: torch.device) -> None:
         found, ints(slots, device), ints([9] * 5, device), counts, penalties_of(params, device)
     )
     for row, slot in enumerate(slots):
-        expected = penalised(logits[row], prompts[slot], outputs[slot], *params[slot])
+        expected = penalized(logits[row], prompts[slot], outputs[slot], *params[slot])
         torch.testing.assert_close(found[row].cpu().double(), expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(found[2].cpu(), logits[2])
 
@@ -72,8 +72,8 @@ def test_stops_are_forbidden_before_their_position(device: torch.device) -> None
     slots, positions = [0, 1, 0, 2], [9, 9, 10, 0]
     apply_penalties(found[1:5], ints(slots, device), ints(positions, device), counts, penalties)
     forbidden = [5, 16384, 19999]
-    changed = penalised(guarded[0], [5, 6], [16384, 7], 2.0, 0.5, 0.5, forbidden)
-    late = penalised(guarded[0], [5, 6], [16384, 7], 2.0, 0.5, 0.5)
+    changed = penalized(guarded[0], [5, 6], [16384, 7], 2.0, 0.5, 0.5, forbidden)
+    late = penalized(guarded[0], [5, 6], [16384, 7], 2.0, 0.5, 0.5)
     expected = guarded.clone()
     expected[1], expected[3] = changed, late
     expected[2, forbidden] = -math.inf

@@ -6,7 +6,7 @@ import pytest
 
 from paged_backend.errors import RequestRefused
 from paged_backend.outputs import QueueState
-from paged_backend.process.admission import MAX_RETRY_AFTER_S, QueueBounds, Turnover
+from paged_backend.process.admission import MAX_RETRY_AFTER_S, QueueBounds, ThroughputEstimate
 from paged_backend.process.status_page import StatusPage
 
 BOUNDS = QueueBounds(max_waiting_requests=4, max_waiting_tokens=100)
@@ -64,7 +64,7 @@ def test_one_tenant_cannot_take_every_place():
 
 
 def test_the_wait_follows_the_rate_of_the_last_seconds():
-    turnover = Turnover()
+    turnover = ThroughputEstimate()
     assert turnover.seconds_for(1) == MAX_RETRY_AFTER_S  # nothing is known yet
     for second in range(60):
         turnover.note(10 * second, float(second))

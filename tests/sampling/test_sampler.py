@@ -291,7 +291,7 @@ def test_a_bias_is_added_before_penalties() -> None:
     logits = torch.tensor([[3.0, 2.0, -1.0]])
     assert sample(logits, [spec(position=1, temperature=0, logit_bias={1: 1.5})]) == [1]
     assert sample(logits, [spec(position=1, temperature=0, logit_bias={0: -100, 1: -100})]) == [2]
-    # (2 + 1.5) / 2 is below 3: a penalty on the biased logit, not a bias on the penalised one.
+    # (2 + 1.5) / 2 is below 3: a penalty on the biased logit, not a bias on the penalized one.
     fields = {"logit_bias": {1: 1.5}, "repetition_penalty": 2.0, "temperature": 0}
     assert sample(logits, [spec(output=(1,), **fields)]) == [0]
 

@@ -25,7 +25,7 @@ from paged_backend.core.scheduler_output import (
     ScheduledSequence,
     SchedulerOutput,
 )
-from paged_backend.core.sequence import PENDING
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
@@ -125,7 +125,7 @@ class GpuModelRunner:
     @torch.inference_mode()
     def submit(self, scheduler_output: SchedulerOutput) -> InFlightOutput:
         """Start a step."""
-        self._release(scheduler_output.released)
+        self._release(scheduler_output.freed_seq_ids)
         batch = InputBatch.build(scheduler_output, self._block_size)
         rows = [self._rows[item.seq_id] for item in scheduler_output.scheduled]
         sample_rows = [self._rows[spec.seq_id] for spec in batch.samples]
@@ -209,7 +209,7 @@ class GpuModelRunner:
         sampled = np.array(sample_rows, np.int64)
         # A token that only the device knows is the one sampled last in its sequence's row.
         owners = np.repeat(table_rows, np.diff(batch.query_start_loc))
-        input_ids = np.where(batch.input_ids == PENDING, -1 - owners, batch.input_ids)
+        input_ids = np.where(batch.input_ids == PLACEHOLDER, -1 - owners, batch.input_ids)
         positions = np.array([spec.position for spec in batch.samples], np.int32)
         starts = batch.query_start_loc
         self._staging.send(

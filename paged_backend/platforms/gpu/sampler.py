@@ -15,7 +15,7 @@ from paged_kernels.sampling import SamplingState, sample
 from torch import Tensor
 
 from paged_backend.core.scheduler_output import SampleSpec
-from paged_backend.core.sequence import PENDING
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.token_edits import edit_logits
 from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
@@ -82,7 +82,7 @@ class DeviceSampler:
         for target, values, dtype in columns:
             target.index_copy_(0, index, self._transfer.send(np.array(values, dtype)))
         for row, spec in zip(rows, samples, strict=True):
-            if spec.params.penalised:
+            if spec.params.penalized:
                 self._counts[row] = self._transfer.send(self._count(spec))
 
     def sample(
@@ -111,9 +111,11 @@ class DeviceSampler:
     def _tokens_before(self, samples: Sequence[SampleSpec], rows: Tensor) -> Tensor:
         """The last token of each sequence, [n]; the device alone may know it."""
         known = [spec.token_ids[spec.position - 1] for spec in samples]
-        known += [PENDING] * (len(rows) - len(known))
+        known += [PLACEHOLDER] * (len(rows) - len(known))
         on_device = self._transfer.send(np.array(known, np.int32))
-        return torch.where(on_device == PENDING, self.last_tokens.index_select(0, rows), on_device)
+        return torch.where(
+            on_device == PLACEHOLDER, self.last_tokens.index_select(0, rows), on_device
+        )
 
     def _stop_ids(self, spec: SampleSpec) -> list[int]:
         ids = [*self._eos_token_ids, *spec.params.stop_token_ids]

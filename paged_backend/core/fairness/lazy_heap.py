@@ -1,4 +1,4 @@
-"""A heap whose items change their places by themselves."""
+"""A priority queue with keys that may grow after insertion."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ Key = tuple[float, int]
 
 
 class LazyHeap(Generic[T]):
-    """Items by keys that only rise, which is noticed when an item comes to the top.
+    """Items by keys that only grow; a grown key is noticed when its item reaches the top.
 
     Args:
-        key: an item's key now; ``None`` for one that has left. A key that falls, or an item that
-            comes back, has to be filed again. Equal keys stand in the order of filing.
+        key: returns the present key of an item; ``None`` for an item that has left. An item whose
+            key falls, or that comes back, must be pushed again. Equal keys keep the order of
+            insertion.
     """
 
     def __init__(self, key: Callable[[T], Key | None]) -> None:
         self._key = key
         self._heap: list[tuple[Key, int, T]] = []
         self._tickets = count()
-        self._limit = 64  # entries; most may be of items that have left
+        self._limit = 64  # entries; most of them may belong to items that have left
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def file(self, item: T) -> None:
-        """Put an item in its place."""
+    def push(self, item: T) -> None:
+        """Insert an item at its present key."""
         key = self._key(item)
         if key is not None:
             heappush(self._heap, (key, next(self._tickets), item))
@@ -37,11 +38,11 @@ class LazyHeap(Generic[T]):
             self._rebuild()
 
     def first(self) -> T | None:
-        """The item with the least key, if there is any."""
+        """Return the item with the lowest key; None if the heap is empty."""
         while self._heap:
-            filed, _, item = self._heap[0]
+            stored, _, item = self._heap[0]
             key = self._key(item)
-            if key == filed:
+            if key == stored:
                 return item
             if key is None:
                 heappop(self._heap)
@@ -50,7 +51,7 @@ class LazyHeap(Generic[T]):
         return None
 
     def _rebuild(self) -> None:
-        """Leave one entry for each item; the next time is when there are twice as many."""
+        """Keep one entry for each item; rebuild again when there are twice as many."""
         items = dict.fromkeys(item for _, _, item in self._heap)
         keys = ((self._key(item), item) for item in items)
         self._heap = [(key, next(self._tickets), item) for key, item in keys if key is not None]

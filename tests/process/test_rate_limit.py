@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_backend.core.rate_limit import MAX_TENANTS, TenantRateLimit
+from paged_backend.process.rate_limit import MAX_TENANTS, TenantRateLimit
 
 
 def test_a_burst_of_two_seconds_worth_is_taken_then_one_at_a_time():

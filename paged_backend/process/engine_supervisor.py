@@ -25,30 +25,30 @@ _GRACE_S = 0.5  # in which an engine may end by itself after its server
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLost:
+class EngineDied:
     """The engine has ended; what was in flight has to be sent again to the next one."""
 
     error: EngineDead
 
 
 @dataclass(frozen=True, slots=True)
-class EngineBack:
+class EngineRestarted:
     """There is an engine again, which knows of nothing."""
 
     started_here: bool
 
 
 @dataclass(frozen=True, slots=True)
-class EngineGone:
+class EngineUnavailable:
     """None has come back in time; it is still tried, now and then."""
 
     error: EngineDead
 
 
-Event = wire.FromEngine | EngineLost | EngineBack | EngineGone
+Event = wire.FromEngine | EngineDied | EngineRestarted | EngineUnavailable
 
 
-class EngineLink:
+class EngineSupervisor:
     """Sends to whichever engine there is and tells of each end and beginning.
 
     ``connect`` and ``receive`` belong to one thread; every other method may be called from any.
@@ -182,7 +182,7 @@ class EngineLink:
             if isinstance(message, wire.EngineReady):
                 self._is_ready, self._lost_s, self._gave_up = True, None, False
                 self._pause_s = _FIRST_PAUSE_S
-                return [EngineBack(client.has_started), *messages[index + 1 :]]
+                return [EngineRestarted(client.has_started), *messages[index + 1 :]]
         return self._give_up_in_time()
 
     def _lose(self, error: EngineDead) -> list[Event]:
@@ -196,7 +196,7 @@ class EngineLink:
         self._last_error = error
         if was_ready:
             self._lost_s, self._next_start_s = now, now
-            return [EngineLost(error), *self._give_up_in_time()]
+            return [EngineDied(error), *self._give_up_in_time()]
         self._next_start_s = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return self._give_up_in_time()
@@ -206,7 +206,7 @@ class EngineLink:
         if self._gave_up or waited_s < self._config.engine_restart_timeout_s:
             return []
         self._gave_up = True
-        return [EngineGone(self._last_error)]
+        return [EngineUnavailable(self._last_error)]
 
     def _start_again(self, timeout_s: float) -> list[Event]:
         never = self._config.engine_restart_timeout_s == 0

@@ -1,0 +1,82 @@
+"""Counts and histograms of one engine, since it started."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection
+
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.sequence import Sequence
+from paged_backend.histogram import Histogram
+from paged_backend.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason
+
+
+class EngineCounters:
+    """Everything that only grows; used by the engine's thread only."""
+
+    def __init__(self) -> None:
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self.num_generation_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_cache_hits = 0
+        self._finished: Counter[str] = Counter()  # by finish reason
+        self._histograms = {
+            name: Histogram(bounds) for name, (_, bounds) in ENGINE_HISTOGRAMS.items()
+        }
+
+    @property
+    def num_finished(self) -> int:
+        """Number of sequences that have ended, for whatever reason."""
+        return self._finished.total()
+
+    def count_admission(self, seq: Sequence) -> None:
+        """Count the prompt of a sequence that starts for the first time."""
+        self._num_prompt_tokens += seq.num_prompt_tokens
+        self._num_cache_hits += seq.num_computed_tokens
+
+    def count_end(self, seq: Sequence, reason: FinishReason) -> None:
+        """Count the end of a sequence; its times only if it ran and was not aborted."""
+        self._finished[reason] += 1
+        if reason is FinishReason.ABORT or seq.admitted_s is None or seq.first_token_s is None:
+            return
+        now = time.monotonic()
+        self._observe("request_queue_time_seconds", seq.admitted_s - seq.queued_s)
+        self._observe("request_prefill_time_seconds", seq.first_token_s - seq.admitted_s)
+        self._observe("request_decode_time_seconds", now - seq.first_token_s)
+        self._observe("request_inference_time_seconds", now - seq.admitted_s)
+
+    def observe_step(self, seconds: float, num_sequences: int, num_tokens: int) -> None:
+        """Record the duration and the size of a step that is over."""
+        self._observe("engine_step_seconds", seconds)
+        self._observe("engine_step_sequences", num_sequences)
+        self._observe("iteration_tokens_total", num_tokens)
+
+    def snapshot(
+        self, kv: KVCacheManager, num_waiting: int, running: Collection[Sequence]
+    ) -> EngineStats:
+        """Return all counts and the present state."""
+        pool = kv.pool
+        empty_slots = sum(
+            len(seq.block_ids) * kv.block_size - seq.num_computed_tokens for seq in running
+        )
+        return EngineStats(
+            num_waiting=num_waiting,
+            num_running=len(running),
+            block_size=kv.block_size,
+            num_blocks=pool.num_usable,
+            num_used_blocks=pool.num_used,
+            num_cached_blocks=pool.num_cached,
+            num_used_slots=pool.num_used * kv.block_size - empty_slots,
+            num_preemptions=self.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+            num_cache_hits=self._num_cache_hits,
+            num_steps=self.num_steps,
+            finished=dict(self._finished),
+            histograms={name: histogram.counts() for name, histogram in self._histograms.items()},
+        )
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
