@@ -105,7 +105,7 @@ class EngineConfig:
     async_scheduling: bool | None = checked(
         None,
         Rule(bool, optional=True),
-        "plan the next step while the device computes; default: on a GPU",
+        "schedule the next step while the device computes; only on a GPU, where it is the default",
     )
     enforce_eager: bool = checked(
         False, Rule(bool), "launch each kernel of a decode step instead of a CUDA graph"

@@ -21,13 +21,19 @@ class Worker:
         folder: the checkpoint.
 
     Raises:
-        ConfigError: the checkpoint cannot be loaded, or the pool cannot hold one longest request.
+        ConfigError: the checkpoint cannot be loaded, the pool cannot hold one longest request, or
+            the device does not support an option.
     """
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         model_config = load_model_config(folder)
         self.platform = select_platform(config.device, config.dtype, model_config.dtype)
         self.step_limits = config.step_limits(self.platform.default_limits)
+        if self.step_limits.async_scheduling and not self.platform.supports_async_scheduling:
+            raise ConfigError(
+                "option async_scheduling must be false or left out on a CPU, which computes a step "
+                "before it returns; got true"
+            )
         model = load_model(config, model_config, folder, self.platform)
         self.vocab_size = model_config.vocab_size
         self.eos_token_ids = frozenset(model_config.eos_token_ids)

@@ -108,6 +108,10 @@ def test_what_does_not_fit_the_model_is_refused(folder):
         ({"block_size": 24}, "block_size must be a power of two"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "at least max_num_seqs"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 256}, "max_model_len"),
+        (
+            {"async_scheduling": True, "device": "cpu"},
+            "async_scheduling must be false or left out on a CPU",
+        ),
         ({"block_sise": 16}, "did you mean block_size"),
         ({"dtype": "float8"}, "dtype must be one of"),
     ],

@@ -33,6 +33,11 @@ class Platform(Kernels, Protocol):
         """The limits of a step where the options leave them open."""
         ...
 
+    @property
+    def supports_async_scheduling(self) -> bool:
+        """Whether a step may be submitted while the previous one samples its tokens."""
+        ...
+
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
         ...

@@ -28,6 +28,8 @@ class GpuPlatform:
             captured then.
     """
 
+    supports_async_scheduling = True
+
     def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
         self.device = device
         self.dtype = dtype

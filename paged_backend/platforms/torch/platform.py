@@ -21,6 +21,8 @@ DEFAULT_KV_CACHE_BYTES = 512 * MIB
 class TorchPlatform:
     """See :class:`~paged_backend.platforms.base.Platform`."""
 
+    supports_async_scheduling = False
+
     def __init__(self, dtype: torch.dtype) -> None:
         self.device = torch.device("cpu")
         self.dtype = dtype
