@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.errors import ConfigError
+from paged_backend.log import LEVELS
 from paged_backend.validation import (
     Rule,
     check_fields,
@@ -184,6 +185,11 @@ class EngineConfig:
         Rule(bool),
         "answer the task `inspect`, which shows the sequences and blocks of all callers, for "
         "`paged-backend top`; each look takes the engine's time",
+    )
+    log_level: str = checked(
+        "info",
+        Rule(str, choices=LEVELS),
+        "least important lines that are logged; debug adds a line for each cancelled call",
     )
     metrics_prefix: str = checked(
         "paged_", Rule(str), "what the names of the metrics begin with; vLLM's have vllm:"

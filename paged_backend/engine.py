@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Progress, Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.log import LOG
 from paged_backend.outputs import EngineStats, EngineView, QueueState, SequenceOutput
 from paged_backend.request import Request, RequestLimits
 from paged_backend.worker import Worker
@@ -106,7 +109,9 @@ class Engine:
         started_s = time.monotonic()
         output = self.scheduler.schedule()
         if output.scheduled:
-            self._in_flight.append(_InFlightStep(started_s, output, self.worker.submit(output)))
+            with _logged_if_it_fails(output):
+                pending = self.worker.submit(output)
+            self._in_flight.append(_InFlightStep(started_s, output, pending))
             if len(self._in_flight) <= self._max_in_flight:
                 return []
         return self.scheduler.update_from_output(self._wait())
@@ -135,7 +140,8 @@ class Engine:
     def _wait(self) -> ModelRunnerOutput:
         """Wait for the earliest step in flight."""
         step = self._in_flight.popleft()
-        result = step.pending.result()
+        with _logged_if_it_fails(step.scheduler_output):
+            result = step.pending.result()
         now = time.monotonic()
         # A step that was scheduled ahead begins when the previous step is over.
         seconds = now - max(step.started_s, self._last_end_s)
@@ -150,3 +156,13 @@ class _InFlightStep(NamedTuple):
     started_s: float  # of the monotonic clock
     scheduler_output: SchedulerOutput
     pending: PendingOutput
+
+
+@contextmanager
+def _logged_if_it_fails(output: SchedulerOutput) -> Iterator[None]:
+    """Log the step that an exception comes from; it is fatal for the engine."""
+    try:
+        yield
+    except Exception as error:
+        LOG.error("a step failed with %s; it was: %s", type(error).__name__, output.describe())
+        raise

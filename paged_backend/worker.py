@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backend.checkpoint.model_config import load_model_config
@@ -11,6 +13,32 @@ from paged_backend.errors import ConfigError
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.loader import load_model
 from paged_backend.platforms.select import select_platform
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What an operator wants to know about a worker that has started."""
+
+    device: str
+    dtype: str
+    attention_backend: str
+    num_blocks: int
+    block_size: int
+    num_graphs: int
+    kernels_s: float  # to import, and compile if need be, the kernels of the platform
+    weights_s: float  # to load the weights
+    prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
+
+    def __str__(self) -> str:
+        num_tokens = (self.num_blocks - 1) * self.block_size
+        graphs = f", {self.num_graphs} CUDA graphs" if self.num_graphs else ""
+        return (
+            f"{self.dtype} on {self.device} with {self.attention_backend}, "
+            f"{self.num_blocks - 1} KV blocks for {num_tokens} tokens{graphs}; "
+            f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: kernels "
+            f"{self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool and graphs "
+            f"{self.prepare_s:.1f} s"
+        )
 
 
 class Worker:
@@ -26,6 +54,7 @@ class Worker:
     """
 
     def __init__(self, config: EngineConfig, folder: Path) -> None:
+        started_s = time.monotonic()
         model_config = load_model_config(folder)
         self.platform = select_platform(config.device, config.dtype, model_config.dtype)
         self.step_limits = config.step_limits(self.platform.default_limits)
@@ -34,7 +63,9 @@ class Worker:
                 "option async_scheduling must be false or left out on a CPU, which computes a step "
                 "before it returns; got true"
             )
+        platform_s = time.monotonic()
         model = load_model(config, model_config, folder, self.platform)
+        loaded_s = time.monotonic()
         self.vocab_size = model_config.vocab_size
         self.eos_token_ids = frozenset(model_config.eos_token_ids)
         self.max_model_len = model.max_model_len
@@ -46,6 +77,17 @@ class Worker:
         self.num_blocks = self._num_blocks(spec, budget)
         self.model_runner = self.platform.model_runner(
             model, spec, self.num_blocks, self.step_limits, config
+        )
+        self.info = WorkerInfo(
+            device=str(self.platform.device),
+            dtype=str(self.platform.dtype).removeprefix("torch."),
+            attention_backend=self.model_runner.attention_backend,
+            num_blocks=self.num_blocks,
+            block_size=config.block_size,
+            num_graphs=self.model_runner.num_graphs,
+            kernels_s=platform_s - started_s,
+            weights_s=loaded_s - platform_s,
+            prepare_s=time.monotonic() - loaded_s,
         )
 
     def submit(self, scheduler_output: SchedulerOutput) -> PendingOutput:

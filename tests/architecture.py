@@ -21,6 +21,7 @@ VALUES = {
     "errors",
     "flags",
     "histogram",
+    "log",
     "outputs",
     "request",
     "sampling_params",

@@ -61,6 +61,16 @@ class SchedulerOutput:
         """Number of tokens that the step computes."""
         return sum(len(item.token_ids) for item in self.scheduled)
 
+    def describe(self) -> str:
+        """The step for a log: sizes, positions and blocks, but no token ids."""
+        slices = [
+            f"sequence {item.seq_id}: {len(item.token_ids)} tokens from position {item.start}, "
+            f"{len(item.samples)} samples, blocks {item.block_ids}"
+            for item in self.scheduled
+        ]
+        copies = f"block copies {self.block_copies}, freed sequences {self.freed_seq_ids}"
+        return "; ".join([f"{self.num_tokens} tokens", *slices, copies])
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:

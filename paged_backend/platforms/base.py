@@ -20,6 +20,16 @@ class ModelRunner(Protocol):
         """Seconds spent in forward passes so far; None if the host does not wait for them."""
         ...
 
+    @property
+    def attention_backend(self) -> str:
+        """The name of the attention backend."""
+        ...
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of captured CUDA graphs."""
+        ...
+
     def submit(self, scheduler_output: SchedulerOutput) -> PendingOutput:
         """Start a step; steps are carried out in the order of their submission."""
         ...

@@ -85,6 +85,16 @@ class EngineClient:
         return self._process is not None
 
     @property
+    def exit_status(self) -> str:
+        """How an engine that this front end has started has ended."""
+        status = None if self._process is None else self._process.poll()
+        if status is None:
+            return "no exit status"
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exit status {status}"
+
+    @property
     def page(self) -> StatusPage | None:
         """What the engine shows; None until it is ready."""
         return self._page

@@ -20,6 +20,7 @@ from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, PagedError, RequestRefused
+from paged_backend.log import LOG, log_to_stderr
 from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
@@ -150,7 +151,7 @@ class EngineLoop:
         self._throughput = ThroughputEstimate()
         rate = config.max_tenant_request_rate
         self._rates = None if rate is None else TenantRateLimit(rate)
-        self._ready = wire.EngineReady(engine.limits, str(model_folder))
+        self._ready = wire.EngineReady(engine.limits, str(model_folder), str(engine.worker.info))
         self._owners: dict[str, str] = {}  # request_id -> front-end
         self._calls = OpenCalls()
         self._front_ends: list[str] = []  # the first of them reports the metrics
@@ -336,7 +337,9 @@ def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
     mailbox = Mailbox(run_dir, server)
     try:
         config = EngineConfig.from_mapping(json.loads(config_json))
+        log_to_stderr(config.log_level)
         engine, folder = load(config)
+        LOG.info("the engine runs %s: %s", config.model, engine.worker.info)
     except ConfigError as error:
         tell_failure(mailbox, str(error))
         return 1

@@ -6,12 +6,12 @@ What takes seconds to import comes after the watch over the server, with which t
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
 from pathlib import Path
 
+from paged_backend.log import log_to_stderr
 from paged_backend.process.lifetime import ProcessId, end_with
 
 SERVER_GRACE_S = 2.0  # in which the loop may end by itself after the server
@@ -27,20 +27,11 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole process group; only the server is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(args.server, SERVER_GRACE_S, args.run_dir)
-    _show_progress()
+    log_to_stderr("info")  # the options may choose another level once they are read
 
     from paged_backend.process.engine_loop import serve
 
     return serve(args.config, args.run_dir, args.server)
-
-
-def _show_progress() -> None:
-    """Have what makes the load of a model last written to stderr, which the launcher shows."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("paged-backend: %(message)s"))
-    logger = logging.getLogger("paged_backend")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError, EngineDead
+from paged_backend.log import LOG
 from paged_backend.outputs import EngineStats, QueueState
 from paged_backend.process import wire
 from paged_backend.process.admission import BlockedTenants, QueueBounds
@@ -100,6 +101,7 @@ class EngineSupervisor:
                     ) from error
             else:
                 self._client, self._is_ready = client, True
+                self._log_start(client, ready)
                 return ready
 
     # --- what is sent -----------------------------------------------------------------------
@@ -159,6 +161,10 @@ class EngineSupervisor:
         except EngineDead as error:
             return self._lose(error)
         if hangs:
+            LOG.error(
+                "the engine made no step for %g s (step_timeout_s) and is killed",
+                self._config.step_timeout_s,
+            )
             self._client.kill()
             return [*messages, *self._lose(EngineDead("it hung for over step_timeout_s"))]
         messages = [message for message in messages if not self._is_for_link(message)]
@@ -182,6 +188,7 @@ class EngineSupervisor:
             if isinstance(message, wire.EngineReady):
                 self._is_ready, self._lost_s, self._gave_up = True, None, False
                 self._pause_s = _FIRST_PAUSE_S
+                self._log_start(client, message)
                 return [EngineRestarted(client.has_started), *messages[index + 1 :]]
         return self._give_up_in_time()
 
@@ -192,6 +199,12 @@ class EngineSupervisor:
             was_ready, self._is_ready = self._is_ready, False
         if client is not None:
             client.abandon()
+            if client.has_started:  # the other front ends know no more than this one
+                status = client.exit_status
+                if was_ready:
+                    LOG.error("the engine ended: %s", status)
+                else:
+                    LOG.error("the engine could not start (%s): %s", status, error)
         now = time.monotonic()
         self._last_error = error
         if was_ready:
@@ -206,6 +219,10 @@ class EngineSupervisor:
         if self._gave_up or waited_s < self._config.engine_restart_timeout_s:
             return []
         self._gave_up = True
+        LOG.error(
+            "no engine for %.0f s (engine_restart_timeout_s): requests fail until one starts",
+            waited_s,
+        )
         return [EngineUnavailable(self._last_error)]
 
     def _start_again(self, timeout_s: float) -> list[Event]:
@@ -221,6 +238,10 @@ class EngineSupervisor:
         with self._lock:
             self._client = client
         return []
+
+    def _log_start(self, client: EngineClient, ready: wire.EngineReady) -> None:
+        if client.has_started:
+            LOG.info("the engine runs %s: %s", self._config.model, ready.description)
 
     # --- without a server -------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
     limits: RequestLimits
     model_folder: str
+    description: str  # of the worker, for the log
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

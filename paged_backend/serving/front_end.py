@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -40,6 +41,7 @@ from paged_backend.serving.observer import Observer
 from paged_backend.serving.open_calls import Arrival, CancelSweep, Deadlines, OpenCall, Sender
 from paged_backend.serving.parsing import RequestParser
 from paged_backend.serving.preparation import Preparation
+from paged_backend.serving.refusal_log import RefusalLog
 from paged_backend.serving.tasks import CANCEL, CHARGED, GENERATE, INSPECT
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -101,6 +103,7 @@ class FrontEnd:
             maxlen=MAX_HELD_CANCELS
         )  # names, for the next engine
         self._refused: Counter[str] = Counter()  # by reason
+        self._refusal_log = RefusalLog()
         self._closed: PagedError | None = None  # why no call is taken
         self._lock = threading.Lock()  # over all of these
         self._ids = count()
@@ -292,6 +295,7 @@ class FrontEnd:
             while not self._stopping.is_set():
                 self._deliver(self._link.receive(POLL_S if self._open else IDLE_POLL_S))
                 self._observer.report_refused(self._refused)
+                self._refusal_log.write(self._refused, time.monotonic())
                 self._observer.publish(idle=not self._open)
                 for request_id in self._sweep.due(list(self._open)):
                     self._guarded(self._cancel_if_asked, request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ import triton_python_backend_utils as pb_utils
 from paged_backend.config import EngineConfig
 from paged_backend.engine_args import EngineArgs, read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
+from paged_backend.log import LOG, log_to
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
@@ -22,6 +24,7 @@ from paged_backend.serving.open_calls import Arrival
 from paged_backend.serving.parsing import RequestParser
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
+    TritonLogHandler,
     complete_config,
     error_response,
     read_parameters,
@@ -47,10 +50,11 @@ class TritonPythonModel:
         """Connect to the engine, starting it if this instance is the first, and wait for it."""
         close_to_other_users()
         self._deployment = Deployment.from_args(args)
-        self._log = Log(self._deployment.backend)
+        # vllm_backend logs each cancellation, which its clients' tests look for.
+        self._call_level = logging.INFO if self._deployment.backend == "vllm" else logging.DEBUG
         self._unloading = False
         try:
-            self._front_end = _start_front_end(self._deployment, self._log)
+            self._front_end = _start_front_end(self._deployment)
         except PagedError as error:
             raise refuse_to_load(error) from None
 
@@ -60,7 +64,7 @@ class TritonPythonModel:
         if not healthy:
             self._unload()
         for request in requests:
-            sender = TritonSender(request.get_response_sender(), self._log)
+            sender = TritonSender(request.get_response_sender(), self._call_level)
             try:
                 if not healthy:
                     raise Unhealthy
@@ -84,7 +88,7 @@ class TritonPythonModel:
         """End what is open and leave the engine."""
         if hasattr(self, "_front_end"):
             self._front_end.stop()
-            self._log.info("Shutdown complete")
+            LOG.info("Shutdown complete")
 
     def _unload(self) -> None:
         """Ask the server to take the model away, once."""
@@ -92,13 +96,13 @@ class TritonPythonModel:
             return
         self._unloading = True
         if not has_model_control(os.getppid()):  # it would refuse, and now and then crash over it
-            self._log.error("Engine is not healthy; without explicit model control the model stays")
+            LOG.error("Engine is not healthy; without explicit model control the model stays")
             return
-        self._log.error("Engine is not healthy and model will be unloaded")
+        LOG.error("Engine is not healthy and model will be unloaded")
         try:
             pb_utils.unload_model(self._deployment.name)
         except Exception as error:  # the server aborts if this leaves `execute`
-            self._log.error(f"The server does not unload the model: {error}")
+            LOG.error(f"The server does not unload the model: {error}")
 
 
 class Unhealthy(RequestRefused):
@@ -109,27 +113,12 @@ class Unhealthy(RequestRefused):
         self.args = (UNHEALTHY,)  # clients of vllm_backend compare it
 
 
-class Log:
-    """The server's log, with the backend's name before each line, as vllm_backend has it."""
-
-    def __init__(self, backend: str) -> None:
-        self._prefix = f"[{backend}] "
-
-    def info(self, text: str) -> None:
-        """Add a line."""
-        pb_utils.Logger.log_info(self._prefix + text)
-
-    def error(self, text: str) -> None:
-        """Add an error's line."""
-        pb_utils.Logger.log_error(self._prefix + text)
-
-
 class TritonSender:
     """The response sender of one request."""
 
-    def __init__(self, sender: Any, log: Log) -> None:
+    def __init__(self, sender: Any, log_level: int) -> None:
         self._sender = sender
-        self._log = log
+        self._log_level = log_level
 
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response; blocks for the round trip to the server."""
@@ -141,20 +130,21 @@ class TritonSender:
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._sender.send(error_response(error), flags=final)
         if isinstance(error, Cancelled):
-            self._log.info("Successfully cancelled the request")
+            LOG.log(self._log_level, "Successfully cancelled the request")
 
     def is_cancelled(self) -> bool:
         """Whether the caller has gone or has cancelled."""
         cancelled = bool(self._sender.is_cancelled())
         if cancelled:
-            self._log.info("Cancelling the request")
+            LOG.log(self._log_level, "Cancelling the request")
         return cancelled
 
 
-def _start_front_end(deployment: Deployment, log: Log) -> FrontEnd:
+def _start_front_end(deployment: Deployment) -> FrontEnd:
     args = read_engine_args(deployment.folder / "model.json")
+    log_to(TritonLogHandler(deployment.backend), args.config.log_level)
     if args.without_effect:
-        log.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
+        LOG.info(f"model.json: without effect here: {', '.join(args.without_effect)}")
     if deployment.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
     link = EngineSupervisor(args.config, deployment.name, deployment.version, os.getppid())
@@ -166,18 +156,18 @@ def _start_front_end(deployment: Deployment, log: Log) -> FrontEnd:
         tokenizer,
         _observer(deployment, args, ready.limits),
         args.config,
-        _drain(deployment, args.config, log),
+        _drain(deployment, args.config),
     )
     front_end.start()
     return front_end
 
 
-def _drain(deployment: Deployment, config: EngineConfig, log: Log) -> Drain:
+def _drain(deployment: Deployment, config: EngineConfig) -> Drain:
     server_pid = os.getppid()
     limit_s = drain_limit_s(
         config.drain_timeout_s, exit_timeout_s(server_pid), deployment.num_instances
     )
-    return Drain(server_pid, limit_s, lambda n: log.info(f"Awaiting remaining {n} requests"))
+    return Drain(server_pid, limit_s, lambda n: LOG.info(f"Awaiting remaining {n} requests"))
 
 
 def _observer(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -> Observer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -141,6 +142,23 @@ class StepFailed(PagedError):
     def __init__(self, message: str, code: Any) -> None:
         super().__init__(message)
         self.code = code
+
+
+class TritonLogHandler(logging.Handler):
+    """Writes lines to the server's log, with the backend's name in front as vllm_backend does."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self._prefix = f"[{backend}] "
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line at the server's level for it."""
+        write = pb_utils.Logger.log_info
+        if record.levelno >= logging.ERROR:
+            write = pb_utils.Logger.log_error
+        elif record.levelno >= logging.WARNING:
+            write = pb_utils.Logger.log_warn
+        write(self._prefix + record.getMessage())
 
 
 def refuse_to_load(error: PagedError) -> Exception:

@@ -7,14 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 from paged_backend.demo.metrics import read_metrics
+from paged_backend.launch import server_process
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
 
 MODEL = "paged_llm"
+_COMMAND = server_process.server_command
 ORPHAN_TIMEOUT_S = 30.0  # five seconds on a machine with nothing else to do
 LOAD_TIMEOUT_S = 60.0  # of an engine on a machine that is busy with other tests
 _POLL = ("7", "271")  # poll and ppoll on x86-64
@@ -32,6 +36,23 @@ def serve_demo(tmp_path: Path, instances: int = 1, **options: object) -> Iterato
     with start_server(repository, environment={_MARK: str(tmp_path)}) as server:
         yield server
     wait_for(lambda: not left_of(tmp_path), ORPHAN_TIMEOUT_S, "a process outlives its server")
+
+
+@contextmanager
+def serve_demo_with_log(
+    tmp_path: Path, *flags: str, **options: object
+) -> Iterator[tuple[RunningServer, Path]]:
+    """A server of the demo model with more flags, and the file of its log."""
+    log_file = tmp_path / "server.log"
+
+    def with_flags(files: Any, models: Path, endpoints: Any, log: Path | None) -> Any:
+        argv, variables = _COMMAND(files, models, endpoints, log_file)
+        return [*argv, *flags], variables
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_process, "server_command", with_flags)
+        with serve_demo(tmp_path, **options) as server:
+            yield server, log_file
 
 
 def engine_of(server: RunningServer) -> psutil.Process:

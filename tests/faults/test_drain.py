@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +20,20 @@ import psutil
 import pytest
 from callers import Crowd, greedy
 from paged_client import Client, ClientError, Unavailable, UnknownModel
-from servers import MODEL, left_of, serve_demo, wait_for
+from servers import MODEL, left_of, serve_demo_with_log, wait_for
 from wires import WIRES, WireCall
 
-from paged_backend.launch import server_process
 from paged_backend.launch.server_process import LaunchError, RunningServer
 
 pytestmark = pytest.mark.server
 
 PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
-COMMAND = server_process.server_command
 DRAIN_S = 3.0
 LATE_S = 4.0  # for the notice and the last responses of a server on busy cores
 AWAITING = re.compile(r"\[paged\] Awaiting remaining (\d+) requests")
 LONG = {"max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 SHORT = LONG | {"max_tokens": 60}  # goes on for a while after it has begun
 DRAINING = b"draining: the server stops"
-
-
-@contextmanager
-def serving(tmp_path: Path, *flags: str, **options: object) -> Iterator[tuple[RunningServer, Path]]:
-    """A server with more flags, and the file of its log."""
-    log_file = tmp_path / "server.log"
-
-    def with_flags(files: Any, models: Path, endpoints: Any, log: Path | None) -> Any:
-        argv, variables = COMMAND(files, models, endpoints, log_file)
-        return [*argv, *flags], variables
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_process, "server_command", with_flags)
-        with serve_demo(tmp_path, **options) as server:
-            yield server, log_file
 
 
 async def ask(server: RunningServer, params: dict[str, Any]) -> list[WireCall]:
@@ -82,7 +64,7 @@ def test_calls_end_before_a_stopping_server_does(
     tmp_path: Path, exit_timeout_s: int, drain_timeout_s: float, limit_s: float
 ) -> None:
     flags = [f"--exit-timeout-secs={exit_timeout_s}"]
-    with serving(tmp_path, *flags, drain_timeout_s=drain_timeout_s) as (server, log):
+    with serve_demo_with_log(tmp_path, *flags, drain_timeout_s=drain_timeout_s) as (server, log):
 
         async def callers() -> tuple[list[WireCall], list[WireCall], WireCall, float]:
             long = await ask(server, LONG)
@@ -140,7 +122,7 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 @pytest.mark.soak
 def test_an_unloaded_model_takes_no_more_calls_and_ends_those_that_it_has(tmp_path: Path) -> None:
     asks = [greedy(i, 600) for i in range(8)]
-    with serving(tmp_path, *EXPLICIT) as (server, log):
+    with serve_demo_with_log(tmp_path, *EXPLICIT) as (server, log):
         with Crowd(server, asks) as crowd:
             wait_for(lambda: crowd.have_tokens(10), 60)
             assert post(server, f"/v2/repository/models/{MODEL}/unload")[0] == 200
@@ -156,7 +138,7 @@ def test_an_unloaded_model_takes_no_more_calls_and_ends_those_that_it_has(tmp_pa
 @pytest.mark.soak
 def test_a_new_version_takes_over_beside_the_calls_of_the_old_one(tmp_path: Path) -> None:
     asks = [greedy(i, 1800) for i in range(8)]
-    with serving(tmp_path, *EXPLICIT) as (server, log):
+    with serve_demo_with_log(tmp_path, *EXPLICIT) as (server, log):
         with Crowd(server, asks) as crowd:
             wait_for(lambda: crowd.have_tokens(10), 60)
             folder = tmp_path / "repository" / MODEL

@@ -29,7 +29,7 @@ RATE = 0.2  # requests a second from one tenant: one at once, and the next after
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("large")
-    with serve_demo(folder, max_tenant_request_rate=RATE) as server:
+    with serve_demo(folder, max_tenant_request_rate=RATE, log_level="debug") as server:
         yield server
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 10)
 

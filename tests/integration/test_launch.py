@@ -305,7 +305,11 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
         out, errors = shell.communicate(timeout=60)
     assert out == ""
     # Said by the first start on a machine; tests/integration/test_children.py has one.
-    assert re.fullmatch("(paged-backend: compiling kernels for this processor.*\n)?", errors)
+    expected = (
+        "(paged-backend: compiling kernels for this processor.*\n)?"
+        "paged-backend: the engine runs demo: float32 on cpu .*\n"
+    )
+    assert re.fullmatch(expected, errors), errors
     assert shell.returncode == 0
     assert not psutil.wait_procs(children, timeout=60)[1]
     assert not list(temporary.iterdir())

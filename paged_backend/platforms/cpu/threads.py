@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import threading
 from array import array
 from collections.abc import Callable
@@ -23,7 +22,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_LOG = logging.getLogger(__name__)
+from paged_backend.log import LOG
+
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
@@ -55,7 +55,7 @@ def _compile(signature: Any, function: Callable[..., None]) -> Any:
 @functools.cache
 def _say_that_it_takes_time() -> None:
     """Once in a process, after the first of the kernels that were not on disk."""
-    _LOG.info("compiling kernels for this processor: this start takes longer than the next")
+    LOG.info("compiling kernels for this processor: this start takes longer than the next")
 
 
 class ParallelKernel:

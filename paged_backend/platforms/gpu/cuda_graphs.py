@@ -70,6 +70,9 @@ class StepGraphs:
         with _garbage_collected_before():
             self._replays = {shape: capture(shape) for shape in bar}
 
+    def __len__(self) -> int:
+        return len(self._replays)
+
     def fit(self, shape: StepShape) -> StepShape | None:
         """The smallest captured shape that a step of this shape can be padded to."""
         if shape == StepShape.decodes(shape.num_seqs):

@@ -122,6 +122,16 @@ class GpuModelRunner:
         """None: the host does not wait for forward passes."""
         return None
 
+    @property
+    def attention_backend(self) -> str:
+        """The name of the attention backend."""
+        return type(self._attention).__name__
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of captured CUDA graphs."""
+        return 0 if self._graphs is None else len(self._graphs)
+
     @torch.inference_mode()
     def submit(self, scheduler_output: SchedulerOutput) -> InFlightOutput:
         """Start a step."""

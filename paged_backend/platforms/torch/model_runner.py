@@ -49,6 +49,16 @@ class TorchModelRunner:
         self._sampler = Sampler(frozenset(model.config.eos_token_ids))
         self.model_seconds = 0.0  # spent in forward passes so far
 
+    @property
+    def attention_backend(self) -> str:
+        """The name of the attention backend."""
+        return type(self._attention).__name__
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of captured CUDA graphs."""
+        return 0
+
     @torch.inference_mode()
     def submit(self, scheduler_output: SchedulerOutput) -> Done:
         """Copy blocks, compute the tokens of a step, and sample."""
