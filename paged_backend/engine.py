@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
@@ -20,42 +19,40 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Progress, Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.executor.base import Executor
 from paged_backend.log import LOG
 from paged_backend.outputs import EngineStats, EngineView, QueueState, SequenceOutput
 from paged_backend.request import Request, RequestLimits
-from paged_backend.worker import Worker
 
 
 class Engine:
-    """Scheduler and worker of one model; used by one thread.
+    """The scheduler of one model over an executor; used by one thread.
 
     Args:
         config: the engine's options.
-        folder: the checkpoint, already on this machine.
-
-    Raises:
-        ConfigError: the options and the checkpoint do not go together.
+        executor: runs the steps.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
-        self.worker = Worker(config, folder)
-        steps = self.worker.step_limits
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        self.executor = executor
+        info = executor.info
+        steps = info.step_limits
         self.limits = RequestLimits.of(
             config,
-            max_model_len=self.worker.max_model_len,
-            vocab_size=self.worker.vocab_size,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
             max_num_seqs=steps.max_num_seqs,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=steps.max_num_seqs,
                 max_num_batched_tokens=steps.max_num_batched_tokens,
-                max_model_len=self.worker.max_model_len,
+                max_model_len=info.max_model_len,
                 enable_chunked_prefill=config.enable_chunked_prefill,
-                eos_token_ids=self.worker.eos_token_ids,
+                eos_token_ids=frozenset(info.eos_token_ids),
             ),
             KVCacheManager(
-                self.worker.num_blocks,
+                info.num_blocks,
                 config.block_size,
                 enable_prefix_caching=config.enable_prefix_caching,
             ),
@@ -108,9 +105,9 @@ class Engine:
         """
         started_s = time.monotonic()
         output = self.scheduler.schedule()
-        if output.scheduled:
+        if output.slices:
             with _logged_if_it_fails(output):
-                pending = self.worker.submit(output)
+                pending = self.executor.submit(output)
             self._in_flight.append(_InFlightStep(started_s, output, pending))
             if len(self._in_flight) <= self._max_in_flight:
                 return []
@@ -146,7 +143,7 @@ class Engine:
         # A step that was scheduled ahead begins when the previous step is over.
         seconds = now - max(step.started_s, self._last_end_s)
         self._last_end_s = now
-        num_sequences = len(step.scheduler_output.scheduled)
+        num_sequences = len(step.scheduler_output.slices)
         num_tokens = step.scheduler_output.num_tokens
         self.scheduler.counters.observe_step(seconds, num_sequences, num_tokens)
         return result

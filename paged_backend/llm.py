@@ -24,6 +24,7 @@ from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.text_stream import TextStream
 from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.validation import shorten
+from paged_backend.worker import Worker
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -45,7 +46,7 @@ class LLM:
         self.config = EngineConfig.from_mapping({"model": model, **engine_args})
         folder = resolve_model(self.config.model)
         self.tokenizer = load_tokenizer(self.config.tokenizer or str(folder))
-        self.engine = Engine(self.config, folder)
+        self.engine = Engine(self.config, Worker(self.config, folder))
         self._num_requests = 0
 
     def generate(

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
+from paged_backend.core.worker_state import WorkerState
 from paged_backend.errors import ConfigError
+from paged_backend.executor.base import WorkerInfo
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.loader import load_model
 from paged_backend.platforms.select import select_platform
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """What an operator wants to know about a worker that has started."""
-
-    device: str
-    dtype: str
-    attention_backend: str
-    num_blocks: int
-    block_size: int
-    num_graphs: int
-    kernels_s: float  # to import, and compile if need be, the kernels of the platform
-    weights_s: float  # to load the weights
-    prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
-
-    def __str__(self) -> str:
-        num_tokens = (self.num_blocks - 1) * self.block_size
-        graphs = f", {self.num_graphs} CUDA graphs" if self.num_graphs else ""
-        return (
-            f"{self.dtype} on {self.device} with {self.attention_backend}, "
-            f"{self.num_blocks - 1} KV blocks for {num_tokens} tokens{graphs}; "
-            f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: kernels "
-            f"{self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool and graphs "
-            f"{self.prepare_s:.1f} s"
-        )
-
-
 class Worker:
     """Loads a model, sizes its KV pool and runs its steps; used by one thread only.
+
+    It is the :class:`~paged_backend.executor.base.Executor` of an engine in the same process.
 
     Args:
         config: the engine's options.
@@ -66,23 +43,25 @@ class Worker:
         platform_s = time.monotonic()
         model = load_model(config, model_config, folder, self.platform)
         loaded_s = time.monotonic()
-        self.vocab_size = model_config.vocab_size
-        self.eos_token_ids = frozenset(model_config.eos_token_ids)
-        self.max_model_len = model.max_model_len
-        self._check_whole_prompts_fit(config)
+        self._check_whole_prompts_fit(config, model.max_model_len)
         spec = KVCacheSpec.of(model.attention_layers, config.block_size, self.platform.dtype)
         budget = config.kv_cache_memory_bytes or self.platform.kv_cache_bytes(
             model, spec, self.step_limits, config
         )
-        self.num_blocks = self._num_blocks(spec, budget)
+        num_blocks = _num_blocks(spec, budget, model.max_model_len)
         self.model_runner = self.platform.model_runner(
-            model, spec, self.num_blocks, self.step_limits, config
+            model, spec, num_blocks, self.step_limits, config
         )
+        self._state = WorkerState()
         self.info = WorkerInfo(
+            step_limits=self.step_limits,
+            max_model_len=model.max_model_len,
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=model_config.eos_token_ids,
             device=str(self.platform.device),
             dtype=str(self.platform.dtype).removeprefix("torch."),
             attention_backend=self.model_runner.attention_backend,
-            num_blocks=self.num_blocks,
+            num_blocks=num_blocks,
             block_size=config.block_size,
             num_graphs=self.model_runner.num_graphs,
             kernels_s=platform_s - started_s,
@@ -90,25 +69,26 @@ class Worker:
             prepare_s=time.monotonic() - loaded_s,
         )
 
-    def submit(self, scheduler_output: SchedulerOutput) -> PendingOutput:
+    def submit(self, output: SchedulerOutput) -> PendingOutput:
         """Start a step."""
-        return self.model_runner.submit(scheduler_output)
+        return self.model_runner.submit(self._state.apply(output))
 
-    def _check_whole_prompts_fit(self, config: EngineConfig) -> None:
+    def _check_whole_prompts_fit(self, config: EngineConfig, max_model_len: int) -> None:
         limit = self.step_limits.max_num_batched_tokens
-        if not config.enable_chunked_prefill and limit < self.max_model_len:
+        if not config.enable_chunked_prefill and limit < max_model_len:
             raise ConfigError(
                 f"option max_num_batched_tokens must be at least max_model_len "
-                f"({self.max_model_len}) without chunked prefill, got {limit}"
+                f"({max_model_len}) without chunked prefill, got {limit}"
             )
 
-    def _num_blocks(self, spec: KVCacheSpec, budget: int) -> int:
-        num_blocks = spec.num_blocks(budget)
-        longest = -(-self.max_model_len // spec.block_size)
-        if num_blocks < longest + 1:  # one is the null block
-            raise ConfigError(
-                f"option kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks, but one "
-                f"request of max_model_len ({self.max_model_len}) needs {longest + 1}; give "
-                f"{(longest + 1) * spec.bytes_per_block} bytes or more, or lower max_model_len"
-            )
-        return num_blocks
+
+def _num_blocks(spec: KVCacheSpec, budget: int, max_model_len: int) -> int:
+    num_blocks = spec.num_blocks(budget)
+    longest = -(-max_model_len // spec.block_size)
+    if num_blocks < longest + 1:  # one is the null block
+        raise ConfigError(
+            f"option kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks, but one "
+            f"request of max_model_len ({max_model_len}) needs {longest + 1}; give "
+            f"{(longest + 1) * spec.bytes_per_block} bytes or more, or lower max_model_len"
+        )
+    return num_blocks

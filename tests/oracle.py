@@ -13,6 +13,7 @@ from paged_backend.engine import Engine
 from paged_backend.outputs import SequenceOutput
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
+from paged_backend.worker import Worker
 
 VOCAB_SIZE = 199
 EOS = 2
@@ -96,7 +97,8 @@ class Oracle:
 def make_engine(folder: Path, **options: object) -> Engine:
     """An engine in float32 over a small pool."""
     values = {"dtype": "float32", "kv_cache_memory_bytes": 16 * 2**20, **options}
-    return Engine(EngineConfig.from_mapping({"model": str(folder), **values}), folder)
+    config = EngineConfig.from_mapping({"model": str(folder), **values})
+    return Engine(config, Worker(config, folder))
 
 
 def run(engine: Engine, work: Work) -> dict[str, list[SequenceOutput]]:

@@ -63,7 +63,7 @@ def test_parallel_answers_are_those_of_single_requests(folder):
 
 
 def test_parallel_answers_survive_preemption(folder):
-    block_bytes = 16 * 2**20 // make_engine(folder).worker.num_blocks
+    block_bytes = 16 * 2**20 // make_engine(folder).executor.info.num_blocks
     small = make_engine(folder, max_model_len=64, kv_cache_memory_bytes=6 * block_bytes)
     requests = [sampled("a", 1, n=3), sampled("b", 2, n=2)]
     assert collect(small, requests) == collect(make_engine(folder), requests)

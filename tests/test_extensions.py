@@ -1,14 +1,20 @@
-"""Extensions that live in this file only: each is registered, and serves the right tokens."""
+"""Extensions that live in this file only: each serves the right tokens."""
 
 from __future__ import annotations
 
 import json
+import struct
+import subprocess
+import sys
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import make_engine, run, tokens_of
+from oracle import Oracle, make_engine, run, tokens_of
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -18,10 +24,18 @@ from paged_backend.checkpoint.registry import Architecture, register_architectur
 from paged_backend.checkpoint.rope import read_rope
 from paged_backend.checkpoint.shape import Shape
 from paged_backend.checkpoint.tensors import Role, Tensors, decoder_tensors
+from paged_backend.config import EngineConfig
+from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.engine import Engine
+from paged_backend.executor.base import WorkerInfo
+from paged_backend.executor.messages import decode_model_runner_output, encode
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.layers import Kernels
 from paged_backend.models.linear import LinearSpec
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.worker import Worker
 
 # --- a family: norms follow attention and MLP, every other layer has another rotary table ---------
 
@@ -206,3 +220,120 @@ def test_a_new_family(toy: Path, limit: int) -> None:
     work = [(shared, 8), ([5, 9, 4], 8), ([*shared[:35], 11], 8)]
     answers = tokens_of(run(engine, work))
     assert answers == [dense_tokens(toy, prompt, count) for prompt, count in work]
+
+
+# --- an executor: the worker runs in another process, which gets encoded messages only -----------
+
+WORKER = """
+import json, struct, sys
+from pathlib import Path
+from paged_backend.config import EngineConfig
+from paged_backend.executor.messages import decode_scheduler_output, encode
+from paged_backend.worker import Worker
+
+folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+worker = Worker(EngineConfig.from_mapping(options), folder)
+stream, out = sys.stdin.buffer, sys.stdout.buffer
+
+def send(payload):
+    out.write(struct.pack("I", len(payload)) + payload)
+    out.flush()
+
+send(encode(worker.info))
+while header := stream.read(4):
+    output = decode_scheduler_output(stream.read(*struct.unpack("I", header)))
+    send(encode(worker.submit(output).result()))
+"""
+
+
+class Received:
+    """A result that the other process has sent."""
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def result(self) -> ModelRunnerOutput:
+        return self._output
+
+
+class RemoteExecutor:
+    """See `paged_backend.executor.base.Executor`."""
+
+    def __init__(self, config: EngineConfig, folder: Path) -> None:
+        options = json.dumps(asdict(config))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(folder), options], **pipes
+        )
+        self.info = msgspec.msgpack.decode(self._receive(), type=WorkerInfo)
+        self.num_bytes: list[int] = []
+
+    def submit(self, output: SchedulerOutput) -> Received:
+        payload = encode(output)
+        self.num_bytes.append(len(payload))
+        self.process.stdin.write(struct.pack("I", len(payload)) + payload)
+        self.process.stdin.flush()
+        return Received(decode_model_runner_output(self._receive()))
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.stdout.close()
+        assert self.process.wait(30) == 0
+
+    def _receive(self) -> bytes:
+        (size,) = struct.unpack("I", self.process.stdout.read(4))
+        return self.process.stdout.read(size)
+
+
+def test_a_worker_in_another_process(tmp_path: Path) -> None:
+    """Preemption, forks, copy-on-write, cancellation and prefix hits give the usual tokens."""
+    Oracle("llama3", tmp_path)
+    block_bytes = 2**24 // make_engine(tmp_path).executor.info.num_blocks
+    options = {
+        "model": str(tmp_path), "dtype": "float32", "device": "cpu", "max_num_seqs": 5,
+        "max_num_batched_tokens": 32, "max_model_len": 128,
+        "kv_cache_memory_bytes": 14 * block_bytes,
+    }  # fmt: skip
+    config = EngineConfig.from_mapping(options)
+    remote = RemoteExecutor(config, tmp_path)
+    try:
+        answers = [
+            drive(Engine(config, executor)) for executor in (Worker(config, tmp_path), remote)
+        ]
+    finally:
+        remote.close()
+    assert answers[0] == answers[1]
+    tokens, num_preemptions, num_hits, num_copies = answers[0]
+    assert len(tokens) == 14 and min(num_preemptions, num_hits, num_copies) > 0
+
+
+def drive(engine: Engine) -> tuple[dict[tuple[str, int], list[int]], int, int, int]:
+    """Tokens by request and completion, and how often what is to be tested happened."""
+    copies = 0
+    submit = engine.executor.submit
+
+    def count_copies(output: SchedulerOutput) -> PendingOutput:
+        nonlocal copies
+        copies += len(output.block_copies)
+        return submit(output)
+
+    engine.executor.submit = count_copies
+    shared = [(7 * i) % 190 + 3 for i in range(40)]
+    params = {"max_tokens": 24, "ignore_eos": True, "seed": 3, "temperature": 1.0}
+    engine.add_request(Request("cancelled", shared, SamplingParams(n=2, **params)))
+    for number in range(8):
+        prompt = [*shared[: 20 + 2 * number], number + 5]
+        n = 3 if number % 4 == 1 else 1
+        settings = SamplingParams(n=n, repetition_penalty=1.2, **params)
+        engine.add_request(Request(f"r{number}", prompt, settings))
+    tokens: dict[tuple[str, int], list[int]] = {}
+    for step in count():
+        if not engine.has_unfinished:
+            break
+        if step == 9:
+            engine.abort_request("cancelled")
+        for output in engine.step():
+            tokens.setdefault((output.request_id, output.index), []).extend(output.new_token_ids)
+        engine.scheduler.check_invariants()
+    stats = engine.stats()
+    return tokens, stats.num_preemptions, stats.num_cache_hits, copies

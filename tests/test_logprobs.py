@@ -60,7 +60,9 @@ def test_prompts_are_computed_though_they_are_cached(oracle: Oracle) -> None:
 
 
 def test_a_preempted_request_tells_each_once(oracle: Oracle) -> None:
-    blocks = 2**20 // make_engine(oracle.folder, kv_cache_memory_bytes=2**20).worker.num_blocks
+    blocks = (
+        2**20 // make_engine(oracle.folder, kv_cache_memory_bytes=2**20).executor.info.num_blocks
+    )
     engine = make_engine(oracle.folder, max_model_len=96, kv_cache_memory_bytes=9 * blocks)
     prompts = [prompt[:40] for prompt, _ in mixed_work(6, seed=1)]
     fields = {"logprobs": 2, "prompt_logprobs": 1, "max_tokens": 24, "temperature": 0}

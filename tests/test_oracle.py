@@ -55,7 +55,7 @@ def test_prefix_hits_at_full_and_partial_blocks(case):
 
 
 def test_preemption_in_a_small_pool(case):
-    block_bytes = 16 * 2**20 // case.engine().worker.num_blocks
+    block_bytes = 16 * 2**20 // case.engine().executor.info.num_blocks
     engine = case.engine(max_model_len=128, kv_cache_memory_bytes=14 * block_bytes)
     work: Work = [(prompt, 24) for prompt, _ in case.work]
     case.oracle.confirm(work, tokens_of(run(engine, work)))

@@ -58,7 +58,7 @@ def _penalties_kernel(
             x -= tl.where(outputs > 0.0, frequency * outputs + presence, 0.0)
             tl.store(logits_ptr + tokens, x, mask=seen)
     if tl.load(positions_ptr + row) < tl.load(min_position_ptr + slot):
-        tl.debug_barrier()  # a penalised logit may be that of a stop
+        tl.debug_barrier()  # a penalized logit may be that of a stop
         column = tl.arange(0, STOPS_TILE)
         stops = tl.load(stop_ids_ptr + slot * STOPS + column, mask=column < STOPS, other=-1)
         here = (stops >= chunk) & (stops < tl.minimum(chunk + CHUNK, VOCAB))

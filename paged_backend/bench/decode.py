@@ -35,6 +35,7 @@ from paged_backend.checkpoint.tensors import Role
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.platforms.select import is_gpu
+from paged_backend.worker import Worker
 
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20
@@ -253,14 +254,14 @@ class DecodeBench:
 
     def __init__(self, config: EngineConfig, folder: Path, num_steps: int) -> None:
         self._config = config
-        self._engine = Engine(config, folder)
-        self._limits = self._engine.worker.step_limits
+        worker = Worker(config, folder)
+        self._engine = Engine(config, worker)
+        self._limits = worker.step_limits
         self.options = asdict(config) | asdict(self._limits)
         self._num_steps = num_steps
         self._rng = np.random.default_rng(config.seed)
         self._num_requests = 0
-        platform = self._engine.worker.platform
-        self.device, self.dtype = platform.device, platform.dtype
+        self.device, self.dtype = worker.platform.device, worker.platform.dtype
         self.roofline = Roofline(
             load_model_config(folder),
             self.dtype,
@@ -304,9 +305,7 @@ class DecodeBench:
             return f"max_num_seqs is {self._limits.max_num_seqs}"
         max_model_len = self._engine.limits.max_model_len
         if longest >= max_model_len:
-            return (
-                f"grows to {longest} tokens, max_model_len is {self._engine.worker.max_model_len}"
-            )
+            return f"grows to {longest} tokens, max_model_len is {max_model_len}"
         num_blocks = self._engine.stats().num_blocks
         needed = batch_size * -(-longest // self._config.block_size) + num_blocks // 100
         if needed > num_blocks:  # the scheduler keeps a hundredth back

@@ -32,6 +32,7 @@ from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.outputs import SequenceOutput
+from paged_backend.worker import Worker
 
 PREFIX_TOKENS = 448
 WARM_UP_SEED = 2**31  # unlike those that people choose
@@ -125,7 +126,8 @@ class OfflineBench:
             torch.set_num_threads(threads)
         self._config = EngineConfig.from_mapping(options)
         self._folder = resolve_model(self._config.model)
-        self._engine = Engine(self._config, self._folder)
+        self._worker = Worker(self._config, self._folder)
+        self._engine = Engine(self._config, self._worker)
 
     def run(self, workload: WorkloadOptions, *, concurrency: int, peer: bool) -> OfflineReport:
         """Measure the workload, the peer on the same, and the gain of a cached prefix.
@@ -149,7 +151,7 @@ class OfflineBench:
             engine=figures,
             peer_output_tokens_per_s=rate,
             prefix=prefix,
-            environment=environment(self._engine.worker.platform.device),
+            environment=environment(self._worker.platform.device),
         )
 
     def _material(self) -> Material:
@@ -174,7 +176,7 @@ class OfflineBench:
 
     def _run_requests(self, requests: list[Request], concurrency: int) -> EngineFigures:
         engine, total = self._engine, sum(r.max_tokens for r in requests)
-        runner = engine.worker.model_runner
+        runner = self._worker.model_runner
         before, model_before = engine.stats(), runner.model_seconds
         clock = StepClock()
         pending = deque(enumerate(requests))
@@ -204,7 +206,7 @@ class OfflineBench:
         )
 
     def _run_peer(self, requests: list[Request], concurrency: int) -> float:
-        peer = TransformersPeer(self._folder, self._config, self._engine.worker.platform.device)
+        peer = TransformersPeer(self._folder, self._config, self._worker.platform.device)
         return peer.output_tokens_per_s(requests, concurrency)
 
 

@@ -19,7 +19,7 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
-from paged_backend.core.step import ScheduledStep, StepBuilder
+from paged_backend.core.step import ScheduledStep, StepBuilder, WorkerMirror
 from paged_backend.core.stopping import awaits_last_token, finish_reason
 from paged_backend.outputs import (
     EngineStats,
@@ -59,6 +59,7 @@ class Scheduler:
         # Completions 2..n of a request wait beside the first one until its prompt is computed.
         self._siblings: dict[int, list[Sequence]] = {}  # seq_id of the first -> the others
         self._admission = Admission(config, kv, self._running, self._siblings)
+        self._mirror = WorkerMirror(kv.block_size)
         self._in_flight: deque[ScheduledStep] = deque()
         self._freed_seq_ids: list[int] = []  # since the last step
         self._next_seq_id = 0
@@ -151,8 +152,8 @@ class Scheduler:
             self._register(seq, num_tokens)
         if not preempted:
             self._admit_waiting(step)
-        output = step.build(self._siblings, self._freed_seq_ids)
-        if output.scheduled:
+        output = step.build(self._mirror, self._siblings, self._freed_seq_ids)
+        if output.slices:
             self._freed_seq_ids = []
             self.counters.num_steps += 1
             self._in_flight.append(self._advance(step))

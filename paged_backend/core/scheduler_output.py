@@ -1,4 +1,9 @@
-"""The messages between the scheduler and the worker: what a step computes, and its result."""
+"""The messages between the scheduler and the worker: what a step computes, and its result.
+
+A SchedulerOutput has differences only: its size grows with the tokens of the step, not with the
+length of the sequences. A worker that has received every message since the start can compute the
+step; :class:`paged_backend.core.worker_state.WorkerState` puts the differences together.
+"""
 
 from __future__ import annotations
 
@@ -9,64 +14,50 @@ from paged_backend.outputs import TokenLogprobs
 from paged_backend.sampling_params import SamplingParams
 
 
-class SampleSpec(NamedTuple):
-    """One token to sample."""
+class NewSequence(NamedTuple):
+    """A sequence that the worker does not know, or has forgotten since it was preempted."""
 
     seq_id: int
     params: SamplingParams
     seed: int  # 64 bits
-    position: int  # of the token to sample, counted from the first token of the prompt
     num_prompt_tokens: int
-    token_ids: list[int]  # read-only: prompt and output so far, possibly with later tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Number of tokens generated before this one."""
-        return self.position - self.num_prompt_tokens
-
-    @property
-    def context(self) -> list[int]:
-        """All tokens before this one."""
-        return self.token_ids[: self.position]
+    token_ids: list[int]  # all tokens that are known
 
 
-class PromptLogprobsSpec(NamedTuple):
-    """A request for the log-probabilities of the prompt tokens that follow a slice's tokens."""
-
-    num_top: int
-    token_ids: list[int]  # the token after the slice's first token, after its second, and so on
-
-
-class ScheduledSequence(NamedTuple):
-    """A slice of one sequence's tokens that the step computes."""
+class Slice(NamedTuple):
+    """The consecutive tokens of one sequence that the step computes."""
 
     seq_id: int
-    token_ids: list[int]  # PLACEHOLDER for a token that the previous step is still sampling
-    start: int  # position of the slice's first token
-    block_ids: list[int]  # covers every position up to the slice's end
-    samples: tuple[SampleSpec, ...]  # from the slice's last token; empty within a prompt
-    prompt_logprobs: PromptLogprobsSpec | None = None
+    start: int  # position of the first token
+    num_tokens: int
+    new_token_ids: list[int]  # tokens that have become known since the worker was told last
+    first_new_block: int  # index in the block table from which it is replaced
+    new_block_ids: list[int]
+    sample_seq_ids: list[int]  # sequences that sample a token after the slice's last one
+    num_prompt_logprobs: int | None = None  # top tokens for each prompt logprob; None for none
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """All slices of one step and the block copies that precede them."""
+    """One step."""
 
-    scheduled: list[ScheduledSequence]
-    block_copies: list[tuple[int, int]]  # (from, to), in this order
-    freed_seq_ids: list[int]  # sequences that gave up their blocks since the last step
+    freed_seq_ids: list[int]  # sequences to forget, before anything else
+    new_sequences: list[NewSequence]
+    slices: list[Slice]
+    block_copies: list[tuple[int, int]]  # (from, to), in this order, before the step
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the step computes."""
-        return sum(len(item.token_ids) for item in self.scheduled)
+        return sum(item.num_tokens for item in self.slices)
 
     def describe(self) -> str:
         """The step for a log: sizes, positions and blocks, but no token ids."""
         slices = [
-            f"sequence {item.seq_id}: {len(item.token_ids)} tokens from position {item.start}, "
-            f"{len(item.samples)} samples, blocks {item.block_ids}"
-            for item in self.scheduled
+            f"sequence {item.seq_id}: {item.num_tokens} tokens from position {item.start}, "
+            f"{len(item.sample_seq_ids)} samples, blocks from {item.first_new_block} on "
+            f"{item.new_block_ids}"
+            for item in self.slices
         ]
         copies = f"block copies {self.block_copies}, freed sequences {self.freed_seq_ids}"
         return "; ".join([f"{self.num_tokens} tokens", *slices, copies])
@@ -78,7 +69,7 @@ class ModelRunnerOutput:
 
     token_ids: list[int]  # one for each sample
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index in token_ids
-    # For each slice that has a PromptLogprobsSpec.
+    # For each slice that has prompt logprobs.
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 

@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from paged_backend.core.kv_cache_manager import BlockCopies
-from paged_backend.core.scheduler_output import (
-    PromptLogprobsSpec,
-    SampleSpec,
-    ScheduledSequence,
-    SchedulerOutput,
-)
+from paged_backend.core.scheduler_output import NewSequence, SchedulerOutput, Slice
 from paged_backend.core.sequence import Sequence
 
 
@@ -21,6 +16,63 @@ class ScheduledStep(NamedTuple):
     sampled: list[Sequence]  # one for each sample
     # Sequences that want prompt logprobs, each with the index of the slice's first entry.
     prompts: list[tuple[Sequence, int]]
+
+
+class _Known(NamedTuple):
+    """What the worker knows of a sequence."""
+
+    num_tokens: int
+    num_blocks: int
+
+
+class WorkerMirror:
+    """Remembers what the worker was told, so that each message has differences only."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._known: dict[int, _Known] = {}  # by seq_id
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Note that the worker forgets sequences."""
+        for seq_id in seq_ids:
+            self._known.pop(seq_id, None)
+
+    def introduce(self, sequences: Iterable[Sequence]) -> Iterator[NewSequence]:
+        """Return the sequences that the worker does not know; it knows them from now on."""
+        for seq in sequences:
+            if seq.seq_id not in self._known:
+                token_ids = seq.token_ids[: seq.num_known_tokens]
+                self._known[seq.seq_id] = _Known(len(token_ids), 0)
+                params, num_prompt_tokens = seq.request.params, seq.num_prompt_tokens
+                yield NewSequence(seq.seq_id, params, seq.seed, num_prompt_tokens, token_ids)
+
+    def slice(
+        self, seq: Sequence, num_tokens: int, *, is_copied: bool, samples: list[Sequence]
+    ) -> Slice:
+        """Return the next slice of a known sequence.
+
+        Args:
+            seq: the sequence.
+            num_tokens: number of tokens to compute.
+            is_copied: the first block that is written was replaced by a copy.
+            samples: the sequences that sample after the slice.
+        """
+        known, start = self._known[seq.seq_id], seq.num_computed_tokens
+        first_new = known.num_blocks
+        if is_copied:
+            first_new = min(first_new, start // self._block_size)
+        self._known[seq.seq_id] = _Known(seq.num_known_tokens, len(seq.block_ids))
+        num_top = seq.request.params.prompt_logprobs or 0
+        return Slice(
+            seq.seq_id,
+            start,
+            num_tokens,
+            seq.token_ids[known.num_tokens : seq.num_known_tokens],
+            first_new,
+            seq.block_ids[first_new:],
+            [sample.seq_id for sample in samples],
+            num_top if seq.wants_prompt_logprobs else None,
+        )
 
 
 class StepBuilder:
@@ -46,50 +98,28 @@ class StepBuilder:
             yield seq, num_tokens
 
     def build(
-        self, siblings: Mapping[int, list[Sequence]], freed_seq_ids: list[int]
+        self,
+        mirror: WorkerMirror,
+        siblings: Mapping[int, list[Sequence]],
+        freed_seq_ids: list[int],
     ) -> SchedulerOutput:
         """Return the step for the worker.
 
         Args:
+            mirror: what the worker was told before.
             siblings: the other completions that start from the same prompt and sample their first
                 token in the step that computes its end, by the ``seq_id`` of the first completion.
             freed_seq_ids: sequences that the worker may forget.
         """
-        return SchedulerOutput(
-            [
-                _scheduled(seq, num_tokens, siblings.get(seq.seq_id, ()))
-                for seq, num_tokens in self.slices()
-            ],
-            [copy for _, _, copies in self._slices.values() for copy in copies],
-            freed_seq_ids,
-        )
-
-
-def _scheduled(seq: Sequence, num_tokens: int, siblings: Iterable[Sequence]) -> ScheduledSequence:
-    start = seq.num_computed_tokens
-    end = start + num_tokens
-    samples = tuple(_sample_spec(s) for s in (seq, *siblings)) if end == seq.num_tokens else ()
-    return ScheduledSequence(
-        seq.seq_id,
-        seq.token_ids[start:end],
-        start,
-        list(seq.block_ids),
-        samples,
-        _prompt_logprobs_spec(seq, start, end) if seq.wants_prompt_logprobs else None,
-    )
-
-
-def _prompt_logprobs_spec(seq: Sequence, start: int, end: int) -> PromptLogprobsSpec:
-    num_top = seq.request.params.prompt_logprobs or 0
-    return PromptLogprobsSpec(num_top, seq.token_ids[start + 1 : end + 1])
-
-
-def _sample_spec(seq: Sequence) -> SampleSpec:
-    return SampleSpec(
-        seq.seq_id,
-        seq.request.params,
-        seq.seed,
-        seq.num_tokens,
-        seq.num_prompt_tokens,
-        seq.token_ids,
-    )
+        if not self._slices:
+            return SchedulerOutput([], [], [], [])
+        mirror.forget(freed_seq_ids)
+        new_sequences: list[NewSequence] = []
+        slices: list[Slice] = []
+        for seq, num_tokens, copies in self._slices.values():
+            is_last = seq.num_computed_tokens + num_tokens == seq.num_tokens
+            samples = [seq, *siblings.get(seq.seq_id, ())] if is_last else []
+            new_sequences += mirror.introduce(samples or [seq])
+            slices.append(mirror.slice(seq, num_tokens, is_copied=bool(copies), samples=samples))
+        block_copies = [copy for _, _, copies in self._slices.values() for copy in copies]
+        return SchedulerOutput(freed_seq_ids, new_sequences, slices, block_copies)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from paged_backend.config import EngineConfig, StepLimits
-from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
+from paged_backend.core.scheduled_batch import ScheduledBatch
+from paged_backend.core.scheduler_output import PendingOutput
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -30,7 +31,7 @@ class ModelRunner(Protocol):
         """The number of captured CUDA graphs."""
         ...
 
-    def submit(self, scheduler_output: SchedulerOutput) -> PendingOutput:
+    def submit(self, scheduled_batch: ScheduledBatch) -> PendingOutput:
         """Start a step; steps are carried out in the order of their submission."""
         ...
 

@@ -1,4 +1,4 @@
-"""The plan of a step as flat arrays: all slices, one after the other, without padding."""
+"""A step as flat arrays: all slices, one after the other, without padding."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_backend.core.scheduler_output import (
+from paged_backend.core.scheduled_batch import (
     PromptLogprobsSpec,
     SampleSpec,
+    ScheduledBatch,
     ScheduledSequence,
-    SchedulerOutput,
 )
 
 Ints = NDArray[np.int32]
@@ -35,9 +35,9 @@ class InputBatch:
     prompts: list[PromptLogprobsSpec]  # that have these rows, one after the other
 
     @classmethod
-    def build(cls, plan: SchedulerOutput, block_size: int) -> InputBatch:
-        """Flatten a plan; the number of array operations does not depend on the batch."""
-        items = plan.scheduled
+    def build(cls, scheduled_batch: ScheduledBatch, block_size: int) -> InputBatch:
+        """Flatten a step; the number of array operations does not depend on its size."""
+        items = scheduled_batch.scheduled
         lens = np.array([len(item.token_ids) for item in items], np.int32)
         starts = np.array([item.start for item in items], np.int32)
         query_start_loc = np.zeros(len(items) + 1, np.int32)

@@ -33,6 +33,7 @@ from paged_backend.process.lifetime import (
 from paged_backend.process.rate_limit import TenantRateLimit
 from paged_backend.process.status_page import StatusPage
 from paged_backend.request import Request
+from paged_backend.worker import Worker
 
 IDLE_POLL_S = 0.5
 STATS_INTERVAL_S = 0.02
@@ -151,7 +152,9 @@ class EngineLoop:
         self._throughput = ThroughputEstimate()
         rate = config.max_tenant_request_rate
         self._rates = None if rate is None else TenantRateLimit(rate)
-        self._ready = wire.EngineReady(engine.limits, str(model_folder), str(engine.worker.info))
+        self._ready = wire.EngineReady(
+            engine.limits, str(model_folder), engine.executor.info.describe()
+        )
         self._owners: dict[str, str] = {}  # request_id -> front-end
         self._calls = OpenCalls()
         self._front_ends: list[str] = []  # the first of them reports the metrics
@@ -316,7 +319,7 @@ def load(config: EngineConfig) -> tuple[Engine, Path]:
         ConfigError: the options or the checkpoint cannot be used.
     """
     folder = resolve_model(config.model)
-    return Engine(config, folder), folder
+    return Engine(config, Worker(config, folder)), folder
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:
@@ -339,7 +342,7 @@ def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
         config = EngineConfig.from_mapping(json.loads(config_json))
         log_to_stderr(config.log_level)
         engine, folder = load(config)
-        LOG.info("the engine runs %s: %s", config.model, engine.worker.info)
+        LOG.info("the engine runs %s: %s", config.model, engine.executor.info.describe())
     except ConfigError as error:
         tell_failure(mailbox, str(error))
         return 1

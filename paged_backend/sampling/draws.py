@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.seeds import mix64
 
 # Tokens taken off the top of a row before anything is known about the rest of it.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import PromptLogprobsSpec, SampleSpec
+from paged_backend.core.scheduled_batch import PromptLogprobsSpec, SampleSpec
 from paged_backend.outputs import TokenLogprobs
 
 # Of a prompt at a time: their logits are the largest tensor of a step.

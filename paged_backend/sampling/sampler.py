@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.sampling.draws import (
     NUM_CANDIDATES,
     draw_from_all,

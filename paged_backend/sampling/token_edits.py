@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.scheduled_batch import SampleSpec
 
 _WHATEVER_CAME_LAST = -1
 Send = Callable[[NDArray[Any]], Tensor]

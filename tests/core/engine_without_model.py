@@ -1,8 +1,9 @@
 """A scheduler over a pool whose blocks hold token ids instead of K and V.
 
 What a sequence would attend to is read through its block table, so a wrong block, a missed copy
-or a stale cache shows as a wrong token. With `async_scheduling` a plan is made before the tokens of
-the one before it are known, as on a device that is never to wait.
+or a stale cache shows as a wrong token. The worker's side is told by encoded messages alone. With
+`async_scheduling` a step is scheduled before the tokens of the previous one are known, as on a
+device that must never wait.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections import deque
 
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import ModelRunnerOutput
 from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.core.worker_state import WorkerState
+from paged_backend.executor.messages import decode_scheduler_output, encode
 from paged_backend.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -90,19 +94,22 @@ class EngineWithoutModel:
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         self.prompt_logprobs: dict[str, list[float]] = {}
-        self.plans: list[SchedulerOutput] = []
+        self.worker_state = WorkerState()
+        self.plans: list[ScheduledBatch] = []
 
     def add(self, request: Request) -> None:
         self.scheduler.add_request(request, 1)
 
     def step(self) -> list[SequenceOutput]:
-        plan = self.scheduler.schedule()
+        output = self.scheduler.schedule()
         self.scheduler.check_invariants()
-        if plan.scheduled:
+        if output.slices:
+            # The worker gets nothing but the encoded message.
+            plan = self.worker_state.apply(decode_scheduler_output(encode(output)))
             self.plans.append(plan)
             self.results.append(self._execute(plan))
         outputs = []
-        if not plan.scheduled or len(self.results) > self.depth:
+        if not output.slices or len(self.results) > self.depth:
             outputs = self.scheduler.update_from_output(self.results.popleft())
         self.scheduler.check_invariants()
         for out in outputs:
@@ -128,7 +135,7 @@ class EngineWithoutModel:
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished or bool(self.results)
 
-    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def _execute(self, plan: ScheduledBatch) -> ModelRunnerOutput:
         for seq_id in plan.freed_seq_ids:  # a device forgets what gave up its blocks
             self.last_token.pop(seq_id, None)
         for source, target in plan.block_copies:

@@ -93,13 +93,13 @@ def test_a_failed_step_is_described_without_its_tokens(
     def fail(*args: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(engine.worker.model_runner._model, "forward", fail)
+    monkeypatch.setattr(engine.executor.model_runner._model, "forward", fail)
     with caplog.at_level(logging.INFO, "paged_backend"), pytest.raises(MemoryError):
         run(engine, [([190, 191, 192], 4)])
     (message,) = (record.getMessage() for record in caplog.records)
     assert message == (
         "a step failed with MemoryError; it was: 3 tokens; sequence 0: 3 tokens from position 0, "
-        "1 samples, blocks [1]; block copies [], freed sequences []"
+        "1 samples, blocks from 0 on [1]; block copies [], freed sequences []"
     )
 
 

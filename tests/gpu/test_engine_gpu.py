@@ -27,7 +27,7 @@ def test_greedy_tokens_equal_transformers(family, enforce_eager, tmp_path):
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_chunks_and_preemption(async_scheduling, tmp_path):
     oracle = Oracle("llama3", tmp_path)
-    block_bytes = 16 * 2**20 // make_engine(tmp_path, device="cuda").worker.num_blocks
+    block_bytes = 16 * 2**20 // make_engine(tmp_path, device="cuda").executor.info.num_blocks
     engine = make_engine(
         tmp_path,
         device="cuda",
@@ -60,6 +60,6 @@ def test_the_pool_takes_its_part_of_free_memory(tmp_path):
         tmp_path, device="cuda", kv_cache_memory_bytes=None, gpu_memory_utilization=0.5
     )
     left, _ = torch.cuda.mem_get_info()
-    assert engine.worker.num_blocks > 1000
+    assert engine.executor.info.num_blocks > 1000
     assert (total - left) / total == pytest.approx(0.5, abs=0.1)
     assert free > left

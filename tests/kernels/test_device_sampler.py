@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.transfer import Transfer

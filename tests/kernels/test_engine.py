@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
-from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -31,7 +31,7 @@ def engine_for(oracle: Oracle, **options: object) -> Engine:
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
     values = {"kv_cache_memory_bytes": 2**20, "device": device, **sizes, **options}
     engine = make_engine(oracle.folder, **values)
-    assert isinstance(engine.worker.model_runner, GpuModelRunner)
+    assert isinstance(engine.executor.model_runner, GpuModelRunner)
     return engine
 
 
@@ -41,8 +41,8 @@ def short(count: int, seed: int = 0) -> Work:
 
 def test_warming_up_leaves_nothing_behind(oracle):
     engine = engine_for(oracle, max_num_seqs=2)
-    engine.worker.model_runner.warm_up()
-    engine.worker.model_runner.run_largest()
+    engine.executor.model_runner.warm_up()
+    engine.executor.model_runner.run_largest()
     work = short(3)
     oracle.confirm(work, tokens_of(run(engine, work)))
 
@@ -72,7 +72,7 @@ def test_prefix_hits(oracle):
 
 
 def test_preemption(oracle):
-    block_bytes = 2**20 // engine_for(oracle).worker.num_blocks
+    block_bytes = 2**20 // engine_for(oracle).executor.info.num_blocks
     engine = engine_for(oracle, max_model_len=48, kv_cache_memory_bytes=5 * block_bytes)
     work: Work = [(prompt[:14], 8) for prompt, _ in mixed_work(4, seed=2)]
     oracle.confirm(work, tokens_of(run(engine, work)))
@@ -144,7 +144,7 @@ def settings(name: str, seed: int, **options: object) -> Request:
 def test_a_preempted_sequence_keeps_its_settings(oracle):
     """It comes back in another row of the device's buffers."""
     requests = [settings("a", 3), settings("b", 4), settings("c", 5, presence_penalty=2.0)]
-    block_bytes = 2**20 // engine_for(oracle).worker.num_blocks
+    block_bytes = 2**20 // engine_for(oracle).executor.info.num_blocks
     engine = engine_for(oracle, max_model_len=48, kv_cache_memory_bytes=5 * block_bytes)
     crowded = drawn(engine, requests)
     assert engine.stats().num_preemptions > 0
@@ -219,9 +219,9 @@ def test_bad_words_end_in_tokens_that_the_host_does_not_know_yet(oracle):
 
 def test_a_padded_step_of_nothing_changes_nothing(oracle):
     """What graphs are captured on; a batch is padded with the same."""
-    steps = engine_for(oracle, max_num_seqs=3).worker.model_runner
+    steps = engine_for(oracle, max_num_seqs=3).executor.model_runner
     before = steps._attention._pool.clone()
-    nothing = InputBatch.build(SchedulerOutput([], [], []), 16)
+    nothing = InputBatch.build(ScheduledBatch([], [], []), 16)
     steps._send(nothing, [], [], StepShape.decodes(3))
     with torch.inference_mode():
         steps._run(StepShape.decodes(3))
@@ -232,7 +232,7 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
 def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
     """As graphs do, with the launches of each shape made anew instead of replayed."""
     engine = engine_for(oracle, max_num_seqs=5)
-    steps, replayed = engine.worker.model_runner, []
+    steps, replayed = engine.executor.model_runner, []
 
     def capture(shape: StepShape):
         def replay() -> torch.Tensor:

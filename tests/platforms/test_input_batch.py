@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_backend.core.scheduler_output import SampleSpec, ScheduledSequence, SchedulerOutput
+from paged_backend.core.scheduled_batch import SampleSpec, ScheduledBatch, ScheduledSequence
 from paged_backend.platforms.gpu.attention import _independent_runs
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import (
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 
 
-def make_plan(slices: list[tuple[int, int, int]], seed: int = 0) -> SchedulerOutput:
+def make_plan(slices: list[tuple[int, int, int]], seed: int = 0) -> ScheduledBatch:
     """One sequence for each (first position, number of tokens, number of samples)."""
     rng = np.random.default_rng(seed)
     scheduled = []
@@ -34,7 +34,7 @@ def make_plan(slices: list[tuple[int, int, int]], seed: int = 0) -> SchedulerOut
         blocks = rng.permutation(1000)[: -(-(start + count) // BLOCK_SIZE)].tolist()
         spec = SampleSpec(seq_id, SamplingParams(), 0, start + count, 1, tokens)
         scheduled.append(ScheduledSequence(seq_id, tokens, start, blocks, (spec,) * num_samples))
-    return SchedulerOutput(scheduled, [], [])
+    return ScheduledBatch(scheduled, [], [])
 
 
 slices = st.lists(
@@ -76,9 +76,12 @@ def test_block_tables_are_padded_with_the_null_block():
     assert block_table(plan.scheduled).tolist() == [first + [0, 0], second]
 
 
-def step(block_ids: list[list[int]], copies: list[tuple[int, int]]) -> SchedulerOutput:
-    items = [ScheduledSequence(i, [0], 0, ids, ()) for i, ids in enumerate(block_ids)]
-    return SchedulerOutput(items, copies, [])
+def step(*tables: tuple[list[int], int]) -> list[ScheduledSequence]:
+    """One sequence for each block table, whose blocks are new from that index on."""
+    return [
+        ScheduledSequence(i, [0], 0, ids, (), first_new_block=first)
+        for i, (ids, first) in enumerate(tables)
+    ]
 
 
 class WatchedTransfer(Transfer):
@@ -96,18 +99,17 @@ class WatchedTransfer(Transfer):
 def test_block_tables_on_a_device_take_only_what_is_new():
     transfer = WatchedTransfer()
     tables, sent = BlockTables(4, 5, transfer), transfer.sent
-    tables.update(step([[7, 8], [9]], []), [2, 0])
+    tables.update(step(([7, 8], 0), ([9], 0)), [2, 0])
     assert tables.tensor.tolist()[0] == [9, 0, 0, 0, 0]
     assert tables.tensor.tolist()[2] == [7, 8, 0, 0, 0]
-    tables.update(step([[7, 8, 3], [9]], []), [2, 0])
+    tables.update(step(([7, 8, 3], 2), ([9], 1)), [2, 0])
     assert sent[2:] == [[12], [3]]  # the place in the whole table, the block
-    tables.update(step([[7, 8, 3], [9]], []), [2, 0])
+    tables.update(step(([7, 8, 3], 3), ([9], 1)), [2, 0])
     assert len(sent) == 4
-    tables.update(step([[7, 8, 6], [9, 4]], [(3, 6)]), [2, 0])  # copy-on-write
+    tables.update(step(([7, 8, 6], 2), ([9, 4], 1)), [2, 0])  # copy-on-write
     assert tables.tensor.tolist()[2] == [7, 8, 6, 0, 0]
     assert tables.tensor.tolist()[0] == [9, 4, 0, 0, 0]
-    tables.forget([2])
-    tables.update(step([[1]], []), [2])
+    tables.update(step(([1], 0)), [2])  # another sequence
     assert tables.tensor[2, 0] == 1
 
 
@@ -118,7 +120,7 @@ def test_rows_are_given_back_and_the_last_is_never_given():
     with pytest.raises(IndexError):
         rows[12]
     gone = rows[11]
-    assert rows.release([11, 99]) == [gone]
+    rows.release([11, 99])
     assert rows[12] == gone
     assert rows.padding == 2
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.seeds import derive_seed
 from paged_backend.sampling.draws import NUM_CANDIDATES, uniform
 from paged_backend.sampling.sampler import Sampler

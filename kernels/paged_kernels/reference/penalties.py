@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def penalised(
+def penalized(
     logits: Tensor,
     prompt: Sequence[int],
     output: Sequence[int],

@@ -6,14 +6,14 @@ on the device, a row for each running sequence; only blocks that are new are sen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import SchedulerOutput
+from paged_backend.core.scheduled_batch import ScheduledSequence
 from paged_backend.platforms.gpu.transfer import Transfer
 
 _ALIGNMENT = 256  # bytes, of each part of a buffer
@@ -34,11 +34,9 @@ class Rows:
             self._by_seq[seq_id] = self._free.pop()
         return self._by_seq[seq_id]
 
-    def release(self, seq_ids: Iterable[int]) -> list[int]:
-        """Take back the rows of sequences that have any; returns these rows."""
-        rows = [self._by_seq.pop(seq_id) for seq_id in seq_ids if seq_id in self._by_seq]
-        self._free += rows
-        return rows
+    def release(self, seq_ids: Iterable[int]) -> None:
+        """Take back the rows of sequences that have any."""
+        self._free += [self._by_seq.pop(seq_id) for seq_id in seq_ids if seq_id in self._by_seq]
 
 
 class Staging:
@@ -81,31 +79,21 @@ class Staging:
 
 
 class BlockTables:
-    """Block ids of each row's sequence, [num_rows, max_blocks] int32, 0 where there are none."""
+    """Block ids of each row's sequence, [num_rows, max_blocks] int32; later entries are stale."""
 
     def __init__(self, num_rows: int, max_blocks: int, transfer: Transfer) -> None:
         self._transfer = transfer
         self.tensor = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=transfer.device)
-        self._known = np.zeros(num_rows, np.int64)  # blocks of each row that were sent
 
-    def forget(self, rows: list[int]) -> None:
-        """The rows' sequences are gone."""
-        self._known[rows] = 0
-
-    def update(self, plan: SchedulerOutput, rows: list[int]) -> None:
-        """Send the blocks that a plan's sequences, in these rows, have got since their last one."""
-        copied = {target for _, target in plan.block_copies}
+    def update(self, scheduled: Sequence[ScheduledSequence], rows: Sequence[int]) -> None:
+        """Send the blocks that sequences in these rows have got since their last step."""
         width = self.tensor.shape[1]
         places: list[int] = []
         block_ids: list[int] = []
-        for item, row, known in zip(plan.scheduled, rows, self._known[rows].tolist(), strict=True):
-            ids = item.block_ids
-            if known > 0 and ids[known - 1] in copied:
-                known -= 1  # copy-on-write replaced the last block
-            if known < len(ids):
-                places += range(row * width + known, row * width + len(ids))
-                block_ids += ids[known:]
-                self._known[row] = len(ids)
+        for item, row in zip(scheduled, rows, strict=True):
+            first, end = item.first_new_block, len(item.block_ids)
+            places += range(row * width + first, row * width + end)
+            block_ids += item.block_ids[first:]
         if places:
             index = self._transfer.send(np.array(places, np.int64))
             values = self._transfer.send(np.array(block_ids, np.int32))

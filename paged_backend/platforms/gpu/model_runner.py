@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.config import StepLimits
-from paged_backend.core.scheduler_output import (
-    ModelRunnerOutput,
+from paged_backend.core.scheduled_batch import (
     PromptLogprobsSpec,
     SampleSpec,
+    ScheduledBatch,
     ScheduledSequence,
-    SchedulerOutput,
 )
+from paged_backend.core.scheduler_output import ModelRunnerOutput
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
@@ -133,16 +133,16 @@ class GpuModelRunner:
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
-    def submit(self, scheduler_output: SchedulerOutput) -> InFlightOutput:
+    def submit(self, scheduled_batch: ScheduledBatch) -> InFlightOutput:
         """Start a step."""
-        self._release(scheduler_output.freed_seq_ids)
-        batch = InputBatch.build(scheduler_output, self._block_size)
-        rows = [self._rows[item.seq_id] for item in scheduler_output.scheduled]
+        self._release(scheduled_batch.freed_seq_ids)
+        batch = InputBatch.build(scheduled_batch, self._block_size)
+        rows = [self._rows[item.seq_id] for item in scheduled_batch.scheduled]
         sample_rows = [self._rows[spec.seq_id] for spec in batch.samples]
-        self._tables.update(scheduler_output, rows)
+        self._tables.update(scheduled_batch.scheduled, rows)
         self._admit(sample_rows, batch.samples)
-        if scheduler_output.block_copies:
-            self._attention.copy_blocks(scheduler_output.block_copies)
+        if scheduled_batch.block_copies:
+            self._attention.copy_blocks(scheduled_batch.block_copies)
         shape, before_prompts = self._launch(batch, rows, sample_rows)
         tokens, logprobs = self._sample(batch.samples, shape)
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
@@ -164,7 +164,7 @@ class GpuModelRunner:
         """Capture CUDA graphs, on buffers that hold nothing but padding."""
         shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
         pool = torch.cuda.graph_pool_handle()
-        nothing = InputBatch.build(SchedulerOutput([], [], []), self._block_size)
+        nothing = InputBatch.build(ScheduledBatch([], [], []), self._block_size)
 
         def capture(shape: StepShape) -> Replay:
             self._send(nothing, [], [], shape)
@@ -183,12 +183,12 @@ class GpuModelRunner:
             spec = SampleSpec(seq_id, params, 0, length, length, tokens)
             blocks = [0] * -(-length // self._block_size)
             scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
-        self.submit(SchedulerOutput(scheduled, [], [])).result()
+        self.submit(ScheduledBatch(scheduled, [], [])).result()
         self._release([item.seq_id for item in scheduled])
 
     def _release(self, seq_ids: list[int]) -> None:
         self._sampled.difference_update(seq_ids)
-        self._tables.forget(self._rows.release(seq_ids))
+        self._rows.release(seq_ids)
 
     def _admit(self, rows: list[int], samples: list[SampleSpec]) -> None:
         new = [i for i, spec in enumerate(samples) if spec.seq_id not in self._sampled]

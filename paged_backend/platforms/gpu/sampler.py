@@ -14,7 +14,7 @@ from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from paged_kernels.sampling import SamplingState, sample
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import SampleSpec
+from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.token_edits import edit_logits

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.core.scheduler_output import (
-    ModelRunnerOutput,
-    PromptLogprobsSpec,
-    SampleSpec,
-    SchedulerOutput,
-)
+from paged_backend.core.scheduled_batch import PromptLogprobsSpec, SampleSpec, ScheduledBatch
+from paged_backend.core.scheduler_output import ModelRunnerOutput
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.outputs import TokenLogprobs
@@ -60,19 +56,19 @@ class TorchModelRunner:
         return 0
 
     @torch.inference_mode()
-    def submit(self, scheduler_output: SchedulerOutput) -> Done:
+    def submit(self, scheduled_batch: ScheduledBatch) -> Done:
         """Copy blocks, compute the tokens of a step, and sample."""
         with one_torch_thread():
-            return Done(self._run(scheduler_output))
+            return Done(self._run(scheduled_batch))
 
-    def _run(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        batch = InputBatch.build(scheduler_output, self._block_size)
-        if scheduler_output.block_copies:
-            self._attention.copy_blocks(scheduler_output.block_copies)
+    def _run(self, scheduled_batch: ScheduledBatch) -> ModelRunnerOutput:
+        batch = InputBatch.build(scheduled_batch, self._block_size)
+        if scheduled_batch.block_copies:
+            self._attention.copy_blocks(scheduled_batch.block_copies)
         meta = AttentionMetadata(
             query_start_loc=torch.from_numpy(batch.query_start_loc),
             seq_lens=torch.from_numpy(batch.seq_lens),
-            block_table=torch.from_numpy(block_table(scheduler_output.scheduled)),
+            block_table=torch.from_numpy(block_table(scheduled_batch.scheduled)),
             slot_mapping=torch.from_numpy(batch.slot_mapping),
             positions=torch.from_numpy(batch.positions),
             num_decodes=batch.num_decodes,

@@ -1,0 +1,73 @@
+"""The worker's copy of all scheduled sequences, kept up to date by the scheduler's messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paged_backend.core.scheduled_batch import (
+    PromptLogprobsSpec,
+    SampleSpec,
+    ScheduledBatch,
+    ScheduledSequence,
+)
+from paged_backend.core.scheduler_output import NewSequence, SchedulerOutput, Slice
+from paged_backend.core.sequence import PLACEHOLDER
+
+
+@dataclass(slots=True)
+class _State:
+    """One sequence, as far as the worker was told."""
+
+    new: NewSequence
+    token_ids: list[int]  # known tokens, then placeholders
+    num_known: int
+    block_ids: list[int] = field(default_factory=list)
+
+    def update(self, item: Slice) -> None:
+        for token in item.new_token_ids:
+            self.token_ids[self.num_known : self.num_known + 1] = [token]
+            self.num_known += 1
+        missing = item.start + item.num_tokens - len(self.token_ids)
+        self.token_ids += [PLACEHOLDER] * missing
+        self.block_ids[item.first_new_block :] = item.new_block_ids
+
+
+class WorkerState:
+    """Turns each SchedulerOutput into a ScheduledBatch."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, _State] = {}  # by seq_id
+
+    def apply(self, output: SchedulerOutput) -> ScheduledBatch:
+        """Take in the next message; every message must be applied, in order."""
+        for seq_id in output.freed_seq_ids:
+            self._states.pop(seq_id, None)
+        for new in output.new_sequences:
+            self._states[new.seq_id] = _State(new, list(new.token_ids), len(new.token_ids))
+        return ScheduledBatch(
+            [self._scheduled(item) for item in output.slices],
+            output.block_copies,
+            output.freed_seq_ids,
+        )
+
+    def _scheduled(self, item: Slice) -> ScheduledSequence:
+        state = self._states[item.seq_id]
+        state.update(item)
+        start, end = item.start, item.start + item.num_tokens
+        tokens, num_top = state.token_ids, item.num_prompt_logprobs
+        return ScheduledSequence(
+            item.seq_id,
+            tokens[start:end],
+            start,
+            state.block_ids,
+            tuple(self._sample(seq_id, end) for seq_id in item.sample_seq_ids),
+            None if num_top is None else PromptLogprobsSpec(num_top, tokens[start + 1 : end + 1]),
+            item.first_new_block,
+        )
+
+    def _sample(self, seq_id: int, position: int) -> SampleSpec:
+        state = self._states[seq_id]
+        new = state.new
+        return SampleSpec(
+            seq_id, new.params, new.seed, position, new.num_prompt_tokens, state.token_ids
+        )

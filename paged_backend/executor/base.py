@@ -1,0 +1,53 @@
+"""The interface between the engine and whatever runs its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paged_backend.config import StepLimits
+from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What the engine and an operator need to know of a model that is ready to run."""
+
+    step_limits: StepLimits
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int  # the null block included
+    block_size: int
+    device: str
+    dtype: str
+    attention_backend: str
+    num_graphs: int  # captured CUDA graphs
+    kernels_s: float  # to import, and compile if need be, the kernels of the platform
+    weights_s: float  # to load the weights
+    prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
+
+    def describe(self) -> str:
+        """One line for a log."""
+        num_tokens = (self.num_blocks - 1) * self.block_size
+        graphs = f", {self.num_graphs} CUDA graphs" if self.num_graphs else ""
+        return (
+            f"{self.dtype} on {self.device} with {self.attention_backend}, "
+            f"{self.num_blocks - 1} KV blocks for {num_tokens} tokens{graphs}; "
+            f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: kernels "
+            f"{self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool and graphs "
+            f"{self.prepare_s:.1f} s"
+        )
+
+
+class Executor(Protocol):
+    """Runs steps; :class:`paged_backend.worker.Worker` does so in this process."""
+
+    @property
+    def info(self) -> WorkerInfo:
+        """The model that is ready."""
+        ...
+
+    def submit(self, output: SchedulerOutput) -> PendingOutput:
+        """Start a step; steps are carried out in the order of their submission."""
+        ...
