@@ -59,13 +59,13 @@ class EngineConfig:
     """
 
     model: str = checked(
-        "demo", Rule(str), "folder or Hugging Face id of the checkpoint; demo is the bundled one"
+        "demo", Rule(str), "folder or Hugging Face id of the checkpoint; demo is the bundled model"
     )
     tokenizer: str | None = checked(
         None, Rule(str, optional=True), "folder or id of the tokenizer; default: the model's"
     )
     device: str = checked(
-        "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto takes a GPU where there is one"
+        "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"
     )
     dtype: str = checked(
         "auto", Rule(str, choices=DTYPES), "auto: float32 on a CPU, the checkpoint's on a GPU"
@@ -79,29 +79,29 @@ class EngineConfig:
     max_model_len: int | None = checked(
         None,
         Rule(int, 2, 2**24, optional=True),
-        "tokens of prompt and output; default: the model's",
+        "maximum number of tokens of prompt and output; default: the model's",
     )
     max_num_seqs: int | None = checked(
         None,
         Rule(int, 1, 4096, optional=True),
-        "sequences that run at once; default: 64 on a CPU, 256 on a GPU",
+        "maximum number of running sequences; default: 64 on a CPU, 256 on a GPU",
     )
     max_num_batched_tokens: int | None = checked(
         None,
         Rule(int, 1, 2**20, optional=True),
-        "tokens computed in one step, longer prompts are cut into chunks; default: 512 on a CPU, "
-        "8192 on a GPU",
+        "maximum number of tokens per step, longer prompts are cut into chunks; default: 512 on a "
+        "CPU, 8192 on a GPU",
     )
     block_size: int = checked(16, Rule(int, 8, 256), "tokens in a KV block, a power of two")
     gpu_memory_utilization: float = checked(
-        0.9, Rule(float, high=1, above=0), "part of the GPU's memory for weights and KV blocks"
+        0.9, Rule(float, high=1, above=0), "fraction of the GPU's memory for weights and KV blocks"
     )
     kv_cache_memory_bytes: int | None = checked(
         None,
         Rule(int, 1, 2**48, optional=True),
-        "bytes for KV blocks; default: 512 MiB on a CPU, what is free on a GPU",
+        "bytes for KV blocks; default: 512 MiB on a CPU, the free memory on a GPU",
     )
-    enable_prefix_caching: bool = checked(True, Rule(bool), "reuse blocks of equal prefixes")
+    enable_prefix_caching: bool = checked(True, Rule(bool), "reuse the KV blocks of equal prefixes")
     enable_chunked_prefill: bool = checked(True, Rule(bool), "cut long prompts into chunks")
     async_scheduling: bool | None = checked(
         None,
@@ -109,90 +109,103 @@ class EngineConfig:
         "schedule the next step while the device computes; only on a GPU, where it is the default",
     )
     enforce_eager: bool = checked(
-        False, Rule(bool), "launch each kernel of a decode step instead of a CUDA graph"
+        False, Rule(bool), "launch the kernels of a decode step one by one instead of a CUDA graph"
     )
 
     scheduling_policy: str = checked(
         "fair",
         Rule(str, choices=("fair", "priority")),
-        "who waits least: the lowest `priority` first and then, if fair, the least served "
-        "`tenant`; then the earliest",
+        "order of waiting requests: the lowest `priority` first, then, if fair, the `tenant` that "
+        "was served least, then the earliest",
     )
     tenant_weights: str = checked(
-        "", Rule(str), "shares of tenants, as in gold=4,free=0.5; others have 1"
+        "", Rule(str), "shares of tenants, for example gold=4,free=0.5; other tenants have 1"
     )
     max_tenant_request_rate: float | None = checked(
         None,
         Rule(float, 1e-3, 1e6, optional=True),
-        "requests a second that are taken from one tenant, in bursts of up to two seconds' worth",
+        "accepted requests per second of one tenant, with bursts of up to two seconds' worth",
     )
     max_waiting_requests: int = checked(
-        1024, Rule(int, 1, 2**20), "requests that may wait; more are refused with queue_full"
+        1024,
+        Rule(int, 1, 2**20),
+        "maximum number of waiting requests; more are refused with queue_full",
     )
     max_waiting_tokens: int = checked(
-        2**20, Rule(int, 1, 2**40), "tokens of all waiting requests together; see there"
+        2**20,
+        Rule(int, 1, 2**40),
+        "maximum number of tokens of all waiting requests; more are refused with queue_full",
     )
     max_prompt_tokens: int | None = checked(
-        None, Rule(int, 1, 2**24, optional=True), "longest prompt; default: below max_model_len"
+        None,
+        Rule(int, 1, 2**24, optional=True),
+        "maximum number of prompt tokens; default: max_model_len - 1",
     )
     max_output_tokens: int | None = checked(
-        None, Rule(int, 1, 2**24, optional=True), "largest max_tokens; default: max_model_len"
+        None,
+        Rule(int, 1, 2**24, optional=True),
+        "maximum value of max_tokens; default: max_model_len",
     )
-    max_n: int = checked(64, Rule(int, 1, 64), "largest n")
-    max_stop_strings: int = checked(16, Rule(int, 0, 16), "stop strings of a request")
-    max_stop_length: int = checked(256, Rule(int, 1, 256), "characters of a stop string")
-    max_logit_bias: int = checked(1024, Rule(int, 0, 1024), "entries of logit_bias")
-    max_json_length: int = checked(2**20, Rule(int, 2, 2**24), "characters of sampling_parameters")
+    max_n: int = checked(64, Rule(int, 1, 64), "maximum value of n")
+    max_stop_strings: int = checked(16, Rule(int, 0, 16), "maximum number of stop strings")
+    max_stop_length: int = checked(256, Rule(int, 1, 256), "maximum characters per stop string")
+    max_logit_bias: int = checked(
+        1024, Rule(int, 0, 1024), "maximum number of entries of logit_bias"
+    )
+    max_json_length: int = checked(
+        2**20, Rule(int, 2, 2**24), "maximum characters of sampling_parameters"
+    )
     max_json_depth: int = checked(
-        32, Rule(int, 1, 256), "nesting of sampling_parameters and messages"
+        32, Rule(int, 1, 256), "maximum nesting of sampling_parameters and messages"
     )
     max_total_logprobs: int = checked(
         2**15,
         Rule(int, 1, 2**31 - 1),
-        "log-probabilities of a request: at each token of all its answers, and at each of its "
-        "prompt if it wants them, one and those of the likeliest tokens",
+        "maximum number of log-probabilities of a request: for each token of its completions, "
+        "and of its prompt if requested, one and those of the most likely tokens",
     )
     max_pass_through_length: int = checked(
         4096,
         Rule(int, 0, 2**24),
-        "bytes of pass_through, which comes back with each response of a stream",
+        "maximum bytes of pass_through, which is returned with each response of a stream",
     )
 
     step_timeout_s: float = checked(
         60.0,
         Rule(float, 2, 86400),
-        "an engine whose step takes longer hangs: it is killed and started again",
+        "an engine whose step takes longer is considered hung: it is killed and restarted",
     )
     engine_restart_timeout_s: float = checked(
         120.0,
         Rule(float, 0, 86400),
-        "how long requests wait for an engine that is started again after its end; 0: it is not, "
-        "and they end with it",
+        "how long requests wait for an engine to restart; with 0 it is not restarted, and its "
+        "requests fail",
     )
     max_crashes_per_request: int = checked(
         3,
         Rule(int, 1, 1000),
-        "a request that was in flight at so many ends of the engine may be their cause and fails",
+        "a request fails if it was in flight when this number of engines died, as it may be the "
+        "cause",
     )
     drain_timeout_s: float = checked(
         20.0,
         Rule(float, 0, 86400),
-        "how long running requests may go on when the server stops, of its exit timeout",
+        "how long running requests may continue when the server stops, within its exit timeout",
     )
 
     enable_inspect: bool = checked(
         False,
         Rule(bool),
-        "answer the task `inspect`, which shows the sequences and blocks of all callers, for "
-        "`paged-backend top`; each look takes the engine's time",
+        "answer the task `inspect`, which shows the sequences and blocks of all clients, for "
+        "`paged-backend top`; each answer takes time of the engine",
     )
     log_level: str = checked(
         "info",
         Rule(str, choices=LEVELS),
-        "least important lines that are logged; debug adds a line for each cancelled call",
+        "least important level that is logged; debug adds a line for each canceled call",
     )
     metrics_prefix: str = checked(
-        "paged_", Rule(str), "what the names of the metrics begin with; vLLM's have vllm:"
+        "paged_", Rule(str), "prefix of the metrics' names; vLLM's is vllm:"
     )
 
     def __post_init__(self) -> None:

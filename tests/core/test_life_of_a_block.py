@@ -1,0 +1,55 @@
+"""The worked example in docs/architecture.md, event by event."""
+
+from __future__ import annotations
+
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.sequence import Sequence
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+
+
+def make(seq_id: int, tokens: list[int]) -> Sequence:
+    return Sequence(seq_id, Request(str(seq_id), tokens, SamplingParams()), 0, 1)
+
+
+def compute(kv: KVCacheManager, seq: Sequence, new_tokens: list[int] = ()) -> None:  # type: ignore[assignment]
+    """Start the sequence if it has no blocks, append tokens, and compute what is not computed."""
+    if not seq.block_ids:
+        kv.take_prefix(seq, kv.find_prefix(seq))
+    seq.token_ids += new_tokens
+    start, count = seq.num_computed_tokens, seq.num_uncomputed_tokens
+    assert kv.allocate_slots(seq, count) == []
+    kv.register_full_blocks(seq, start, start + count)
+    seq.num_computed_tokens += count
+
+
+def test_the_worked_example() -> None:
+    kv = KVCacheManager(6, 4, enable_prefix_caching=True)
+
+    def free() -> list[int]:
+        return list(kv.pool._free)
+
+    assert free() == [1, 2, 3, 4, 5]
+    a = make(0, [1, 2, 3, 4, 5, 6])
+    compute(kv, a)
+    assert (a.block_ids, free()) == ([1, 2], [3, 4, 5])
+    compute(kv, a, [7, 8])
+    b = make(1, [1, 2, 3, 4, 9, 9])
+    compute(kv, b)
+    assert (b.block_ids, b.num_computed_tokens, free()) == ([1, 3], 6, [4, 5])
+    kv.release(a)
+    assert free() == [4, 5, 2]
+    c = make(2, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    compute(kv, c)
+    assert (c.block_ids, free()) == ([1, 2, 4], [5])
+    compute(kv, b, [10, 11])
+    compute(kv, c, [10, 11, 12])
+    compute(kv, b, [12])
+    c.token_ids.append(13)
+    assert kv.allocate_slots(c, 1) is None
+    kv.release(c)
+    assert (b.block_ids, free()) == ([1, 3, 5], [4, 2])
+    kv.release(b)
+    assert free() == [5, 4, 2, 3, 1]
+    compute(kv, c)
+    assert (c.block_ids, free()) == ([1, 2, 4, 5], [3])

@@ -1,0 +1,37 @@
+"""The documents: links lead somewhere, the options are all there, the README stays short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paged_backend.cli.options_page import options_page
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)`")
+ROOTS = ("", "paged_backend", "client/paged_client", "kernels", "loadtest")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_paths_exist(page: Path) -> None:
+    text = page.read_text()
+    broken = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    if page.name != "CHANGELOG.md":  # which names files of the past
+        paths = set(PATH.findall(text))
+        broken += [
+            p for p in paths if not any((ROOT / r / p).exists() for r in (*ROOTS, page.parent))
+        ]
+    assert broken == []
+
+
+def test_options_page_is_up_to_date() -> None:
+    """`python -m paged_backend.cli.options_page > docs/options.md` writes it."""
+    assert (ROOT / "docs" / "options.md").read_text() == options_page()
+
+
+def test_readme_fits_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
