@@ -1,4 +1,4 @@
-"""Whether a request may wait, and if not, when to come again."""
+"""Decides whether a request may wait, and if not, when the client should retry."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PLACES_FOR_ONE_LEFT = 8  # that a tenant may hold for each place that is free
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """How much may wait beside what can start at once."""
+    """The limits of the queue, in addition to the requests that can start at once."""
 
     max_waiting_requests: int
     max_waiting_tokens: int
 
     @classmethod
     def of(cls, config: EngineConfig) -> QueueBounds:
-        """The bounds among an engine's options."""
+        """Return the limits in an engine's options."""
         return cls(config.max_waiting_requests, config.max_waiting_tokens)
 
     def check(self, queue: QueueState, num_tokens: int, retry_after_s: int) -> None:
-        """Let a request of so many tokens pass; an empty queue takes any.
+        """Accept a request of ``num_tokens`` tokens; an empty queue accepts any request.
 
         Raises:
             RequestRefused: the queue is full.
@@ -45,13 +45,13 @@ class QueueBounds:
         raise _full(limit, retry_after_s)
 
     def check_share(self, queue: QueueState, num_own: int, retry_after_s: int) -> None:
-        """Let a request of a tenant pass that waits with ``num_own`` already.
+        """Accept a request of a tenant that already has ``num_own`` waiting requests.
 
-        The more one has in the queue, the more has to be free, so that a newcomer finds a place
-        beside one that floods, which can fill 8 of 9.
+        A tenant with more waiting requests needs more free places, so that other tenants find a
+        place beside one that sends too much: it can fill 8 of 9 places.
 
         Raises:
-            RequestRefused: the tenant has its share of the queue.
+            RequestRefused: the tenant has used its share of the queue.
         """
         num_free = self.max_waiting_requests + queue.num_free_seqs - queue.num_waiting
         if num_own > PLACES_FOR_ONE_LEFT * num_free:
@@ -64,7 +64,7 @@ def _full(limit: str, retry_after_s: int) -> RequestRefused:
 
 
 def rate_limited(tenant: str, wait_s: float) -> RequestRefused:
-    """Return the refusal for a tenant that is over its rate for ``wait_s`` seconds more."""
+    """Return the error for a tenant that exceeds its rate for another ``wait_s`` seconds."""
     return RequestRefused(
         "rate_limited",
         f"tenant {shorten(tenant)} is over max_tenant_request_rate; "
@@ -73,7 +73,7 @@ def rate_limited(tenant: str, wait_s: float) -> RequestRefused:
 
 
 class BlockedTenants:
-    """The tenants that the engine has said it refuses, so that a front end need not ask again.
+    """The tenants that the engine refuses at present, so that a front end need not ask again.
 
     Times are in seconds of the monotonic clock.
     """
@@ -82,17 +82,17 @@ class BlockedTenants:
         self._until_s: dict[str, float] = {}
 
     def block(self, tenant: str, until_s: float, now_s: float) -> None:
-        """Refuse a tenant's calls until then."""
+        """Refuse a tenant's calls until ``until_s``."""
         if len(self._until_s) >= MAX_BLOCKED_TENANTS:
             self._until_s = {name: at for name, at in self._until_s.items() if at > now_s}
         if len(self._until_s) < MAX_BLOCKED_TENANTS:
             self._until_s[tenant] = until_s
 
     def check(self, tenant: str, now_s: float) -> None:
-        """Let a tenant pass that is not blocked.
+        """Accept a tenant that is not blocked.
 
         Raises:
-            RequestRefused: saying when to come again.
+            RequestRefused: the tenant is blocked; the error says when to retry.
         """
         wait_s = self._until_s.get(tenant, now_s) - now_s
         if wait_s > 0:
@@ -100,7 +100,7 @@ class BlockedTenants:
 
 
 class ThroughputEstimate:
-    """How fast requests are finished, as a mean over the last seconds."""
+    """The number of requests that finish per second, as a mean over the last seconds."""
 
     WINDOW_S = 5.0
 
@@ -110,7 +110,7 @@ class ThroughputEstimate:
         self._last_count = 0
 
     def note(self, num_finished: int, now_s: float) -> None:
-        """So many have finished since the start."""
+        """Record the number of requests that have finished since the start."""
         if self._last_s is None:
             self._last_s = now_s
         seconds = now_s - self._last_s
@@ -121,7 +121,7 @@ class ThroughputEstimate:
         self._last_s, self._last_count = now_s, num_finished
 
     def seconds_for(self, num_requests: int) -> int:
-        """How long so many take at that rate."""
+        """Return the seconds that ``num_requests`` requests take at the present rate."""
         if num_requests >= self._per_s * MAX_RETRY_AFTER_S:
             return MAX_RETRY_AFTER_S
         return math.ceil(num_requests / self._per_s)

@@ -1,4 +1,4 @@
-"""A front-end's connection to one engine process, which it starts if nobody has."""
+"""A front end's connection to one engine process, which it starts if none runs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ from paged_backend.process.status_page import StatusPage
 
 GONE = "its process is gone; the server's log may say why"
 _KILL_S = 5.0  # a process may have much memory to give back
-_LONGEST_LOOK_S = 1.0  # one that lasts longer was this process's own sleep, not the engine's
+_LONGEST_LOOK_S = 1.0  # a longer interval means that this process slept, not the engine
 
 
 class EngineClient:
-    """One front-end's way to one engine, until that ends.
+    """The connection of one front end to one engine process, until that process ends.
 
-    Used by one thread at a time; the connection is there at once, and its engine is ready when
+    It is used by one thread at a time. The connection exists at once; the engine is ready when
     ``receive`` returns EngineReady.
 
     Args:
         config: the engine's options.
-        model: the model's name; ``version`` beside it.
-        server: the server, with which the engine ends.
-        counts: what was last heard of an engine that has ended.
+        model: the model's name.
+        version: the model's version.
+        server: the server; the engine ends when it ends.
+        counts: the last counts of a previous engine.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class EngineClient:
 
     @property
     def has_started(self) -> bool:
-        """Whether this front-end has started the engine, rather than found it."""
+        """Whether this front end started the engine, rather than found it running."""
         return self._process is not None
 
     @property
     def exit_status(self) -> str:
-        """How an engine that this front end has started has ended."""
+        """How an engine that this front end started has ended."""
         status = None if self._process is None else self._process.poll()
         if status is None:
             return "no exit status"
@@ -96,18 +97,18 @@ class EngineClient:
 
     @property
     def page(self) -> StatusPage | None:
-        """What the engine shows; None until it is ready."""
+        """The engine's status page; None until the engine is ready."""
         return self._page
 
     def send(self, message: wire.ToEngine) -> None:
-        """Queue a message; one to an engine that has ended is dropped."""
+        """Queue a message; it is dropped if the engine has ended."""
         self._requests.send_multipart([self._identity, wire.encode(message)])
 
     def receive(self, timeout_s: float) -> list[wire.FromEngine]:
-        """All messages that are there; waits for the first.
+        """Wait for a message, and return all that have arrived.
 
         Raises:
-            EngineDead: the engine's process has ended and everything it said was received.
+            EngineDead: the engine's process has ended, and all its messages were returned.
         """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         messages = []
@@ -120,30 +121,30 @@ class EngineClient:
         return messages
 
     def seconds_without_beat(self) -> float:
-        """For how long the engine's loop has made no turn; 0 until it is ready."""
+        """Seconds since the engine's loop last made a turn; 0 until the engine is ready."""
         return 0.0 if self._page is None else self._watch.look(self._page.beat)
 
     def kill(self) -> None:
-        """End the engine at once, and wait until it has ended."""
+        """Kill the engine, and wait until it has ended."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         select.select([self._pidfd], [], [], _KILL_S)
 
     def kill_all(self) -> None:
-        """End the engine and all its front-ends, this one too."""
+        """Kill the engine and all its front ends, including this one."""
         with contextlib.suppress(ProcessLookupError):
             self.kill()
         end_enrolled(self._run_dir)
 
     def close(self) -> None:
-        """Leave; the engine aborts what is open and ends after its last front-end."""
+        """Disconnect; the engine aborts open requests and ends after its last front end left."""
         self.send(wire.Goodbye())
         self._disconnect(linger_ms=1000)
 
     def abandon(self) -> None:
-        """Leave an engine that has ended; nothing may reach the one that comes after it."""
+        """Disconnect from an engine that has ended, so that no message reaches the next one."""
         self._disconnect(linger_ms=0)
         if self._process is not None:
-            self._process.poll()  # so that it does not stay in the table of processes
+            self._process.poll()  # so that it does not stay a zombie
 
     def _disconnect(self, linger_ms: int) -> None:
         for socket in (self._requests, self._outputs):
@@ -154,7 +155,7 @@ class EngineClient:
 
 
 class _HeartbeatWatch:
-    """For how long a beat has not changed, as far as this process was awake to see it."""
+    """Measures how long a heartbeat has not changed while this process was running."""
 
     def __init__(self) -> None:
         self._beat = 0
@@ -171,7 +172,7 @@ class _HeartbeatWatch:
 
 
 def _fingerprint(config: EngineConfig, model: str) -> str:
-    """What differs between engines that must not be shared: options, GPUs, and the whole name."""
+    """Return a digest of everything that engines must agree on to be shared."""
     facts = [dataclasses.asdict(config), os.environ.get("CUDA_VISIBLE_DEVICES"), model]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
 
@@ -179,7 +180,7 @@ def _fingerprint(config: EngineConfig, model: str) -> str:
 def _start_or_find(
     config: EngineConfig, run_dir: Path, server: ProcessId
 ) -> tuple[int, subprocess.Popen[bytes] | None]:
-    """A pidfd of the engine that lives in ``run_dir``, and its process if this call started it."""
+    """Return a pidfd of the engine in ``run_dir``, and its process if this call started it."""
     pid_file = run_dir / "engine.pid"
     with exclusive(run_dir / "lock"):
         pidfd = _find(pid_file)
@@ -196,12 +197,12 @@ def _start_or_find(
 
 
 def _find(pid_file: Path) -> int | None:
-    """A pidfd of the engine that was written down in ``pid_file``, if it still runs."""
+    """Return a pidfd of the engine that is recorded in ``pid_file``; None if it has ended."""
     try:
         pidfd = open_process(ProcessId.parse(pid_file.read_text()))
     except (FileNotFoundError, ValueError):
         return None
-    # An engine that has ended is there until its parent, another front-end, looks after it.
+    # An engine that has ended stays a zombie until its parent, another front end, waits for it.
     if pidfd is not None and select.select([pidfd], [], [], 0)[0]:
         os.close(pidfd)
         return None
@@ -209,7 +210,7 @@ def _find(pid_file: Path) -> int | None:
 
 
 def _start(config: EngineConfig, run_dir: Path, server: ProcessId) -> subprocess.Popen[bytes]:
-    """Start the engine with this interpreter; -P: nothing comes from the working directory."""
+    """Start the engine with this interpreter; -P keeps it from importing the working directory."""
     command = [
         *(sys.executable, "-P", "-m", "paged_backend.process.engine_process"),
         *("--run-dir", str(run_dir), "--server", str(server)),

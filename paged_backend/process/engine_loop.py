@@ -1,7 +1,8 @@
-"""The engine's loop, which serves every front-end (stub process) of one model.
+"""The engine's loop, which serves every front end (stub process) of one model.
 
-It takes what has arrived, makes one step, and hands the outputs to ZeroMQ's own thread, so that no
-front-end can hold it up. It ends with its server, when its last front-end leaves, or on SIGTERM.
+Each turn handles the messages that have arrived, runs one step, and passes the outputs to ZeroMQ's
+thread, so that no front end can block the loop. The loop ends when the server ends, when the last
+front end leaves, or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from paged_backend.worker import Worker
 IDLE_POLL_S = 0.5
 STATS_INTERVAL_S = 0.02
 FULL_CHECK_INTERVAL_S = 300.0  # of all blocks, when the engine runs empty
-FAREWELL_S = 10.0  # in which front-ends may still ask why the engine failed
+FAREWELL_S = 10.0  # in which front ends may still ask why the engine failed
 INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"
 SERVER = ""  # stands for the server among the front-ends
 
 
 class Mailbox:
-    """Both sockets of the engine and the processes that it watches."""
+    """The two sockets of the engine, and the processes that it watches."""
 
     def __init__(self, run_dir: Path, server: ProcessId) -> None:
         self.run_dir = run_dir
@@ -54,15 +55,15 @@ class Mailbox:
         self._outputs = context.socket(zmq.ROUTER)
         self._sockets = {wire.REQUESTS_SOCKET: self._requests, wire.OUTPUTS_SOCKET: self._outputs}
         for name, socket in self._sockets.items():
-            socket.set_hwm(0)  # a step never waits; the requests open at once bound the queue
+            socket.set_hwm(0)  # a step never waits; the number of open requests bounds the queue
             socket.bind(wire.address(run_dir, name))
             self._poller.register(socket, zmq.POLLIN)
         self._watched: dict[int, str] = {}  # pidfd -> front-end, "" for the server
-        self._gone: list[str] = []  # who had ended before they were watched
+        self._gone: list[str] = []  # owners of processes that ended before they were watched
         self.watch(server, SERVER)
 
     def watch(self, process: ProcessId, owner: str) -> None:
-        """Report the end of a process as the Goodbye of its front-end."""
+        """Report the end of a process as a Goodbye from its front end."""
         pidfd = open_process(process)
         if pidfd is None:
             self._gone.append(owner)
@@ -71,7 +72,7 @@ class Mailbox:
             self._poller.register(pidfd, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
-        """All messages that are there, each with its front-end; waits for the first."""
+        """Wait for a message, and return all that have arrived, each with its front end."""
         messages: list[tuple[str, wire.ToEngine]] = [(who, wire.Goodbye()) for who in self._gone]
         self._gone.clear()
         for ready, _ in self._poller.poll(0 if messages else int(timeout_s * 1000)):
@@ -84,11 +85,11 @@ class Mailbox:
         return messages
 
     def send(self, front_end: str, message: wire.FromEngine) -> None:
-        """Queue a message; one to a front-end that is gone is dropped."""
+        """Queue a message; it is dropped if the front end has ended."""
         self._outputs.send_multipart([front_end.encode(), wire.encode(message)])
 
     def close(self) -> None:
-        """Let what is queued go out, for a second at most."""
+        """Send what is queued, for at most a second, and close the sockets."""
         for socket in self._sockets.values():
             socket.close(linger=1000)
         self._context.term()
@@ -105,8 +106,8 @@ def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
 class OpenCalls:
     """The open requests of each ``call_id``.
 
-    Several open requests may share a name: a caller may use one again as soon as it has its
-    answer, which can be before the engine knows that the request has ended.
+    Several open requests may share a name: a client may reuse a name as soon as it has its answer,
+    which can be before the engine knows that the request has ended.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,7 @@ class OpenCalls:
         self._call_ids: dict[str, str] = {}  # by request_id
 
     def add(self, request: Request) -> None:
-        """Remember a request under the name that its caller gave to it, if any."""
+        """Remember a request under the name that its client chose, if any."""
         if request.call_id:
             self._request_ids[request.call_id].add(request.request_id)
             self._call_ids[request.request_id] = request.call_id
@@ -133,7 +134,7 @@ class OpenCalls:
 
 
 class EngineLoop:
-    """Steps while there is work and answers front-ends; everything on one thread."""
+    """Runs steps while there is work, and answers front ends, all on one thread."""
 
     def __init__(
         self,
@@ -161,14 +162,14 @@ class EngineLoop:
         self._running = True
         self._stats_due = 0.0
         self._reported: EngineStats | None = None
-        self._earlier: EngineStats | None = None  # counts of the engines before this one
+        self._earlier: EngineStats | None = None  # counts of the previous engines
 
     def stop(self) -> None:
-        """End after the present step."""
+        """End the loop after the present step."""
         self._running = False
 
     def run(self) -> None:
-        """Serve until the server, all front-ends, or a signal ends it."""
+        """Serve until the server or all front ends have ended, or ``stop`` was called."""
         checked = True
         fully_checked_s = time.monotonic()
         while self._running:
@@ -263,12 +264,12 @@ class EngineLoop:
             self._calls.remove(request_id)
 
     def _leave(self, sender: str) -> None:
-        """A front-end is gone, or the server and with it all of them."""
+        """Handle the end of a front end, or of the server and so of all front ends."""
         for request_id in [r for r, owner in self._owners.items() if owner == sender]:
             self._abort(request_id)
         if sender in self._front_ends:
             self._front_ends.remove(sender)
-            self._reported = None  # the next one has heard nothing yet
+            self._reported = None  # the next one was told nothing yet
         if sender == SERVER:
             end_enrolled(self._mailbox.run_dir)
         if not self._front_ends or sender == SERVER:
@@ -285,19 +286,19 @@ class EngineLoop:
                 self._forget(output.request_id)
 
     def _show(self) -> None:
-        """Beat, and say how full the queue is."""
+        """Update the heartbeat and the queue occupancy on the status page."""
         queue = self._engine.queue_state()
         self._throughput.note(self._engine.num_finished, time.monotonic())
         self._page.write(queue, self._throughput.seconds_for(queue.num_waiting))
 
     def _go_on_from(self, counts: EngineStats | None) -> None:
-        """Count on from what the engine before had counted, as far as any front-end knows."""
+        """Restore the counters of the previous engine process."""
         earlier = self._earlier
         if counts is not None and (earlier is None or earlier.num_steps < counts.num_steps):
             self._earlier = counts
 
     def _report(self) -> None:
-        """Tell the reporting front-end the counts: now and then, and whenever work ends."""
+        """Send the counts to the front end that reports them, at intervals and when work ends."""
         now = time.monotonic()
         due = now >= self._stats_due or not self._engine.has_unfinished
         if not due or not self._front_ends:
@@ -323,7 +324,7 @@ def load(config: EngineConfig) -> tuple[Engine, Path]:
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:
-    """Say why the engine cannot start to each front-end that asks within a while."""
+    """Tell every front end that connects within ``FAREWELL_S`` why the engine cannot start."""
     deadline = time.monotonic() + FAREWELL_S
     while time.monotonic() < deadline:
         messages = mailbox.receive(FAREWELL_S / 5)
@@ -335,7 +336,7 @@ def tell_failure(mailbox: Mailbox, message: str) -> None:
 
 
 def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
-    """Load the model, say so, and answer until the end; returns the exit status."""
+    """Load the model and serve it until the end; returns the exit status."""
     page = StatusPage.create(run_dir)
     mailbox = Mailbox(run_dir, server)
     try:

@@ -1,6 +1,7 @@
-"""The engine in a process of its own: ``python -P -m paged_backend.process.engine_process``.
+"""The engine's process: ``python -P -m paged_backend.process.engine_process``.
 
-What takes seconds to import comes after the watch over the server, with which this process ends.
+Modules that take seconds to import are imported after the process has begun to watch the server,
+with which it ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main() -> int:
     parser.add_argument("--server", type=ProcessId.parse, required=True, metavar="PID-START")
     parser.add_argument("--config", required=True, help="engine options as a JSON object")
     args = parser.parse_args()
-    # Ctrl-C in a terminal reaches the whole process group; only the server is to act on it.
+    # Ctrl-C in a terminal reaches the whole process group; only the server must act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(args.server, SERVER_GRACE_S, args.run_dir)
     log_to_stderr("info")  # the options may choose another level once they are read
@@ -38,4 +39,4 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # at once: to take down the interpreter by hand takes seconds
+    os._exit(status)  # a regular exit of the interpreter takes seconds

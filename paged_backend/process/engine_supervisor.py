@@ -1,4 +1,4 @@
-"""A front-end's way to the engine over all its lives: notices its end and starts it again."""
+"""Supervises the engine for a front end: notices when it ends, and starts it again."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from paged_backend.process.admission import BlockedTenants, QueueBounds
 from paged_backend.process.engine_client import GONE, EngineClient
 from paged_backend.process.lifetime import ProcessId, open_process
 
-_FIRST_PAUSE_S = 1.0  # before an engine is started again that could not even load
+_FIRST_PAUSE_S = 1.0  # before the next attempt to start an engine that could not load
 _LONGEST_PAUSE_S = 30.0
-RETRY_AFTER_START_S = 10  # what callers are told while an engine is being started
-_GRACE_S = 0.5  # in which an engine may end by itself after its server
+RETRY_AFTER_START_S = 10  # the retry interval for clients while an engine is starting
+_GRACE_S = 0.5  # in which the engine may end by itself after its server
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDied:
-    """The engine has ended; what was in flight has to be sent again to the next one."""
+    """The engine has ended; requests in flight must be sent again to the next one."""
 
     error: EngineDead
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRestarted:
-    """There is an engine again, which knows of nothing."""
+    """A new engine is ready; it knows no requests."""
 
     started_here: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUnavailable:
-    """None has come back in time; it is still tried, now and then."""
+    """No engine has started in time; further attempts are made at intervals."""
 
     error: EngineDead
 
@@ -50,10 +50,10 @@ Event = wire.FromEngine | EngineDied | EngineRestarted | EngineUnavailable
 
 
 class EngineSupervisor:
-    """Sends to whichever engine there is and tells of each end and beginning.
+    """Sends to the present engine, and reports when an engine ends or starts.
 
-    ``connect`` and ``receive`` belong to one thread; every other method may be called from any.
-    What is sent while there is no engine is dropped.
+    ``connect`` and ``receive`` belong to one thread; every other method may be called from any
+    thread. Messages that are sent while there is no engine are dropped.
     """
 
     def __init__(self, config: EngineConfig, model: str, version: str, server_pid: int) -> None:
@@ -70,7 +70,7 @@ class EngineSupervisor:
         self._client: EngineClient | None = None
         self._is_ready = False
         self._counts: EngineStats | None = None
-        self._early: list[Event] = []  # came together with EngineReady
+        self._early: list[Event] = []  # arrived together with EngineReady
         self._lost_s: float | None = None  # since when there has been no engine
         self._gave_up = False
         self._next_start_s = 0.0
@@ -80,7 +80,7 @@ class EngineSupervisor:
     # --- the first engine -------------------------------------------------------------------
 
     def connect(self) -> wire.EngineReady:
-        """Wait for the engine to be loaded, however long that takes.
+        """Wait until the engine is loaded, without a time limit.
 
         Raises:
             ConfigError: the engine cannot be started with these options.
@@ -94,7 +94,7 @@ class EngineSupervisor:
                 ready, self._early = _wait_until_ready(client)
             except EngineDead as error:
                 client.abandon()
-                # One that was found may have been about to end with its last front-end.
+                # An engine that was found running may have been about to end.
                 if client.has_started:
                     raise ConfigError(
                         f"the engine ended while the model was loading: {GONE}"
@@ -107,27 +107,30 @@ class EngineSupervisor:
     # --- what is sent -----------------------------------------------------------------------
 
     def send(self, message: wire.ToEngine) -> None:
-        """Send to the engine if there is one."""
+        """Send a message to the engine, if there is one."""
         with self._lock:
             if self._client is not None and self._is_ready:
                 self._client.send(message)
 
     def check_rate(self, tenant: str) -> None:
-        """Refuse a tenant's call, before anything is done for it, while the engine refuses them.
+        """Refuse a tenant's call before any work is done for it, if the engine refuses the tenant.
 
         Raises:
-            RequestRefused: saying when to come again.
+            RequestRefused: the error says when to retry.
         """
         self._blocked.check(tenant, time.monotonic())
 
     def check_room(self, num_open: int, num_preparing: int) -> None:
-        """Refuse a request, before anything is done for it, if the queue is full by now.
+        """Refuse a request before any work is done for it, if the queue is full.
 
-        Without an engine everything waits, that is ``num_open`` requests. ``num_preparing`` more
-        are on their way to the engine.
+        Without an engine all open requests wait.
+
+        Args:
+            num_open: number of open requests.
+            num_preparing: number of requests on their way to the engine.
 
         Raises:
-            RequestRefused: saying when to come again.
+            RequestRefused: the error says when to retry.
         """
         queue, retry_after_s = QueueState(num_open, 0, 0), RETRY_AFTER_START_S
         with self._lock:
@@ -138,7 +141,7 @@ class EngineSupervisor:
         self._bounds.check(queue, 1, retry_after_s)
 
     def close(self) -> None:
-        """Leave; the engine aborts what is open and ends after its last front-end."""
+        """Disconnect; the engine aborts open requests and ends after its last front end left."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -147,7 +150,7 @@ class EngineSupervisor:
     # --- what comes back --------------------------------------------------------------------
 
     def receive(self, timeout_s: float) -> list[Event]:
-        """All that has happened; waits for the first."""
+        """Wait for an event, and return all that have happened."""
         if self._server_is_gone():
             return self._end_with_server()
         if self._early:
@@ -171,7 +174,7 @@ class EngineSupervisor:
         return [*messages] if self._is_ready else self._begin(self._client, messages)
 
     def _is_for_link(self, message: wire.FromEngine) -> bool:
-        """Take note of what a message says; whether nobody else needs it."""
+        """Handle a message of the supervisor; returns whether it concerns nobody else."""
         if isinstance(message, wire.Stats):
             self._counts = message.stats
         if not isinstance(message, wire.TenantBlocked):
@@ -181,7 +184,7 @@ class EngineSupervisor:
         return True
 
     def _begin(self, client: EngineClient, messages: list[wire.FromEngine]) -> list[Event]:
-        """What a new engine says first."""
+        """Handle the first messages of a new engine."""
         for index, message in enumerate(messages):
             if isinstance(message, wire.EngineFailed):
                 return self._lose(EngineDead(message.message))
@@ -193,7 +196,7 @@ class EngineSupervisor:
         return self._give_up_in_time()
 
     def _lose(self, error: EngineDead) -> list[Event]:
-        """Part from an engine that has ended, loaded or not."""
+        """Disconnect from an engine that has ended, whether it was loaded or not."""
         with self._lock:
             client, self._client = self._client, None
             was_ready, self._is_ready = self._is_ready, False
@@ -233,7 +236,10 @@ class EngineSupervisor:
             return self._give_up_in_time()
         try:
             client = self._make_client()
-        except (OSError, ConfigError) as error:  # the last one's folder was just removed
+        except (
+            OSError,
+            ConfigError,
+        ) as error:  # the old folder was just removed
             return self._lose(EngineDead(f"it cannot be started: {error}"))
         with self._lock:
             self._client = client
@@ -249,7 +255,7 @@ class EngineSupervisor:
         return self._server is None or bool(select.select([self._server], [], [], 0)[0])
 
     def _end_with_server(self) -> list[Event]:
-        """See that all ends, whatever hangs; the engine is not started again."""
+        """Kill the engine and all front ends; none is started again."""
         time.sleep(_GRACE_S)
         if self._client is not None:
             self._client.kill_all()
@@ -257,7 +263,7 @@ class EngineSupervisor:
 
 
 def _wait_until_ready(client: EngineClient) -> tuple[wire.EngineReady, list[Event]]:
-    """The message, and what came together with it."""
+    """Return the message, and the ones that arrived together with it."""
     while True:
         messages = client.receive(timeout_s=1.0)
         for index, message in enumerate(messages):

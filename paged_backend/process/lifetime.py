@@ -1,4 +1,4 @@
-"""Processes that depend on each other: watch one without polling it, find one again safely."""
+"""Processes that depend on each other: watching one without polling, and finding it safely."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _SERVER_FOLDER = re.compile(r"paged-backend-(\d+)-([0-9a-f]+)")
 
 
 class ProcessId(NamedTuple):
-    """One process for all time: the kernel gives the number alone to another process later."""
+    """Identifies one process forever; the kernel reuses process numbers."""
 
     pid: int
     started: int  # in clock ticks since the machine's start
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """The process that has this number now. Raises OSError where there is none."""
+        """Return the process that has this number now. Raises OSError if there is none."""
         stat = Path(f"/proc/{pid}/stat").read_text()
         return cls(pid, int(stat.rpartition(")")[2].split()[19]))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The process that was written as ``str``. Raises ValueError for anything else."""
+        """Parse the result of ``str``. Raises ValueError for any other text."""
         pid, started = text.split("-")
         return cls(int(pid), int(started))
 
@@ -48,12 +48,12 @@ class ProcessId(NamedTuple):
 
 
 def open_process(process: ProcessId) -> int | None:
-    """A pidfd that becomes readable when the process ends; ``None`` if it has ended already."""
+    """Return a pidfd that becomes readable when the process ends; None if it has ended."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    # Read after the pidfd was opened: the number cannot have changed hands in between.
+    # Read after the pidfd was opened, so the number cannot have been reused in between.
     with contextlib.suppress(OSError):
         if ProcessId.of(process.pid) == process:
             return pidfd
@@ -62,9 +62,9 @@ def open_process(process: ProcessId) -> int | None:
 
 
 def end_with(process: ProcessId, grace_s: float, folder: Path) -> None:
-    """Have this process, and all that are enrolled in the folder, end that long after another one.
+    """Exit ``grace_s`` after another process exits; kill enrolled front ends first.
 
-    A thread sees to it, so that a process ends that is still loading or hangs.
+    A thread waits for the other process, so that this process ends even while it loads or hangs.
     """
     watched = open_process(process)
 
@@ -79,7 +79,7 @@ def end_with(process: ProcessId, grace_s: float, folder: Path) -> None:
 
 
 def enrol(folder: Path) -> None:
-    """Let this process be found by ``end_enrolled``."""
+    """Register this process for ``end_enrolled``."""
     (folder / f"{_ENROLLED}{ProcessId.of(os.getpid())}").touch()
 
 
@@ -98,16 +98,16 @@ def end_enrolled(folder: Path) -> None:
 
 
 def runtime_folder(server: ProcessId, model: str, version: str, fingerprint: str) -> Path:
-    """The private folder (mode 0700) in which one model of one server keeps its sockets.
+    """Return the private folder (mode 0700) for the sockets of one model of one server.
 
-    A model that is loaded anew with other options has another ``fingerprint``, so that it does not
-    find the engine of the old ones, which may still run.
+    A model that is loaded again with other options has another ``fingerprint``, so that it does not
+    find the engine with the old options, which may still run.
 
-    All front-ends of a server find the same folder, and no other user can make a folder of that
-    name before them. Folders of servers that are gone are removed.
+    All front ends of a server find the same folder, and no other user can create a folder of that
+    name first. Folders of servers that have ended are removed.
 
     Raises:
-        ConfigError: the folder cannot be made, or it belongs to somebody else.
+        ConfigError: the folder cannot be created, or it belongs to another user.
     """
     base = _base()
     _remove_leftovers(base)
@@ -116,17 +116,17 @@ def runtime_folder(server: ProcessId, model: str, version: str, fingerprint: str
 
 
 def remove_runtime_folder(folder: Path) -> None:
-    """Remove a model's folder, and its server's once that is empty."""
+    """Remove a model's folder, and its server's folder once that is empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
 
 
 def is_stopping(server_pid: int) -> bool:
-    """Whether a tritonserver was told to end, which it tells no model before all calls have ended.
+    """Return whether tritonserver is shutting down; it does not tell models until all calls end.
 
-    Its main thread then sleeps from second to second until they have; before, it waits for the
-    signal. False where the kernel does not say.
+    Its main thread sleeps in intervals of a second while it shuts down, and waits for a signal
+    before. Returns False if the kernel does not show this.
     """
     main_thread = Path(f"/proc/{server_pid}/task/{server_pid}")
     try:
@@ -138,14 +138,14 @@ def is_stopping(server_pid: int) -> bool:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with this process at the latest."""
+    """Hold a file lock, which ends with this process at the latest."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _base() -> Path:
-    """Where runtime files go; a socket's path has at most 107 bytes, so a long one will not do."""
+    """Return the folder for runtime files; its path is short, as a socket's has 107 bytes."""
     for base in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
         if 0 < len(base) <= MAX_BASE_LENGTH and os.access(base, os.W_OK | os.X_OK):
             return Path(base)
@@ -153,12 +153,12 @@ def _base() -> Path:
 
 
 def _secret(process: ProcessId) -> str:
-    """A name for a process that only its own user can tell.
+    """Return a name for a process that only its own user can compute.
 
     The auxiliary vector has addresses that the kernel draws at random for each process and shows
-    to the process's user alone.
+    only to the user of the process.
     """
-    auxiliary_vector = b""  # for a kernel that does not show it: the start time has to do
+    auxiliary_vector = b""  # the kernel does not show it: use the start time
     with contextlib.suppress(PermissionError):
         auxiliary_vector = Path(f"/proc/{process.pid}/auxv").read_bytes()
     return hashlib.blake2b(auxiliary_vector + str(process).encode(), digest_size=6).hexdigest()

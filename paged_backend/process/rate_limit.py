@@ -1,19 +1,19 @@
-"""How many requests a second each tenant may send."""
+"""Limits the requests per second of each tenant."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 MAX_TENANTS = 2**16
-"""That are remembered; the one that has been quiet for longest is forgotten first."""
+"""Maximum number of tracked tenants; the least recently seen is evicted first."""
 
 _ROUNDING_S = 1e-6  # of sums of intervals
 
 
 class TenantRateLimit:
-    """A token bucket for each tenant, which holds two seconds' worth, at least one request.
+    """A token bucket for each tenant, for bursts of two seconds' worth, at least one request.
 
-    A bucket is kept as the time at which it is full again; a full one is not kept at all.
+    A bucket is stored as the time at which it is full again; a full bucket is not stored.
     """
 
     def __init__(self, requests_per_s: float) -> None:
@@ -25,7 +25,7 @@ class TenantRateLimit:
         return len(self._full_at_s)
 
     def admit(self, tenant: str, now_s: float) -> float | None:
-        """Take a request: ``None``, or the seconds until one would be taken."""
+        """Count a request; returns None, or the seconds until a request would be accepted."""
         self._forget(now_s)
         full_at_s = max(now_s, self._full_at_s.get(tenant, now_s)) + self._interval_s
         wait_s = full_at_s - now_s - self._depth_s

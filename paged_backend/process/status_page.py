@@ -1,7 +1,7 @@
-"""What an engine shows its front-ends at any moment: a page of memory that they share.
+"""A page of memory that an engine shares with its front ends, with its present state.
 
-A look costs no message and no wait, so that a front-end can see an engine that hangs, and can
-refuse a request before it has done anything for it.
+Reading it takes no message, so that a front end notices an engine that hangs, and can refuse a
+request before it does any work for it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NUM_VALUES = _QUEUE + len(QueueState._fields)
 
 
 class StatusPage:
-    """Integers of 64 bits; one process writes, others read.
+    """64-bit integers that one process writes and others read.
 
-    Each is written at once, but not all together: two that are read may be a step apart.
+    Each integer is written atomically, but not all together: two of them may differ by a step.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -34,7 +34,7 @@ class StatusPage:
 
     @classmethod
     def create(cls, run_dir: Path) -> Self:
-        """A new page, in place of one that an engine before has left."""
+        """Create the page, in place of the page of a previous engine."""
         path = run_dir / _NAME
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
@@ -44,32 +44,32 @@ class StatusPage:
 
     @classmethod
     def open(cls, run_dir: Path) -> Self:
-        """The page of the engine that lives there."""
+        """Open the page of the engine in ``run_dir``."""
         return cls(os.open(run_dir / _NAME, os.O_RDWR))
 
     @property
     def beat(self) -> int:
-        """Grows with each turn of the engine's loop; 0 until the first."""
+        """A number that grows with each turn of the engine's loop; 0 until the first turn."""
         return self._values[_BEAT]
 
     @property
     def retry_after_s(self) -> int:
-        """For how long the queue is likely to be full; 0 while it is not."""
+        """Seconds for which the queue is likely to be full; 0 if it is not full."""
         return self._values[_RETRY_AFTER_S]
 
     @property
     def queue(self) -> QueueState:
-        """How much waits."""
+        """The occupancy of the queue."""
         return QueueState(*self._values[_QUEUE:])
 
     def write(self, queue: QueueState, retry_after_s: int) -> None:
-        """Show the present state; the next beat."""
+        """Write the present state, and advance the heartbeat."""
         self._values[_BEAT] += 1
         self._values[_RETRY_AFTER_S] = retry_after_s
         for place, value in enumerate(queue, _QUEUE):
             self._values[place] = value
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Unmap the page."""
         self._values.release()
         self._memory.close()

@@ -1,4 +1,4 @@
-"""The messages between front-ends and the engine process: typed, validated, never pickled."""
+"""The messages between front ends and the engine process: typed, validated, never pickled."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ OUTPUTS_SOCKET = "outputs.sock"
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A front-end is there and wants to hear when the engine can be used."""
+    """A front end has connected and waits for EngineReady."""
 
     process: str  # a ProcessId
     counts: EngineStats | None  # the last it has heard, of an engine that has ended
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
-    """A front-end leaves; its requests are aborted."""
+    """A front end disconnects; its requests are aborted."""
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Start a request, or go on with one; its outputs go to the front-end that sent it."""
+    """Start or resume a request; its outputs go to the front end that sent it."""
 
     request: Request
     # Tokens of each answer, None for one that has ended, of a request that an engine accepted
@@ -40,16 +40,16 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopCompletion(msgspec.Struct, frozen=True, tag=True):
-    """End one answer of a request, whose text has come to a stop string."""
+    """End one completion of a request, whose text reached a stop string."""
 
     request_id: str
     index: int
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag=True):
-    """End the requests of a ``call_id``; the front ends that sent them get the last outputs.
+    """End the requests of a ``call_id``; the front ends that sent them get last outputs.
 
-    It is confirmed under the same ``request_id``.
+    CallCancelled confirms it with the same ``request_id``.
     """
 
     request_id: str
@@ -57,13 +57,13 @@ class CancelCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChargeTenant(msgspec.Struct, frozen=True, tag=True):
-    """Count a call that the front end answers by itself against its tenant's rate."""
+    """Count a call that the front end answers itself against its tenant's rate."""
 
     tenant: str
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Tell what the engine holds; its answer carries the same id."""
+    """Ask for a view of the engine; the Inspection has the same id."""
 
     request_id: str
 
@@ -77,26 +77,26 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot go on; the message is for the operator."""
+    """The engine cannot start; the message is for the operator."""
 
     message: str
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """All that a step produced for one front-end."""
+    """Everything that a step produced for one front end."""
 
     outputs: list[SequenceOutput]
 
 
 class RequestRejected(msgspec.Struct, frozen=True, tag=True):
-    """The engine found a request wrong that its front-end had let pass."""
+    """The engine found a request invalid that its front end had accepted."""
 
     request_id: str
     message: str
 
 
 class RequestRefused(msgspec.Struct, frozen=True, tag=True):
-    """The engine takes no such request now."""
+    """The engine does not accept the request at present."""
 
     request_id: str
     reason: str
@@ -104,13 +104,13 @@ class RequestRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallCancelled(msgspec.Struct, frozen=True, tag=True):
-    """The requests that a CancelCall has named have ended."""
+    """The requests of a CancelCall have ended."""
 
     request_id: str
 
 
 class TenantBlocked(msgspec.Struct, frozen=True, tag=True):
-    """No call of this tenant is accepted for a while, so that front ends can refuse at once."""
+    """The engine accepts no call of a tenant for a while; front ends can refuse them at once."""
 
     tenant: str
     wait_s: float
@@ -124,7 +124,7 @@ class Inspection(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """The counts of this engine and those before, for the one front-end that reports them."""
+    """The counts of this and the previous engines, for the front end that reports them."""
 
     stats: EngineStats
     anew: bool  # this front-end begins, or begins again, to report
@@ -158,5 +158,5 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
 def address(run_dir: Path, name: str) -> str:
-    """The socket's address below an engine's private folder."""
+    """Return the address of a socket in an engine's private folder."""
     return f"ipc://{run_dir / name}"
