@@ -1,4 +1,4 @@
-"""A bound on how often something costly is done."""
+"""Limits how often something expensive is done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Allowance:
-    """Grants so many acts a second; saves up what was not wanted for a burst at most."""
+    """Token bucket: at most ``per_second`` actions, with bursts of up to ``burst``."""
 
     def __init__(self, per_second: float, burst: int = 0) -> None:
         self._per_second = per_second
@@ -15,7 +15,7 @@ class Allowance:
         self._saved = 0.0
 
     def take(self, wanted: int) -> int:
-        """How many of the wanted acts are granted now."""
+        """Return how many of ``wanted`` actions are granted now."""
         now = time.monotonic()
         saved = self._saved + (now - self._last) * self._per_second
         self._saved = min(saved, max(wanted, self._burst))

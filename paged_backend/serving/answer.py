@@ -1,4 +1,4 @@
-"""One open call: turns the engine's tokens into responses that carry only what is new."""
+"""Turns the tokens of one call into responses that contain only what is new."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paged_backend.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Branch:
-    """One of the n answers to a call, and what of it has not been sent yet."""
+    """One of the n completions of a call, and the part of it that was not sent yet."""
 
     stream: TextStream
-    sent: StreamState  # of the stream after what has been sent
+    sent: StreamState  # state of the stream after what has been sent
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Branch:
     all_token_ids: list[int] = field(default_factory=list)  # sent or not
 
     def append(self, output: SequenceOutput) -> None:
-        """Add a step's tokens, up to the one that completes a stop string."""
+        """Add the tokens of a step, up to the one that completes a stop string."""
         delta = self.stream.append(output.new_token_ids, output.finish_reason)
         self.text.append(delta.text)
         self.token_ids += delta.token_ids
@@ -42,9 +42,9 @@ class Branch:
             self.cumulative_logprob += sum(entry.logprob for entry in logprobs)
 
     def clear(self) -> None:
-        """Forget what has been sent."""
+        """Drop what has been sent."""
         state = self.stream.state
-        # An answer that has ended holds nothing back.
+        # A completion that has ended holds no text back.
         ended = self.finish_reason is not None
         self.sent = state._replace(context_ids=[], num_held=0) if ended else state
         self.text.clear()
@@ -53,7 +53,7 @@ class Branch:
 
 
 class Answer:
-    """Collects what is new until it is taken as one response.
+    """Collects new output until it is sent as one response.
 
     A stream that falls behind the engine therefore gets fewer and larger responses.
     """
@@ -63,7 +63,7 @@ class Answer:
         self._options = parsed.options
         self._prompt_text = parsed.prompt_text
         self._tokenizer = tokenizer
-        self._num_cached_tokens: int | None = None  # as the first engine that had it said
+        self._num_cached_tokens: int | None = None  # as the first engine reported it
         self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
         streams = [
             TextStream(tokenizer, parsed.request.params) for _ in range(parsed.request.params.n)
@@ -71,10 +71,10 @@ class Answer:
         self._branches = [Branch(stream, stream.state) for stream in streams]
 
     def append(self, output: SequenceOutput) -> bool:
-        """Add a step's output; returns whether a stop string ended the branch before the engine."""
+        """Add the output of a step; returns whether a stop string ended the completion here."""
         branch = self._branches[output.index]
         if branch.finish_reason is not None:
-            return False  # computed before the engine heard of the stop string
+            return False  # computed before the engine was told of the stop string
         branch.append(output)
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
@@ -84,12 +84,12 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all branches have ended."""
+        """Whether all completions have ended."""
         return all(branch.finish_reason is not None for branch in self._branches)
 
     @property
     def progress(self) -> list[list[int] | None]:
-        """The tokens of each answer so far, for an engine that is to go on; None: it has ended."""
+        """The tokens of each completion so far, to resume it; None for one that has ended."""
         return [
             branch.all_token_ids if branch.finish_reason is None else None
             for branch in self._branches
@@ -101,7 +101,7 @@ class Answer:
         return self._options.stream or self.is_finished
 
     def take(self) -> dict[str, Array]:
-        """The output tensors of the next response; what they hold is not held any more."""
+        """Return the output tensors of the next response, and drop what they contain."""
         texts = (self._prompt_text + "".join(branch.text) for branch in self._branches)
         tensors = {"text_output": as_strings(texts)}
         for name, write in _OUTPUTS.items():
@@ -114,7 +114,7 @@ class Answer:
         self._prompt_logprobs = None
         return tensors
 
-    # --- one method for each output that callers ask for ------------------------------------
+    # --- one method for each output that clients can ask for ------------------------------------
 
     def _finish_reasons(self, name: str) -> dict[str, Array]:
         return {name: as_strings(str(branch.finish_reason) for branch in self._branches)}

@@ -1,7 +1,7 @@
-"""The pipeline as a program: the steps of the ensemble ``llm``, called one after the other.
+"""The pipeline as a program: it calls the steps of the ensemble ``llm`` one after the other.
 
-It is the place for what an ensemble cannot do: another model for some prompts, an answer from
-elsewhere, a second round. Copy this file to a model's ``model.py`` and edit ``_run``.
+Use it for what an ensemble cannot do: another model for some prompts, an answer from elsewhere, a
+second round. Copy this file to a model's ``model.py`` and edit ``_run``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TritonPythonModel:
         return triton.complete_config(config, _INPUTS, _OUTPUTS, decoupled=True)
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Learn the names of the steps, and begin to watch for callers who leave."""
+        """Read the names of the steps, and start to watch for clients that disconnect."""
         self._llm = load_llm(args)
         self._preprocess = parameter(args, "preprocess")
         self._postprocess = parameter(args, "postprocess")
@@ -53,7 +53,7 @@ class TritonPythonModel:
         threading.Thread(target=self._watch, name="paged-watch", daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand each request to a thread of its own."""
+        """Start a thread for each request."""
         for request in requests:
             caller = Caller(request.get_response_sender())
             try:
@@ -65,7 +65,7 @@ class TritonPythonModel:
                 self._threads.submit(self._serve, tensors, parameters, caller)
 
     def finalize(self) -> None:
-        """Let what is open finish."""
+        """Wait for open calls to finish."""
         self._threads.shutdown()
         self._stopping.set()
 
@@ -84,7 +84,7 @@ class TritonPythonModel:
     def _run(
         self, tensors: dict[str, Array], parameters: str, caller: Caller
     ) -> Iterator[dict[str, Array]]:
-        """The pipeline of one call; each dictionary of outputs is a response."""
+        """Run the pipeline for one call; each dictionary of outputs is a response."""
         flags = {spec.name: tensors.pop(spec.name) for spec in _FLAGS if spec.name in tensors}
         prompt = triton.call(self._preprocess, tensors, _readable(parameters))
         caller.call_id = fields.string("call_id", prompt["call_id"])
@@ -94,7 +94,7 @@ class TritonPythonModel:
             yield text | {name: part[name] for name in _DIRECT if name in part}
 
     def _watch(self) -> None:
-        """Cancel the calls of those who have left, whatever they wait for."""
+        """Cancel the calls of clients that have disconnected, whatever these calls wait for."""
         while not self._stopping.wait(_LOOK_S):
             for caller in list(self._callers):
                 # A server or a model that is about to end answers with errors.
@@ -105,7 +105,7 @@ class TritonPythonModel:
 
 
 class Caller:
-    """The way back to one caller, for the thread of the call and the one that watches."""
+    """Sends responses to one client, for the thread of the call and the one that watches it."""
 
     def __init__(self, sender: Any) -> None:
         self.call_id: str | None = None  # by which the model knows the call
@@ -118,18 +118,18 @@ class Caller:
         self._sender.send(triton.response(outputs))
 
     def close(self, error: Any = None) -> None:
-        """End the call, with an error's response if there is one."""
+        """End the call, with an error response if there was an error."""
         with self._lock:  # the server crashes over a question about a call that has ended
             self._closed = True
             self._sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def has_left(self) -> bool:
-        """Whether the caller has gone or has cancelled."""
+        """Whether the client has disconnected or canceled."""
         with self._lock:
             return not self._closed and bool(self._sender.is_cancelled())
 
 
 def _readable(parameters: str) -> dict[str, bool | int | str]:
-    """A request's parameters as another request can have them; steps read numbers in strings."""
+    """Return a request's parameters for another request, with numbers as strings."""
     values = json.loads(parameters or "{}")
     return {k: v if isinstance(v, (bool, int, str)) else str(v) for k, v in values.items()}

@@ -1,4 +1,4 @@
-"""The tensors that clients and this model exchange: vllm_backend's, and token ids besides."""
+"""The tensors that clients and this model exchange: vllm_backend's, and token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class TensorSpec(NamedTuple):
-    """A tensor of the model's configuration; -1 is any length."""
+    """A tensor in the model's configuration; -1 stands for any length."""
 
     name: str
     data_type: str
@@ -69,7 +69,7 @@ OUTPUTS = (
     TensorSpec("num_cached_tokens", "TYPE_UINT32", 1, optional=False),
     TensorSpec("num_output_tokens", "TYPE_UINT32", -1, optional=False),
     TensorSpec("output_ids", "TYPE_INT32", -1, optional=False),
-    # What a detokenizer without memory needs to go on: StreamState, for each answer.
+    # What a stateless detokenizer needs to continue: StreamState, for each completion.
     TensorSpec("context_ids", "TYPE_INT32", -1, optional=False),
     TensorSpec("num_context_ids", "TYPE_UINT32", -1, optional=False),
     TensorSpec("num_held_ids", "TYPE_UINT32", -1, optional=False),

@@ -1,4 +1,4 @@
-"""What the server and a model's config.pbtxt say about one instance."""
+"""Reads what the server and a model's config.pbtxt say about one instance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Deployment:
     name: str
     version: str
     folder: Path  # of the version; holds model.json
-    backend: str  # by which name config.pbtxt asked for this code
+    backend: str  # the backend's name in config.pbtxt: vllm or paged
     gpu: str | None  # the device of an instance of KIND_GPU
     report_vllm_metrics: bool
     unload_if_dead: bool
@@ -45,18 +45,18 @@ class Deployment:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of its metrics."""
+        """The labels of the instance's metrics."""
         labels = {"model": self.name, "version": self.version}
         return labels if self.gpu is None else {**labels, "gpu": self.gpu}
 
 
 def has_model_control(server_pid: int) -> bool:
-    """Whether the server's command line lets models be loaded and unloaded."""
+    """Return whether the server's command line allows models to be loaded and unloaded."""
     return _server_flag(server_pid, "model-control-mode") == "explicit"
 
 
 def exit_timeout_s(server_pid: int) -> float:
-    """How long the server waits for calls that are open when it is told to end."""
+    """Return how long the server waits for open calls when it shuts down."""
     try:
         return float(_server_flag(server_pid, "exit-timeout-secs") or "")
     except ValueError:
@@ -64,7 +64,7 @@ def exit_timeout_s(server_pid: int) -> float:
 
 
 def _server_flag(server_pid: int, name: str) -> str | None:
-    """The value of a flag on the server's command line, whose last occurrence counts."""
+    """Return the value of a flag on the server's command line; the last occurrence counts."""
     words = Path(f"/proc/{server_pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     flag, value = f"--{name}", None
     for word, following in pairwise([*words, ""]):

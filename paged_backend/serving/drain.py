@@ -1,8 +1,8 @@
-"""The end of the server, noticed while calls are open.
+"""Notices that the server shuts down, and ends open calls in time.
 
-A server that was told to end calls ``finalize`` only once the last call has ended, and cuts those
-that are open when its exit timeout is over: without an error, at times by crashing. So this model
-looks for the beginning of the end and sees that all calls end in time.
+A server that shuts down calls ``finalize`` only after the last call has ended. When its exit
+timeout is over, it drops open calls without an error, and sometimes crashes. So this model checks
+whether the server shuts down, and ends all calls before the timeout.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from paged_backend.errors import RequestRefused
 from paged_backend.process.lifetime import is_stopping
 
 LOOK_INTERVAL_S = 0.25
-_SURE = 2  # looks in a row
+_SURE = 2  # consecutive observations
 _SPARE_S = 3.0  # of the server's exit timeout, for everything else
 _PER_INSTANCE_S = 1.5  # which are finalised one after the other
 
 
 class Drain:
-    """Says when no more calls are taken, and when those that are open have to end.
+    """Decides when no more calls are accepted, and when open calls must end.
 
     Args:
         server_pid: the server.
-        limit_s: how long calls may go on.
-        announce: hears, each second, how many calls are awaited.
+        limit_s: how long calls may continue.
+        announce: is called each second with the number of open calls.
     """
 
     def __init__(self, server_pid: int, limit_s: float, announce: Callable[[int], None]) -> None:
@@ -39,11 +39,11 @@ class Drain:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the server stops."""
+        """Whether the server shuts down."""
         return self._until_s is not None
 
     def is_over(self, num_open: int) -> bool:
-        """Look, now and then; whether the calls that are open have had their time."""
+        """Poll (rate-limited); return whether the drain deadline has passed."""
         now = time.monotonic()
         if self._until_s is None:
             self._look(now)
@@ -54,7 +54,7 @@ class Drain:
         return now >= self._until_s
 
     def refusal(self) -> RequestRefused:
-        """What callers are told."""
+        """The error for clients."""
         return RequestRefused("draining", "the server stops")
 
     def _look(self, now: float) -> None:
@@ -67,7 +67,7 @@ class Drain:
 
 
 def drain_limit_s(drain_timeout_s: float, exit_timeout_s: float, num_instances: int) -> float:
-    """How long calls may go on after the server was told to end, which itself ends in time."""
+    """Return how long calls may continue, so that the server ends within its exit timeout."""
     return max(
         0.0, min(drain_timeout_s, exit_timeout_s - _SPARE_S - _PER_INSTANCE_S * num_instances)
     )

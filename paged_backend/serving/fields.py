@@ -1,4 +1,4 @@
-"""Single values out of a caller's tensors and JSON; every mistake is named here."""
+"""Reads single values from a client's tensors and JSON; errors name the field."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Tensors = Mapping[str, Array]
 
 
 def flag(tensors: Tensors, name: str, *, default: bool = False) -> bool:
-    """A truth value."""
+    """Read a boolean."""
     return bool(single(name, tensors[name])) if name in tensors else default
 
 
 def single(name: str, tensor: Array) -> Any:
-    """The only element."""
+    """Read the only element."""
     if tensor.size != 1:
         raise InvalidRequest(name, f"must hold one element, got {tensor.size}")
     return tensor.reshape(-1)[0]
 
 
 def string(name: str, tensor: Array) -> str:
-    """The only element as text."""
+    """Read the only element as text."""
     return text(name, single(name, tensor))
 
 
 def elements(name: str, tensor: Array, max_number: int = MAX_ELEMENTS) -> list[Any]:
-    """All elements, if they are not too many to be looked at."""
+    """Read all elements, unless there are too many."""
     if tensor.size > max_number:
         raise InvalidRequest(name, f"has {tensor.size} elements, more than {max_number}")
     values: list[Any] = tensor.reshape(-1).tolist()
@@ -42,12 +42,12 @@ def elements(name: str, tensor: Array, max_number: int = MAX_ELEMENTS) -> list[A
 
 
 def strings(name: str, tensor: Array) -> list[str]:
-    """All elements as text."""
+    """Read all elements as text."""
     return [text(name, value) for value in elements(name, tensor)]
 
 
 def text(name: str, value: Any) -> str:
-    """One element of a tensor of strings."""
+    """Decode one element of a tensor of strings."""
     try:
         return value if isinstance(value, str) else bytes(value).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -55,21 +55,21 @@ def text(name: str, value: Any) -> str:
 
 
 def parse_json(name: str, source: str, max_depth: int) -> Any:
-    """A JSON value of bounded nesting."""
+    """Parse a JSON value of bounded nesting."""
     try:
         value = json.loads(source)
     except RecursionError as error:
         raise _too_deep(name, max_depth) from error
     except ValueError as error:
         raise InvalidRequest(name, f"is not valid JSON: {shorten(str(error))}") from error
-    # No text is nested deeper than it has brackets, which is all that most have to be asked.
+    # A text cannot be nested deeper than its number of brackets, which is quick to count.
     if source.count("[") + source.count("{") > max_depth and _is_deeper(value, max_depth):
         raise _too_deep(name, max_depth)
     return value
 
 
 def json_object(name: str, source: str, max_depth: int) -> dict[str, Any]:
-    """A JSON object of bounded nesting."""
+    """Parse a JSON object of bounded nesting."""
     values = parse_json(name, source, max_depth)
     if not isinstance(values, dict):
         raise InvalidRequest(name, f"must be a JSON object, got {shorten(values)}")
@@ -77,7 +77,7 @@ def json_object(name: str, source: str, max_depth: int) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, max_depth: int) -> bool:
-    """Whether there are more levels of arrays and objects; no recursion, however deep it is."""
+    """Return whether the value has more levels of arrays and objects, without recursion."""
     level = [value]
     for _ in range(max_depth + 1):
         containers = [item for item in level if isinstance(item, (list, dict))]

@@ -1,4 +1,4 @@
-"""The open calls of one instance and the single thread that sends all their responses."""
+"""The open calls of one instance, and the thread that sends all their responses."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ from paged_backend.text.tokenizer import Tokenizer
 POLL_S = 0.005  # between looks at cancellations while calls are open
 IDLE_POLL_S = 0.5
 SETTLE_S = 1.0
-# Outputs that have waited and are still sent step by step, as clients expect; a response takes 145
-# microseconds, so these are two milliseconds.
+# Waiting outputs up to this number are sent step by step, as clients expect. A response takes 145
+# microseconds, so this is two milliseconds.
 MAX_BEHIND = 16
 MAX_HELD_CANCELS = 4096
 MAX_WAITING_TASKS = 256  # calls that need no engine; more are refused while so much is prepared
@@ -58,23 +58,23 @@ UNLOADING = RequestRefused("draining", "the model is being unloaded")
 
 
 class Cancelled(Exception):
-    """The caller cancelled; sent back as Triton's CANCELLED."""
+    """The client canceled the call; it is answered with Triton's CANCELLED."""
 
 
 class Cancel(NamedTuple):
-    """A call that ends the calls of a name."""
+    """A call that cancels the calls of a name."""
 
     call_id: str
     sender: Sender
 
 
 class FrontEnd:
-    """Takes calls from Triton's thread and answers them from one of its own.
+    """Accepts calls on Triton's thread and answers them on another one.
 
-    ``submit`` checks and hands over, large calls on threads beside it; everything after that,
-    cancelling included, happens on the sending thread, so that each call gets exactly one final
-    response. What an engine's end leaves open goes on with the next one: each call keeps all that
-    it takes to resume it.
+    ``submit`` checks a call and passes it to the engine; large calls are prepared on other threads.
+    Everything after that, including cancellation, happens on the sending thread, so that each call
+    gets exactly one final response. Each call keeps what is needed to resume it, so that calls that
+    are open when an engine ends continue with the next engine.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FrontEnd:
         self._config = config
         self._drain = drain
         self._open: dict[str, OpenCall] = {}  # request_id -> call, the earliest first
-        self._inspecting: dict[str, Sender] = {}  # request_id -> who wants to look at the engine
+        self._inspecting: dict[str, Sender] = {}  # request_id -> who inspects
         self._cancelling: dict[str, Cancel] = {}  # by request_id, until the engine confirms it
         self._deadlines = Deadlines(self._open)
         self._preparation = Preparation(config.max_waiting_tokens)
@@ -104,7 +104,7 @@ class FrontEnd:
         )  # names, for the next engine
         self._refused: Counter[str] = Counter()  # by reason
         self._refusal_log = RefusalLog()
-        self._closed: PagedError | None = None  # why no call is taken
+        self._closed: PagedError | None = None  # why no call is accepted
         self._lock = threading.Lock()  # over all of these
         self._ids = count()
         self._sweep = CancelSweep()
@@ -113,15 +113,15 @@ class FrontEnd:
         self._thread = threading.Thread(target=self._run, name="paged-sender", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer, with the first call or a second from now.
+        """Start the sending thread; it begins to work with the first call or after a second.
 
-        Until then the server is given nothing to do but to finish loading, at which it has been
-        seen to hang and to crash.
+        Until then the server only finishes loading, during which it can hang or crash if a model
+        calls it.
         """
         self._thread.start()
 
     def stop(self) -> None:
-        """Abort what is open, tell its callers, and leave the engine."""
+        """Abort open calls with an error, and disconnect from the engine."""
         self._stopping.set()
         self._may_begin.set()
         self._thread.join()
@@ -133,18 +133,18 @@ class FrontEnd:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are served, if need be by an engine that is just being started."""
+        """Whether requests are accepted, possibly for an engine that is starting."""
         return not isinstance(self._closed, EngineDead)
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are served now."""
+        """Whether an engine serves requests now."""
         return self._closed is None and self._has_engine
 
     def submit(self, arrival: Arrival) -> None:
         """Check a call and pass it to the engine.
 
-        Never raises: an error is the call's final response.
+        This never raises: an error becomes the call's final response.
         """
         self._may_begin.set()
         with self._answering(arrival.sender):
@@ -178,7 +178,7 @@ class FrontEnd:
             return sum(arrival.is_request for arrival in self._preparing)
 
     def _prepare(self, arrival: Arrival, act: Callable[[Arrival], None]) -> None:
-        """Do what may take long: now for a small call, and on another thread for others."""
+        """Prepare a call: at once if it is small, and otherwise on another thread."""
 
         def work() -> None:
             with self._answering(arrival.sender):
@@ -199,7 +199,7 @@ class FrontEnd:
             raise
 
     def _check_waited(self, arrival: Arrival) -> None:
-        """Spend no time on a call that has waited for its preparation in vain."""
+        """Refuse a call that was canceled or ran out of time while it waited to be prepared."""
         if arrival.load.is_small:
             return
         self._check_open()
@@ -226,13 +226,13 @@ class FrontEnd:
         with self._lock:
             self._check_open()
             self._open[request_id] = call
-            # Under the lock, so that a cancel at once cannot reach the engine before the request.
+            # Under the lock, so that a cancellation cannot reach the engine before the request.
             if self._has_engine:
                 call.is_in_flight = True
                 try:
                     self._link.send(wire.AddRequest(parsed.request))
                 except Exception:
-                    del self._open[request_id]  # its caller hears of it now and only now
+                    del self._open[request_id]  # the exception below is its final response
                     raise
             self._deadlines.add(request_id)
             if arrival.is_cancelled:
@@ -240,7 +240,7 @@ class FrontEnd:
 
     @contextlib.contextmanager
     def _answering(self, sender: Sender) -> Iterator[None]:
-        """Give the caller what is raised as the final response."""
+        """Send an exception as the final response."""
         try:
             yield
         except BaseException as caught:
@@ -252,7 +252,7 @@ class FrontEnd:
                 sender.fail(error)
 
     def _cancel(self, cancel: Cancel) -> None:
-        """End the calls of a name; the caller hears of it when they have ended."""
+        """Cancel the calls of a name; the client is answered when they have ended."""
         with self._lock:
             for arrival in self._preparing:
                 if arrival.call_id == cancel.call_id:
@@ -264,7 +264,7 @@ class FrontEnd:
             self._confirm_cancel(request_id)
 
     def _send_cancel(self, call_id: str) -> str:
-        """Have the engine, or the next one, end the calls of a name; it confirms under this id."""
+        """Ask the engine, or the next one, to cancel calls; returns the id of its confirmation."""
         request_id = self._new_id()
         if not self._has_engine:
             self._held_cancels.append(call_id)
@@ -301,18 +301,18 @@ class FrontEnd:
                     self._guarded(self._cancel_if_asked, request_id)
                 self._end_overdue()
                 self._drain_if_asked()
-        except Exception as error:  # a fault of ours: no caller may be left waiting
+        except Exception as error:  # an internal error: no client may be left waiting
             self._die(EngineDead(f"the front-end failed: {place_of(error)}"))
 
     def _guarded(self, act: Callable[[str], None], request_id: str) -> None:
-        """Let a fault in one call end that call and no other."""
+        """Limit an internal error in one call to that call."""
         try:
             act(request_id)
         except Exception as error:
             self._abort(request_id, error)
 
     def _deliver(self, events: Iterable[Event]) -> None:
-        """Act on all that has arrived; what was produced is sent at the end."""
+        """Handle all events; outputs are sent last."""
         steps: list[list[SequenceOutput]] = []
         for event in events:
             match event:
@@ -342,7 +342,7 @@ class FrontEnd:
             self._respond_all(outputs)
 
     def _respond_all(self, outputs: Iterable[SequenceOutput]) -> None:
-        """Add outputs to their calls, and send each of these one response."""
+        """Add outputs to their calls, and send one response for each call."""
         arrived: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
         for output in outputs:
             arrived[output.request_id].append(output)
@@ -415,7 +415,7 @@ class FrontEnd:
     # --- without an engine ------------------------------------------------------------------
 
     def _lose_engine(self, error: EngineDead) -> None:
-        """Keep the calls for the next engine, but for those that the last ones may have died of."""
+        """Keep calls for the next engine, except those that may have killed the last ones."""
         limit = self._config.max_crashes_per_request
         with self._lock:
             self._has_engine = False
@@ -433,7 +433,7 @@ class FrontEnd:
                 self._end(request_id, CrashLimit(call.num_crashes))
 
     def _resume(self, *, restarted: bool) -> None:
-        """Send what is open to a new engine, with all that was generated by those before."""
+        """Send open calls to a new engine, with the tokens that previous engines generated."""
         with self._lock:
             for call in self._open.values():
                 call.is_in_flight = True
@@ -462,7 +462,7 @@ class FrontEnd:
 
 
 def _view_json(view: EngineView) -> str:
-    """A view for outsiders: who knows the id of a request can cancel it, so they get a digest."""
+    """Return a view as JSON, with digests in place of request ids."""
     values = asdict(view)
     for entry in values["sequences"]:
         digest = hashlib.blake2b(entry["request_id"].encode(), digest_size=5)
@@ -471,7 +471,7 @@ def _view_json(view: EngineView) -> str:
 
 
 def _portions(steps: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:
-    """What to send in one go: each step by itself, unless that could not catch up soon."""
+    """Split steps into responses: one for each step, or a single one if too much waits."""
     if sum(map(len, steps)) <= MAX_BEHIND:
         return steps
     return [[output for outputs in steps for output in outputs]]

@@ -1,4 +1,4 @@
-"""Log-probabilities as vllm_backend's clients read them: JSON, by token id."""
+"""Formats log-probabilities as vllm_backend's clients read them: JSON, by token id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOWEST = -9999.0  # JSON has no infinity
 def logprobs_json(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
 ) -> str:
-    """A list with an object for each token: itself first, then the likeliest in order."""
+    """Return a list with an object for each token: the token, then the most likely ones."""
     pairs = zip(token_ids, logprobs, strict=True)
     return json.dumps([_entry(tokenizer, *pair) for pair in pairs])
 
@@ -39,7 +39,7 @@ def _entry(
 
 @functools.lru_cache(2**16)
 def _text(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
-    """The token's text; its bytes too where they are no whole characters."""
+    """Return the token's text, and its bytes if they are not whole characters."""
     data = token_bytes(tokenizer, token_id)
     try:
         return {"decoded_token": data.decode()}

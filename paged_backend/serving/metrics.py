@@ -1,4 +1,4 @@
-"""What Triton's own metrics endpoint tells of a model, named as vLLM names it."""
+"""Reports a model's metrics at Triton's metrics endpoint, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _HISTOGRAM_INTERVAL_S = 0.5
 def stats_series(
     registry: Registry, prefix: str, gauges: Table, counters: Table
 ) -> list[tuple[Series, Read]]:
-    """Gauges and counters of the engine's counts, each with what it shows."""
+    """Create gauges and counters, each with the function that reads its value."""
     series: list[tuple[Series, Read]] = [
         (registry.gauge(prefix + name, help), read) for name, (help, read) in gauges.items()
     ]
@@ -148,12 +148,12 @@ def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[Seri
 
 
 class Metrics(Observer):
-    """The engine's counts and how long this instance's calls take.
+    """Reports the engine's counts and the latencies of this instance's calls.
 
     Args:
         families: Triton's ``MetricFamily`` class.
         labels: model and version.
-        prefix: what the names begin with.
+        prefix: of the names.
         limits: of the loaded model.
     """
 
@@ -190,7 +190,7 @@ class Metrics(Observer):
         self._histograms_due = 0.0
 
     def report(self, stats: EngineStats, *, anew: bool) -> None:
-        """Show the counts; those of histograms are noted."""
+        """Report the counts; histograms are reported by ``publish``."""
         if anew:
             self._registry.catch_up()
         for series, read in self._series:
@@ -198,22 +198,22 @@ class Metrics(Observer):
         self._stats = stats
 
     def report_refused(self, numbers: Mapping[str, int]) -> None:
-        """Show how many calls were refused."""
+        """Report the number of refused calls."""
         for reason, counter in self._refused.items():
             counter.show(numbers.get(reason, 0))
 
     def report_lost(self) -> None:
-        """Say that the engine has ended."""
+        """Report that the engine has ended."""
         self._up.show(0)
 
     def report_back(self, *, restarted: bool) -> None:
-        """Say that there is an engine again."""
+        """Report that a new engine is ready."""
         self._up.show(1)
         self._num_restarts += restarted
         self._restarts.show(self._num_restarts)
 
     def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
-        """Note how long these tokens were waited for; several that came together share a wait."""
+        """Record the latency of tokens; tokens that arrived together share it."""
         now = time.monotonic()
         numbers: Numbers[int] = Numbers()
         for output in outputs:
@@ -223,7 +223,7 @@ class Metrics(Observer):
                 self._take(clock, index, number, now)
 
     def report_end(self, clock: CallClock, request: Request) -> None:
-        """Note the size of a call and how long it took."""
+        """Record the size and the duration of a call."""
         calls, params = self._calls, request.params
         calls[_WHOLE_CALL].observe(time.monotonic() - clock.started)
         calls[_PROMPT_TOKENS].observe(len(request.prompt_token_ids))
@@ -237,7 +237,7 @@ class Metrics(Observer):
                 calls[_PER_TOKEN].observe(answer.seconds_per_token)
 
     def publish(self, *, idle: bool) -> None:
-        """Pass on a few values, and all of them while nobody waits for a response."""
+        """Report a few values, or all of them while no call is open."""
         now = time.monotonic()
         if idle or (now >= self._histograms_due and not self._registry.num_due):
             self._note_histograms()

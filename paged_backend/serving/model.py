@@ -1,4 +1,4 @@
-"""The model that tritonserver loads: instances of it stand between the server and the engine."""
+"""The model that tritonserver loads; its instances connect the server to the engine."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 
 
 class TritonPythonModel:
-    """One instance: a front-end of the engine that all instances of the model share."""
+    """One instance: a front end of the engine that all instances of the model share."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Add the tensors and the decoupled policy; what the user declared is kept."""
+        """Add the tensors and the decoupled policy; the user's declarations are kept."""
         return complete_config(config, INPUTS, OUTPUTS, decoupled=True)
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Connect to the engine, starting it if this instance is the first, and wait for it."""
+        """Start the engine, or connect to the one that another instance started; wait for it."""
         close_to_other_users()
         self._deployment = Deployment.from_args(args)
         # vllm_backend logs each cancellation, which its clients' tests look for.
@@ -59,7 +59,7 @@ class TritonPythonModel:
             raise refuse_to_load(error) from None
 
     def execute(self, requests: list[Any]) -> None:
-        """Check and submit; the responses come from the front-end's thread."""
+        """Check and submit requests; the front end's thread sends the responses."""
         healthy = self._front_end.is_healthy or not self._deployment.unload_if_dead
         if not healthy:
             self._unload()
@@ -74,28 +74,28 @@ class TritonPythonModel:
                     request.timeout() / 1e6 or None,  # 0: none
                     sender,
                 )
-            # An exception that left this method would hit every request of the call.
+            # An exception that leaves this method would fail every request of the batch.
             except Exception as error:
                 sender.fail(error)
             else:
                 self._front_end.submit(arrival)
 
     def is_ready(self) -> bool:
-        """Asked by servers from 26.03 on."""
+        """Return whether requests are served; servers from 26.03 on ask this."""
         return self._front_end.is_ready
 
     def finalize(self) -> None:
-        """End what is open and leave the engine."""
+        """Abort open calls and disconnect from the engine."""
         if hasattr(self, "_front_end"):
             self._front_end.stop()
             LOG.info("Shutdown complete")
 
     def _unload(self) -> None:
-        """Ask the server to take the model away, once."""
+        """Ask the server to unload the model, once."""
         if self._unloading:
             return
         self._unloading = True
-        if not has_model_control(os.getppid()):  # it would refuse, and now and then crash over it
+        if not has_model_control(os.getppid()):  # the server would refuse, and sometimes crash
             LOG.error("Engine is not healthy; without explicit model control the model stays")
             return
         LOG.error("Engine is not healthy and model will be unloaded")
@@ -133,7 +133,7 @@ class TritonSender:
             LOG.log(self._log_level, "Successfully cancelled the request")
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone or has cancelled."""
+        """Whether the client has disconnected or canceled."""
         cancelled = bool(self._sender.is_cancelled())
         if cancelled:
             LOG.log(self._log_level, "Cancelling the request")
@@ -171,7 +171,7 @@ def _drain(deployment: Deployment, config: EngineConfig) -> Drain:
 
 
 def _observer(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -> Observer:
-    """The metrics that are wanted; one that does nothing where the server has metrics off."""
+    """Return the metrics to report; they do nothing if the server has metrics turned off."""
     prefix = args.config.metrics_prefix
     # Under vLLM's prefix there are vllm_backend's names already.
     both = deployment.report_vllm_metrics and args.log_stats and prefix != VLLM_PREFIX

@@ -1,4 +1,4 @@
-"""Who hears how calls go and how the engine does."""
+"""The interface for metrics of calls and of the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_backend.request import Request
 
 @dataclass(slots=True)
 class AnswerClock:
-    """When tokens of one answer arrived, in seconds of the monotonic clock."""
+    """Arrival times of the tokens of one completion, in seconds of the monotonic clock."""
 
     first: float
     latest: float
@@ -20,7 +20,7 @@ class AnswerClock:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Mean time for each token after the first; None where there is none."""
+        """Mean time of each token after the first; None if there is none."""
         if self.num_tokens < 2:
             return None
         return (self.latest - self.first) / (self.num_tokens - 1)
@@ -28,42 +28,42 @@ class AnswerClock:
 
 @dataclass(slots=True)
 class CallClock:
-    """When a call came and when tokens for it arrived."""
+    """Arrival times of a call and of its tokens."""
 
     started: float = field(default_factory=time.monotonic)
     answers: dict[int, AnswerClock] = field(default_factory=dict)  # by index
 
     @property
     def age_s(self) -> float:
-        """Seconds since the call came."""
+        """Seconds since the call arrived."""
         return time.monotonic() - self.started
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all answers."""
+        """Number of tokens of all completions."""
         return sum(answer.num_tokens for answer in self.answers.values())
 
 
 class Observer:
-    """Called on the sending thread only, between two responses; this one keeps nothing."""
+    """Is called on the sending thread, between two responses; this one does nothing."""
 
     def report(self, stats: EngineStats, *, anew: bool) -> None:
-        """New counts of the engine; ``anew``: others may have told of them since the last time."""
+        """Report new counts of the engine; ``anew`` if this front end starts to report."""
 
     def report_refused(self, numbers: Mapping[str, int]) -> None:
-        """So many calls were refused until now, by reason."""
+        """Report the number of refused calls so far, by reason."""
 
     def report_lost(self) -> None:
-        """The engine has ended."""
+        """Report that the engine has ended."""
 
     def report_back(self, *, restarted: bool) -> None:
-        """There is an engine again; ``restarted``: by this front-end, which is the one to count."""
+        """Report that a new engine is ready; ``restarted`` if this front end started it."""
 
     def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
-        """Tokens of a call arrived."""
+        """Record that tokens of a call have arrived."""
 
     def report_end(self, clock: CallClock, request: Request) -> None:
-        """A call is answered in full."""
+        """Record that a call has ended."""
 
     def publish(self, *, idle: bool) -> None:
-        """A moment to pass on what has been gathered, all of it while no call is open."""
+        """Report what was recorded; all of it while no call is open."""

@@ -1,4 +1,4 @@
-"""Calls without a final response: what is known of each, and whose turn it is to be looked at."""
+"""Calls without a final response, their deadlines, and checks for their cancellation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paged_backend.serving.fields import Tensors
 from paged_backend.serving.observer import CallClock
 from paged_backend.serving.preparation import Load
 
-# A look costs 76 microseconds of the sending thread, so it is not made for each response.
+# A check takes 76 microseconds of the sending thread, too long for each response.
 CANCEL_CHECKS_PER_S = 2000
-MAX_ENDED = 256  # deadlines of ended calls that are kept until they come up
+MAX_ENDED = 256  # deadlines of ended calls that are kept until they pass
 
 
 class Sender(Protocol):
-    """The way back to one caller; calls belong to the sending thread, or come before it."""
+    """Sends responses to one client; used by the sending thread, or before it knows the call."""
 
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response."""
@@ -37,9 +37,9 @@ class Sender(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """A call as it came, of which nothing has been checked.
+    """A call as it arrived, before any check.
 
-    ``timeout_s`` is the server's for the call, beside which the call may have its own.
+    ``timeout_s`` is the server's timeout for the call; the call may have its own as well.
     """
 
     tensors: Tensors
@@ -49,7 +49,7 @@ class Arrival:
     clock: CallClock = field(default_factory=CallClock)
     call_id: str | None = None
     is_request: bool = False  # for the engine; other calls need the tokenizer only
-    is_cancelled: bool = False  # by its name, before the engine has heard of it
+    is_cancelled: bool = False  # by its name, before the engine knew it
     load: Load = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,30 +58,30 @@ class Arrival:
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call that has not had its final response."""
+    """A call that has had no final response yet."""
 
     answer: Answer
     sender: Sender
     clock: CallClock
     timeout_s: float | None
-    is_in_flight: bool = False  # an engine has it
-    num_crashes: int = 0  # ends of the engine while it was in flight
+    is_in_flight: bool = False  # an engine knows it
+    num_crashes: int = 0  # number of engines that died while it was in flight
 
     @property
     def deadline_s(self) -> float:
-        """When its time is over, in seconds of the monotonic clock."""
+        """The call's deadline, in seconds of the monotonic clock."""
         return math.inf if self.timeout_s is None else self.clock.started + self.timeout_s
 
 
 class CancelSweep:
-    """Chooses whose cancellation to look at: all in turn, at a bounded rate."""
+    """Chooses calls to check for cancellation: all in turn, at a limited rate."""
 
     def __init__(self) -> None:
         self._queue: deque[str] = deque()
         self._allowance = Allowance(CANCEL_CHECKS_PER_S)
 
     def due(self, open_calls: Collection[str]) -> list[str]:
-        """The ids whose turn it is, each at most once."""
+        """Return the ids to check now, each at most once."""
         due: list[str] = []
         for _ in range(self._allowance.take(len(open_calls))):
             if not self._queue:
@@ -91,14 +91,14 @@ class CancelSweep:
 
 
 class Deadlines:
-    """Which open calls have run out of time; looks at few of them."""
+    """Finds open calls whose deadline has passed, without looking at all of them."""
 
     def __init__(self, calls: Mapping[str, OpenCall]) -> None:
         self._calls = calls
         self._heap: list[tuple[float, str]] = []  # of deadlines; calls may have ended since
 
     def add(self, request_id: str) -> None:
-        """Look after an open call."""
+        """Watch the deadline of an open call."""
         deadline_s = self._calls[request_id].deadline_s
         if deadline_s == math.inf:
             return
@@ -108,7 +108,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def due(self) -> list[str]:
-        """The ids of open calls whose time is over, each once."""
+        """Return the ids of open calls whose deadline has passed, each once."""
         now = time.monotonic()
         due: list[str] = []
         while self._heap and self._heap[0][0] <= now:

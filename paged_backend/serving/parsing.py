@@ -1,4 +1,4 @@
-"""From a caller's tensors to a checked request; every mistake is named here."""
+"""Turns a client's tensors into a checked request; errors name the field."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOT_SUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How the caller wants the answer sent."""
+    """The options for the responses of a call."""
 
     stream: bool
     echo: bool  # the prompt's text goes before the answer's
@@ -46,7 +46,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """All that one call asks for."""
+    """Everything that one call asks for."""
 
     request: Request
     options: AnswerOptions
@@ -80,10 +80,10 @@ class RequestParser:
         return self._tasks.answer(task, tensors)
 
     def call_id(self, tensors: Tensors) -> str | None:
-        """The name that a caller has given to the call, by which it can be cancelled.
+        """Return the name that the client gave to the call, by which it can be canceled.
 
         Raises:
-            InvalidRequest: it is no name.
+            InvalidRequest: the name is invalid.
         """
         if "call_id" not in tensors:
             return None
@@ -95,7 +95,7 @@ class RequestParser:
         return name
 
     def call_to_cancel(self, tensors: Tensors) -> str:
-        """Return the name of the calls that the task CANCEL is to end.
+        """Return the name of the calls that the task CANCEL should end.
 
         Raises:
             InvalidRequest: it is missing.
@@ -106,7 +106,7 @@ class RequestParser:
         return call_id
 
     def check_lengths(self, tensors: Tensors, parameters_json: str) -> None:
-        """Refuse a call that is too long for anything that is read in it, without reading it.
+        """Refuse a call with a field that is too long, without reading the field.
 
         Raises:
             InvalidRequest: naming the field.
@@ -118,10 +118,10 @@ class RequestParser:
         self._check_json_length("parameters", len(parameters_json))
 
     def tenant_of_task(self, parameters_json: str) -> str:
-        """Return the tenant of a call that is no request for the engine.
+        """Return the tenant of a call that is not a request for the engine.
 
         Raises:
-            InvalidRequest: the request's parameters cannot be read, or it is no name.
+            InvalidRequest: the parameters cannot be read, or the tenant is invalid.
         """
         values = self._json_object("parameters", parameters_json or "{}")
         return _name("tenant", values.get("tenant", ""))
@@ -179,13 +179,13 @@ class RequestParser:
         return ParsedRequest(request, options, prompt_text, timeout_s)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
-        """The sampling fields of a call by name, as their types want them but not checked yet.
+        """Return the sampling parameters of a call by name, converted but not checked.
 
-        They are in the tensor ``sampling_parameters`` or else among the request's parameters;
-        tensors of their own names come first.
+        They are in the tensor ``sampling_parameters``, or else among the request's parameters.
+        Tensors of the parameters' own names take precedence.
 
         Raises:
-            InvalidRequest: what holds them cannot be read.
+            InvalidRequest: they cannot be read.
         """
         if "sampling_parameters" in tensors:
             name = "sampling_parameters"
@@ -193,7 +193,7 @@ class RequestParser:
         else:
             values = self._json_object("parameters", parameters_json or "{}")
             values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
-        if "lora_name" in values:  # vllm_backend's own words: its clients compare them
+        if "lora_name" in values:  # vllm_backend's wording, which its clients compare
             raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
         for name in ("stop", "bad_words"):
             if name in tensors:
@@ -204,14 +204,14 @@ class RequestParser:
         return coerce(SamplingParams, values)
 
     def check_pass_through(self, tensor: Array, *, stream: bool) -> None:
-        """Bound what comes back with each response, of which a stream has many.
+        """Limit the length of ``pass_through``, which is returned with each response.
 
         Raises:
             InvalidRequest: it is too long.
         """
         length = len(fields.single("pass_through", tensor))
         limit, reason = self._limits.max_pass_through_length, "max_pass_through_length"
-        if not stream:  # comes back once, so there is room for the text of a prompt
+        if not stream:  # it is returned once, so it may hold the text of a prompt
             limit, reason = max(limit, self._prompts.max_json_length), "with stream: false"
         if length > limit:
             raise InvalidRequest(
@@ -243,14 +243,14 @@ def _number(field: str, value: Any, rule: Rule) -> Any:
 
 
 def answer_options(tensors: Tensors) -> AnswerOptions:
-    """How a caller wants the answer.
+    """Read the options for the responses of a call.
 
     Raises:
-        InvalidRequest: two wishes exclude each other.
+        InvalidRequest: two options exclude each other.
     """
     stream = fields.flag(tensors, "stream")
     if stream and not fields.flag(tensors, "exclude_input_in_output", default=True):
-        # vllm_backend's own words: its clients compare them.
+        # vllm_backend's wording, which its clients compare.
         raise InvalidRequest.verbatim(
             "exclude_input_in_output",
             "Error generating stream: When streaming, `exclude_input_in_output` = False is not "
