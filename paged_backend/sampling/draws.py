@@ -1,11 +1,10 @@
-"""Ways to turn rows of logits into one token each.
+"""Functions that choose one token for each row of logits, on the host.
 
-A row's token depends on that row's logits, settings and random number alone, never on the rows
-beside it: each step below works along the vocabulary, and each choice of a slower way is made for
-one row.
+The token of a row depends only on that row's logits, parameters and random number, never on other
+rows: every operation works along the vocabulary, and a slower method is chosen for single rows.
 
-Logits that are no numbers harm no other row: NaN counts as minus infinity, plus infinity as the
-largest finite number, and a row with nothing else yields token 0.
+Logits that are not numbers do not affect other rows. NaN counts as minus infinity, plus infinity as
+the largest finite number, and a row without any number yields token 0.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.seeds import mix64
 
-# Tokens taken off the top of a row before anything is known about the rest of it.
+# Number of most likely tokens that are considered before the rest of a row is read.
 NUM_CANDIDATES = 64
 _GROUP_SIZE = 16  # neighbours of which the largest stands for all while candidates are sought
 _CDF_BLOCK = 128  # tokens whose weights are summed as one before the block is looked into
@@ -29,12 +28,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) of 53 bits that only ``seed`` and ``position`` decide."""
+    """Return a random number in [0, 1) with 53 bits, a function of ``seed`` and ``position``."""
     return (mix64(mix64(seed ^ _GOLDEN) + position * _GOLDEN) >> 11) * 2.0**-53
 
 
 def draw_greedy(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
-    """The largest logit of each row of ``logits`` [n, vocab]; the first of equals."""
+    """Return the argmax of each row of ``logits`` [n, vocab]; the first one of equal logits."""
     del samples
     tokens = _argmax(logits)
     if bool(logits.gather(1, tokens.unsqueeze(1)).isnan().any()):
@@ -44,7 +43,7 @@ def draw_greedy(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
 
 
 def draw_from_candidates(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
-    """Draw where ``top_k`` is in 1..NUM_CANDIDATES: most of the vocabulary is never looked at."""
+    """Sample with ``top_k`` in 1..NUM_CANDIDATES, without reading most of the vocabulary."""
     values, token_ids = _largest(logits, NUM_CANDIDATES)
     if not bool(values[:, 0].isfinite().all()):
         values, token_ids = _largest(_repaired(logits), NUM_CANDIDATES)
@@ -68,9 +67,9 @@ def draw_from_candidates(logits: Tensor, samples: Sequence[SampleSpec]) -> list[
 
 
 def draw_from_all(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
-    """Draw from the whole vocabulary, cut by ``min_p``, ``top_k`` and ``top_p`` where set.
+    """Sample from the whole vocabulary, after ``min_p``, ``top_k`` and ``top_p``.
 
-    Tokens as likely as the last one that ``top_k`` or ``top_p`` keeps are kept as well.
+    Tokens with the same probability as the last one that ``top_k`` or ``top_p`` keeps are kept too.
     """
     temperature, point = _columns(
         logits, [(s.params.temperature, uniform(s.seed, s.position)) for s in samples]
@@ -85,7 +84,7 @@ def draw_from_all(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    # torch's own is 12 times slower on a CPU.
+    # torch's argmax is 12 times slower on a CPU.
     return torch.from_numpy(np.argmax(logits.numpy(), axis=1))
 
 
@@ -96,13 +95,13 @@ def _repaired(logits: Tensor) -> Tensor:
 
 
 def _columns(logits: Tensor, rows: list[tuple[float, ...]]) -> tuple[Tensor, ...]:
-    """Each column of ``rows`` as float64 [n, 1]."""
+    """Return each column of ``rows`` as float64 [n, 1]."""
     table = torch.tensor(rows, dtype=torch.float64).to(logits.device)
     return tuple(column.unsqueeze(1) for column in table.unbind(1))
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row, descending, and their columns: [n, count] each."""
+    """Return the ``count`` largest of each row, descending, and their columns: [n, count]."""
     num_rows, width = values.shape
     num_groups = width // _GROUP_SIZE
     if num_groups <= count:
@@ -166,7 +165,7 @@ def _zero_below(weights: Tensor, floor: Tensor) -> None:
 
 
 def _nucleus_floor(weights: Tensor, top_p: Tensor) -> Tensor:
-    """The least weight among the likeliest that hold ``top_p`` [n, 1] of the mass: [n]."""
+    """Return the smallest weight among the most likely tokens with mass ``top_p`` [n, 1]: [n]."""
     leaders, _ = _largest(weights, NUM_CANDIDATES)
     limit = top_p * _block_sums(weights).sum(1, keepdim=True)
     last = (leaders.double().cumsum(1) < limit).sum(1)

@@ -1,4 +1,4 @@
-"""Changes to logits before a token is drawn, on the host."""
+"""Applies token edits, penalties and ``min_tokens`` to logits, on the host."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paged_backend.sampling.token_edits import edit_logits
 def adjust_logits(
     logits: Tensor, samples: Sequence[SampleSpec], eos_token_ids: Iterable[int]
 ) -> None:
-    """Apply what a request asks of single tokens, penalties and ``min_tokens``, in this order.
+    """Apply edits of single tokens, penalties and ``min_tokens``, in this order.
 
-    In place to ``logits`` [R, vocab], row by sample; rows that ask for none are not touched.
+    ``logits`` [R, vocab] are changed in place, one row per sample; other rows are not touched.
     """
     edit_logits(logits, samples)
     penalized = [(row, spec) for row, spec in enumerate(samples) if spec.params.penalized]

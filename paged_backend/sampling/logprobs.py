@@ -20,8 +20,8 @@ class HostLogprobs:
 
     Args:
         logits: [n, vocab] float32; only read.
-        token_ids: [n] the tokens that stand, or were sampled, there.
-        num_top: how many of the likeliest tokens, for each row.
+        token_ids: [n] the tokens that were sampled, or that follow in the prompt.
+        num_top: number of most likely tokens to return, for each row.
     """
 
     def __init__(self, logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> None:
@@ -35,17 +35,17 @@ class HostLogprobs:
         self._rows = list(rows(num_top, *(column.tolist() for column in columns)))
 
     def wait(self) -> list[TokenLogprobs]:
-        """One for each row."""
+        """Return one entry for each row."""
         return self._rows
 
 
 def places_with_logprobs(samples: Sequence[SampleSpec]) -> list[int]:
-    """Which samples ask for log-probabilities."""
+    """Return the indexes of the samples that need log-probabilities."""
     return [place for place, spec in enumerate(samples) if spec.params.logprobs is not None]
 
 
 def cut_prompts(specs: Sequence[PromptLogprobsSpec]) -> Iterator[tuple[list[int], list[int]]]:
-    """The tokens of all specs, a bounded number at a time, each with its ``num_top``."""
+    """Yield the tokens of all specs, a limited number at a time, each with its ``num_top``."""
     token_ids = [token for spec in specs for token in spec.token_ids]
     num_top = [spec.num_top for spec in specs for _ in spec.token_ids]
     for start in range(0, len(token_ids), ROWS_AT_ONCE):
@@ -55,7 +55,7 @@ def cut_prompts(specs: Sequence[PromptLogprobsSpec]) -> Iterator[tuple[list[int]
 def join_prompts(
     specs: Sequence[PromptLogprobsSpec], rows: list[TokenLogprobs]
 ) -> list[list[TokenLogprobs]]:
-    """Rows of all specs together as a list for each of them."""
+    """Split the rows of all specs into a list for each spec."""
     ends = np.cumsum([len(spec.token_ids) for spec in specs], dtype=int).tolist()
     return [rows[end - len(spec.token_ids) : end] for spec, end in zip(specs, ends, strict=True)]
 

@@ -1,4 +1,4 @@
-"""From the logits of a step to one token for each sample."""
+"""Samples one token for each row of logits, on the host; a GPU has its own sampler."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from paged_backend.sampling.draws import (
 from paged_backend.sampling.logit_adjustments import adjust_logits
 from paged_backend.sampling_params import SamplingParams
 
-# Below it float32 cannot tell the likeliest token's weight from all the weight there is.
+# Below this temperature sampling is argmax in float32.
 _GREEDY_TEMPERATURE = 1e-5
 
 _Draw = Callable[[Tensor, Sequence[SampleSpec]], list[int]]
 
 
 class Sampler:
-    """Draws tokens as each row's sampling parameters say; holds no state between steps."""
+    """Samples tokens with each row's sampling parameters; keeps no state between steps."""
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = eos_token_ids
 
     def sample(self, logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
-        """One token for each row of ``logits`` [R, vocab] float32, which may be overwritten.
+        """Return one token for each row of ``logits`` [R, vocab] float32, which may be overwritten.
 
         Row ``i`` belongs to ``samples[i]``. A row's token depends on its own logits, parameters,
         seed and position only.

@@ -1,4 +1,4 @@
-"""Favoured and forbidden tokens: biases, allowed sets and bad words, on rows of logits."""
+"""Applies logit_bias, allowed_token_ids and bad_words to rows of logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Send = Callable[[NDArray[Any]], Tensor]
 
 
 class _Edit(NamedTuple):
-    """Something to be added to one logit if the row's last token is a certain one."""
+    """An amount to add to one logit if the row's last token is a certain token."""
 
     row: int
     token: int
@@ -37,8 +37,8 @@ def edit_logits(
         logits: [R, vocab] float32; row ``i`` belongs to ``samples[i]``, more rows are padding.
         samples: of the rows.
         send: copies an array to the logits' device.
-        last_tokens: [R] int32 on the logits' device, where the host may not know a row's last
-            token yet. By default it does.
+        last_tokens: [R] int32 on the logits' device, for a host that may not know the last
+            tokens yet. By default the host knows them.
     """
     rows = [(row, spec) for row, spec in enumerate(samples) if spec.params.adjusts_tokens]
     if not rows:
@@ -54,7 +54,7 @@ def edit_logits(
     )
     amounts = send(np.array([edit.amount for edit in edits], np.float32))
     applies = (needed == _WHATEVER_CAME_LAST) | (needed == last_tokens[row_ids])
-    # A token may be named twice, so amounts are added up instead of written.
+    # A token may be named twice, so amounts are added.
     logits.index_put_((row_ids, token_ids), torch.where(applies, amounts, 0.0), accumulate=True)
 
 
@@ -82,7 +82,7 @@ def _edits(row: int, spec: SampleSpec) -> Iterator[_Edit]:
 
 
 def _precede(tokens: list[int], spec: SampleSpec) -> bool:
-    """Whether these tokens stand before the row's last one, within its output."""
+    """Return whether these tokens precede the row's last token, within its output."""
     end = spec.position - 1
     start = end - len(tokens)
     return start >= spec.num_prompt_tokens and spec.token_ids[start:end] == tokens

@@ -1,4 +1,4 @@
-"""What the steps of a pipeline share: the model around which it is, and what travels along."""
+"""What the steps of a pipeline share: the model, and the data that travels with each call."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
 _SHORT = 2**14
 _PASS_THROUGH_DEPTH = 3  # a list in params in the object
 
-# The sampling fields that decide how tokens become text.
+# The sampling parameters that affect how tokens become text.
 _TEXT_FIELDS = ("stop", "include_stop_str_in_output", "min_tokens", "skip_special_tokens")
 
 
 def named(specs: Iterable[TensorSpec], *names: str) -> tuple[TensorSpec, ...]:
-    """Those of ``specs`` that have one of these names."""
+    """Return the specs with one of these names."""
     return tuple(spec for spec in specs if spec.name in names)
 
 
 class Llm:
-    """The model around which a pipeline is built, as its other steps see it.
+    """The model in the middle of a pipeline, for the other steps.
 
-    They find it by the parameter ``llm`` of their config.pbtxt, and the tokenizer in its
-    ``model.json``.
+    A step finds the model by the parameter ``llm`` of its config.pbtxt, and the tokenizer in the
+    model's ``model.json``.
     """
 
     def __init__(self, args: Mapping[str, str]) -> None:
@@ -52,14 +52,14 @@ class Llm:
 
     @functools.cached_property
     def parser(self) -> RequestParser:
-        """Checks calls as the model does; asks it for its limits, so it has to be ready."""
+        """Checks calls as the model does; the model must be ready to tell its limits."""
         (answer,) = self._ask("info", {})
         info = json.loads(fields.string("text_output", answer["text_output"]))
         limits = {spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}
         return RequestParser(self.tokenizer, RequestLimits(**limits))
 
     def cancel(self, call_id: str) -> None:
-        """End a call: its stream gets its last response."""
+        """Cancel a call: its stream gets its last response."""
         self._ask("cancel", {"call_id": as_strings([call_id])})
 
     def _ask(self, task: str, tensors: dict[str, Array]) -> list[dict[str, Array]]:
@@ -67,7 +67,7 @@ class Llm:
 
 
 def load_llm(args: Mapping[str, str]) -> Llm:
-    """For the ``initialize`` of a step; the server gets the reason if there is no such model."""
+    """Find the model in the ``initialize`` of a step; an error fails the load with the reason."""
     close_to_other_users()
     try:
         return Llm(args)
@@ -76,10 +76,10 @@ def load_llm(args: Mapping[str, str]) -> Llm:
 
 
 def parameter(args: Mapping[str, str], name: str) -> str:
-    """A parameter of a model's config.pbtxt.
+    """Return a parameter of a model's config.pbtxt.
 
     Raises:
-        ConfigError: it is missing.
+        ConfigError: the parameter is missing.
     """
     parameters = json.loads(args["model_config"])["parameters"]
     if name not in parameters:
@@ -88,7 +88,7 @@ def parameter(args: Mapping[str, str], name: str) -> str:
 
 
 def _config(model: Path) -> EngineConfig:
-    """The options of the newest version of a model."""
+    """Return the options of the newest version of a model."""
     versions = [path.parent for path in model.glob("*/model.json") if path.parent.name.isdecimal()]
     if not versions:
         raise ConfigError(f"parameter llm: there is no {model.name}/1/model.json beside this model")
@@ -98,32 +98,32 @@ def _config(model: Path) -> EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
-    """What ``postprocess`` has to know of a call with every response.
+    """The data of a call that ``postprocess`` needs with every response.
 
-    An ensemble gives a tensor of ``preprocess`` to the first response of a decoupled step only,
-    so this goes through the model, which returns it each time.
+    An ensemble passes a tensor of ``preprocess`` to the first response of a decoupled step only, so
+    this data goes through the model, which returns it with each response.
     """
 
-    call_id: str  # by which the model knows the call
+    call_id: str  # the model's name for the call
     num_input_tokens: int
-    prompt: str  # what goes before the text of the only response
-    wanted: tuple[str, ...]  # optional outputs that the caller asked for
-    params: SamplingParams  # on arrival only what concerns the text
+    prompt: str  # precedes the text of the only response
+    wanted: tuple[str, ...]  # optional outputs that the client asked for
+    params: SamplingParams  # when it arrives, only those that affect text
 
     @classmethod
     def from_tensor(cls, tensor: Array) -> PassThrough:
-        """Read what ``as_tensor`` made.
+        """Parse the result of ``as_tensor``.
 
         Raises:
-            InvalidRequest: it is something else.
+            InvalidRequest: the tensor is something else.
         """
         source = fields.string("pass_through", tensor)
-        # A stream brings the same with every response, and no prompt, which may be long.
+        # A stream returns it with every response, so it leaves out the prompt, which may be long.
         read = _read_again if len(source) < _SHORT else _read
         return read(source)
 
     def as_tensor(self) -> Array:
-        """The form in which it travels."""
+        """Return the tensor that travels through the model."""
         values = {
             "call_id": self.call_id,
             "num_input_tokens": self.num_input_tokens,

@@ -1,4 +1,4 @@
-"""The pipeline's last step: ids become text, with no memory between calls."""
+"""The last step of the pipeline: token ids become text; it is stateless."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ INPUTS = tuple(
 )
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
-_LOOK_S = 0.001  # between looks at cancellations, which cost as much as the rest of a call
+_LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a call
 
 
 class TritonPythonModel:
-    """The step for callers that use this package's names."""
+    """The step for clients that use this package's names."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
@@ -46,7 +46,7 @@ class TritonPythonModel:
         self._leavers = Leavers(self._llm)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Each request by itself."""
+        """Answer each request separately."""
         return [triton.respond(partial(self._answer, request)) for request in requests]
 
     def _answer(self, request: Any) -> dict[str, Array]:
@@ -59,19 +59,19 @@ class TritonPythonModel:
 
 
 class Leavers:
-    """Tells the model of callers that have gone.
+    """Cancels the calls of clients that have disconnected.
 
-    A server that runs an ensemble tells only steps that begin afterwards, and the model has begun.
+    A server that runs an ensemble tells only steps that start later, and the model has started.
     """
 
     def __init__(self, llm: Llm) -> None:
         self._llm = llm
         self._looked = 0.0
-        # On a thread of its own: the model may wait for this step before it takes a call.
+        # On another thread, as the model may wait for this step before it accepts a call.
         self._worker = ThreadPoolExecutor(1)
 
     def look(self, request: Any, passed: PassThrough) -> None:
-        """Cancel the call if its caller has gone; not every time that it is asked to."""
+        """Cancel the call if its client has disconnected; rate-limited."""
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return
@@ -81,10 +81,10 @@ class Leavers:
 
 
 def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> Iterator[str]:
-    """The new text of each answer to a prompt.
+    """Return the new text of each completion of a prompt.
 
     Raises:
-        InvalidRequest: the tensors do not belong together.
+        InvalidRequest: the tensors do not fit together.
     """
     reasons = fields.strings("finish_reason", tensors["finish_reason"])
     states = zip(
@@ -110,7 +110,7 @@ def _finish_reason(name: str) -> FinishReason | None:
 
 
 def _split(tensors: Tensors, name: str, counts: str) -> list[list[int]]:
-    """The parts of a flat tensor that belong to the answers."""
+    """Split a flat tensor into the parts of the completions."""
     sizes = tensors[counts]
     if sizes.sum() != tensors[name].size:
         raise InvalidRequest(name, f"has {tensors[name].size} elements, {counts} says otherwise")

@@ -1,7 +1,7 @@
-"""The work before a call reaches the engine: where it runs, and how much of it may wait.
+"""Runs the work before a call reaches the engine, and limits how much of it may wait.
 
-Triton's thread admits every call of an instance, so only small calls are prepared on it. Larger
-texts are tokenized, and chat templates are rendered, on two threads beside it.
+Triton's thread admits every call of an instance, so only small calls are prepared on it. Two other
+threads tokenize larger texts and render chat templates.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paged_backend.errors import RequestRefused, place_of
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 
-# Characters of a call that is prepared at once, which takes about a millisecond.
+# Maximum characters of a call that is prepared at once, which takes about a millisecond.
 SMALL = 4096
-# Characters that stand for a token while nobody has counted the tokens.
+# Estimated characters per token, before the text is tokenized.
 CHARACTERS_PER_TOKEN = 4
 _MAX_COUNTED = 256  # strings of a tensor that are measured; a call with more of them is not small
-# A large call lets calls pass that are smaller by this much and come a second later.
+# A large call is overtaken by calls that are smaller by this and arrive a second later.
 _CHARACTERS_PER_S = 100_000
 _MAX_PASSED_S = 1.0
 _RETRY_AFTER_S = 1
@@ -60,15 +60,15 @@ def _size(tensor: Array) -> int:
 
 
 class Preparation:
-    """Runs the preparation of calls, small calls at once and the others on threads.
+    """Prepares calls: small calls at once, and the others on threads.
 
     Args:
-        max_waiting_tokens: how much text may wait. The number of calls is bounded elsewhere.
+        max_waiting_tokens: limit of the text that waits. The number of calls is limited elsewhere.
     """
 
     def __init__(self, max_waiting_tokens: int) -> None:
         self._max_size = CHARACTERS_PER_TOKEN * max_waiting_tokens
-        # A template that hangs must not hold up calls that need no template.
+        # A template that hangs must not delay calls that need no template.
         self._templates = Lane("paged-templates")
         self._texts = Lane("paged-texts")
 
@@ -97,7 +97,7 @@ class Preparation:
         lane.put(work, load.size)
 
     def close(self) -> None:
-        """Prepare what still waits, and end both threads."""
+        """Prepare the waiting calls, and end both threads."""
         self._templates.close()
         self._texts.close()
 
@@ -111,9 +111,9 @@ class _Job:
 
 
 class Lane:
-    """A thread that does one piece of work after the other.
+    """A thread that runs one job after the other.
 
-    Small pieces pass large ones, but each piece is only passed for a time that grows with its
+    Small jobs overtake large ones, but each job is overtaken only for a time that grows with its
     size.
     """
 
@@ -128,7 +128,7 @@ class Lane:
         self._thread.start()
 
     def put(self, work: Work, size: int) -> None:
-        """Do this when its turn comes."""
+        """Add a job."""
         due_s = time.monotonic() + min(size / _CHARACTERS_PER_S, _MAX_PASSED_S)
         with self._changed:
             self.size += size
@@ -137,7 +137,7 @@ class Lane:
             self._changed.notify()
 
     def close(self) -> None:
-        """Do what is left, and end the thread."""
+        """Run the remaining jobs, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -147,7 +147,7 @@ class Lane:
         while (job := self._next()) is not None:
             try:
                 job.work()
-            except BaseException as error:  # a fault of ours, of which the other calls hear nothing
+            except BaseException as error:  # an internal error of one call
                 print(
                     f"paged-backend: internal error: {place_of(error)}", file=sys.stderr, flush=True
                 )
@@ -156,7 +156,7 @@ class Lane:
                 self.num_jobs -= 1
 
     def _next(self) -> _Job | None:
-        """The next piece of work; None once the lane is closed and empty."""
+        """Wait for the next job; None once the lane is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             return heapq.heappop(self._jobs) if self._jobs else None

@@ -1,4 +1,4 @@
-"""The pipeline's first step: a caller's text or messages become ids and one JSON of parameters."""
+"""The first step of the pipeline: text or messages become token ids and JSON parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INPUTS = named(
 
 _FOR_MODEL = named(contract.INPUTS, "input_ids", "stream", "sampling_parameters")
 _NOTES = named(contract.INPUTS, "call_id", "pass_through")
-# What the last step needs, whatever the caller has asked for; it puts the prompt before the text.
+# What the last step always needs; that step puts the prompt before the text.
 _ALWAYS_SET = named(
     contract.INPUTS,
     *("exclude_input_in_output", "return_context_ids", "return_finish_reason"),
@@ -38,7 +38,7 @@ OUTPUTS = (*_FOR_MODEL, *_NOTES, *_ALWAYS_SET)  # all of them are inputs of the 
 
 
 class TritonPythonModel:
-    """The step for callers that use this package's names."""
+    """The step for clients that use this package's names."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
@@ -51,7 +51,7 @@ class TritonPythonModel:
         self._preparation = Preparation(self._llm.config.max_waiting_tokens)
 
     def execute(self, requests: list[Any]) -> None:
-        """Prepare small calls at once, and hand the others to threads."""
+        """Prepare small calls at once, and the others on threads."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -59,12 +59,12 @@ class TritonPythonModel:
                 parameters = triton.read_parameters(request)
                 work = partial(self._answer, tensors, parameters, sender)
                 self._preparation.run(Load.of(tensors, parameters), work)
-            # An exception that left this method would hit every request of the call.
+            # An exception that leaves this method would fail every request of the batch.
             except Exception as error:
                 triton.send_only(sender, triton.error_response(error))
 
     def finalize(self) -> None:
-        """Answer what still waits."""
+        """Answer the waiting calls."""
         self._preparation.close()
 
     def _answer(self, tensors: Tensors, parameters: str, sender: Any) -> None:
@@ -80,13 +80,13 @@ class TritonPythonModel:
 
 
 def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array]:
-    """The model's inputs for a call.
+    """Return the model's inputs for a call.
 
-    They are checked here, although the model does so too: tritonserver 24.10 does not always get
-    over an error of an ensemble's decoupled step, and then takes half a minute to stop.
+    They are checked here, although the model checks them too: tritonserver 24.10 does not always
+    recover from an error of an ensemble's decoupled step, and then takes half a minute to stop.
 
     Raises:
-        InvalidRequest: naming the field and what it accepts.
+        InvalidRequest: a field is wrong; the error names it and the allowed range.
     """
     call_id = uuid.uuid4().hex
     parsed = llm.parser.parse(call_id, tensors, parameters)

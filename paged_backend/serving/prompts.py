@@ -1,4 +1,4 @@
-"""The prompt of a call: text, token ids or chat messages become token ids."""
+"""Reads the prompt of a call: text, token ids or chat messages become token ids."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ UTF8_BYTES = 4  # of a character, at the most
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the text that they come from if they come from any."""
+    """Token ids, and the text that they were made from, if any."""
 
     token_ids: list[int]
     text: str | None
 
 
 class PromptReader:
-    """Tokenises prompts for a model of a bounded context."""
+    """Tokenizes prompts for a model with a limited context."""
 
     def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        # No more characters than this can become a prompt that fits; longer text is not tokenised.
+        # A prompt with more characters cannot fit; it is not tokenized.
         self._max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
         if tokenizer.chat_template is not None:
             tokenizer.chat_template.prepare()
@@ -42,7 +42,7 @@ class PromptReader:
         """Refuse a prompt that is too long, without decoding it.
 
         Raises:
-            InvalidRequest: naming the tensor.
+            InvalidRequest: the prompt is too long; the error names the tensor.
         """
         for name, limit in (
             ("text_input", self._max_text_length),
@@ -53,10 +53,10 @@ class PromptReader:
                 self._check_length(name, length, limit)
 
     def read(self, tensors: Tensors) -> Prompt:
-        """The one prompt among a call's tensors.
+        """Return the prompt in a call's tensors.
 
         Raises:
-            InvalidRequest: there is none, more than one, or it cannot be tokenised.
+            InvalidRequest: there is no prompt, more than one, or it cannot be tokenized.
         """
         given = [name for name in SOURCES if name in tensors]
         if not given:

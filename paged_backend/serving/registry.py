@@ -1,8 +1,8 @@
 """Metrics at the server's own endpoint.
 
-A call to the server for one value takes 20 microseconds and more, in which no response is sent, and
-only one thread may make it. So the many values of histograms are noted here, and the latest of each
-is passed on when there is time.
+Reporting one value to the server takes at least 20 microseconds, in which no response is sent, and
+only one thread may do it. So the values of histograms are stored here, and the latest value of each
+series is reported when there is time.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from paged_backend.histogram import HistogramCounts
 
 
 class Registry:
-    """The families and series of one model; a family ends with its Python object, so it keeps them.
+    """The metric families and series of one model; it keeps the Python objects of the families.
 
     Args:
         families: Triton's ``MetricFamily`` class (``triton_python_backend_utils``).
-        labels: of each series, model and version among them.
+        labels: of each series, including model and version.
     """
 
     def __init__(self, families: Any, labels: Mapping[str, str]) -> None:
         self._make_family = families
         self._labels = dict(labels)
         self._families: dict[str, Any] = {}
-        self._due: dict[Series, float] = {}  # what is still to be passed on, the oldest first
+        self._due: dict[Series, float] = {}  # series to report, the oldest first
         self._shared: list[Counter] = []
 
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
-        """A value that goes up and down."""
+        """Return a gauge."""
         return Gauge(self._due, self._metric(self._make_family.GAUGE, name, help, labels))
 
     def counter(self, name: str, help: str, *, shared: bool, **labels: str) -> Counter:
-        """A value that only grows; the same name with other labels is in the same family.
+        """Return a counter; the same name with other labels is in the same family.
 
-        ``shared`` counts are told by one instance after the other and go on from where they stand;
-        others are of one instance, and add up.
+        ``shared`` counters are reported by one instance after the other and continue from the
+        reported value. Other counters belong to one instance each, and are added up.
         """
         counter = Counter(self._due, self._metric(self._make_family.COUNTER, name, help, labels))
         if shared:
@@ -47,9 +47,9 @@ class Registry:
     def histogram(
         self, name: str, help: str, bounds: Sequence[float], *, shared: bool
     ) -> PublishedHistogram:
-        """A distribution, as the counters that Prometheus' histograms are made of.
+        """Return a histogram, as the counters that Prometheus' histograms consist of.
 
-        The server's own histogram takes one call for each value that is observed.
+        The server's own histogram needs one call for each observed value.
         """
         series = [
             self.counter(f"{name}_bucket", f"{help}, by upper bound", shared=shared, le=le)
@@ -60,21 +60,21 @@ class Registry:
         return PublishedHistogram(series, total, count)
 
     def observed(self, name: str, help: str, bounds: list[float]) -> Any:
-        """The server's own histogram."""
+        """Return a histogram of the server's own type."""
         return self._metric(self._make_family.HISTOGRAM, name, help, {}, buckets=bounds)
 
     def catch_up(self) -> None:
-        """Read where the shared counters stand by now."""
+        """Read the present values of the shared counters."""
         for counter in self._shared:
             counter.catch_up()
 
     @property
     def num_due(self) -> int:
-        """How many values are still to be passed on."""
+        """Number of values to report."""
         return len(self._due)
 
     def publish(self, limit: int) -> None:
-        """Pass on so many values."""
+        """Report up to ``count`` values."""
         for series in list(self._due)[:limit]:
             series.publish(self._due.pop(series))
 
@@ -87,7 +87,7 @@ class Registry:
 
 
 class Series(ABC):
-    """One value at the server; equal only to itself."""
+    """One value at the server; compared by identity."""
 
     def __init__(self, due: dict[Series, float], metric: Any, shown: float | None) -> None:
         self._due = due
@@ -95,53 +95,53 @@ class Series(ABC):
         self._noted = shown
 
     def show(self, value: float) -> None:
-        """Pass a value on now, if it is another one."""
+        """Report a value now, if it has changed."""
         if value != self._noted:
             self._noted = value
             self.publish(value)
 
     def note(self, value: float) -> None:
-        """Have a value passed on when there is time."""
+        """Report a value when there is time."""
         if value != self._noted:
             self._noted = value
             self._due[self] = value
 
     @abstractmethod
     def publish(self, value: float) -> None:
-        """Pass a value on now."""
+        """Report the value now."""
 
 
 class Gauge(Series):
-    """Goes up and down."""
+    """A value that may rise and fall."""
 
     def __init__(self, due: dict[Series, float], metric: Any) -> None:
         super().__init__(due, metric, None)
 
     def publish(self, value: float) -> None:
-        """Pass a value on now."""
+        """Report the value now."""
         self._metric.set(value)
 
 
 class Counter(Series):
-    """Only grows; a value below what it shows waits until it is passed."""
+    """A value that only grows; a lower value is ignored until it exceeds the reported one."""
 
     def __init__(self, due: dict[Series, float], metric: Any) -> None:
         super().__init__(due, metric, 0.0)
         self._shown = 0.0
 
     def catch_up(self) -> None:
-        """Read what the server shows, which others may have raised."""
+        """Read the server's value, which other instances may have raised."""
         self._shown = self._noted = self._metric.value()
 
     def publish(self, value: float) -> None:
-        """Pass a value on now."""
+        """Report the value now."""
         if value > self._shown:
             self._metric.increment(value - self._shown)
             self._shown = value
 
 
 class PublishedHistogram:
-    """The counters of one distribution."""
+    """A histogram as counters."""
 
     def __init__(self, buckets: list[Counter], total: Counter, count: Counter) -> None:
         self._buckets = buckets
@@ -149,7 +149,7 @@ class PublishedHistogram:
         self._count = count
 
     def note(self, counts: HistogramCounts) -> None:
-        """Have the counts passed on when there is time."""
+        """Report the counts when there is time."""
         for series, value in zip(self._buckets, counts.cumulative, strict=True):
             series.note(value)
         self._total.note(counts.total)

@@ -1,4 +1,4 @@
-"""The memory through which tritonserver and its Python processes pass tensors."""
+"""Restricts the memory through which tritonserver and its Python processes pass tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _FOLDER = "/dev/shm/"
 
 
 def close_to_other_users() -> None:
-    """Let only this user open the memory that this process shares with tritonserver.
+    """Keep other users from opening the memory that this process shares with tritonserver.
 
-    The server makes it with mode 0644 whatever the umask is, so that every user of the machine
-    could read the prompts and answers in it. Must be called before the first request.
+    The server creates it with mode 0644 regardless of the umask, so that every user of the machine
+    could read the prompts and answers in it. This must be called before the first request.
     """
     for path in _mapped():
         if path.stat().st_uid == os.getuid():
@@ -21,7 +21,7 @@ def close_to_other_users() -> None:
 
 
 def _mapped() -> Iterator[Path]:
-    """The files of shared memory that are mapped into this process and still have a name."""
+    """Return the shared-memory files that are mapped into this process and still have a name."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     names = {
         _FOLDER + name for _, found, name in (line.partition(_FOLDER) for line in lines) if found

@@ -1,4 +1,4 @@
-"""Calls that need the model's tokenizer only, answered without the engine."""
+"""Answers calls that need the tokenizer only, without the engine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import shorten
 
 GENERATE = "generate"
-CANCEL = "cancel"  # another call, which is the front-end's to do
-INSPECT = "inspect"  # the engine, which answers itself
+CANCEL = "cancel"  # done by the front end
+INSPECT = "inspect"  # answered by the engine
 CHARGED = ("tokenize", "detokenize")  # tasks that count against a tenant's rate, as requests do
 
 

@@ -1,7 +1,7 @@
 """The first and last step of a pipeline for clients of tensorrtllm_backend's ``ensemble``.
 
-Its tensors have a batch dimension, which must be 1; each sequence is answered by responses of its
-own. What this engine cannot do is refused by name unless it is turned off.
+Its tensors have a batch dimension, which must be 1, and each sequence gets separate responses.
+Fields that this engine does not support are refused by name, unless they are turned off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paged_backend.text.tokenizer import Tokenizer
 
 _NO_END = -1  # of end_id: nothing but max_tokens and stop_words ends a sequence
 
-# Scalars that mean here what they mean there, and what they are called here.
+# Scalars with the same meaning here, and their names here.
 _SAME = {
     "max_tokens": "max_tokens",
     "min_tokens": "min_tokens",
@@ -37,13 +37,13 @@ _SAME = {
     "seed": "seed",
 }
 _WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
-# Which of the caller's fields a problem with one of ours comes from.
+# The client's field for each of ours, for error messages.
 _CALLED_THERE = {
     **{ours: theirs for theirs, ours in (_SAME | _WORDS).items()},
     "stop_token_ids": "end_id",
     "logit_bias": "embedding_bias_weights",
 }
-# What has no effect unless it is on, and then would need what the engine lacks.
+# Fields that have no effect unless they are set, and are not supported then.
 _OFF = (
     *("decoder_text_input", "guided_decoding_guide_type", "guided_decoding_guide"),
     *("num_draft_tokens", "use_draft_logits"),
@@ -62,11 +62,11 @@ _FROM_MODEL = (
 
 
 class Preprocess(preprocess.TritonPythonModel):
-    """From the client's tensors to the model's."""
+    """Translates the client's tensors into the model's."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Add the outputs; config.pbtxt declares the inputs, as the ensemble has them."""
+        """Add the outputs; config.pbtxt declares the inputs as in the ensemble."""
         return triton.complete_config(config, (), (*preprocess.OUTPUTS, *_FLAGS))
 
     def _read(self, request: Any) -> Tensors:
@@ -84,11 +84,11 @@ class Preprocess(preprocess.TritonPythonModel):
 
 
 class Postprocess:
-    """From the model's tensors to the client's."""
+    """Translates the model's tensors into the client's."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Add the inputs; config.pbtxt declares the outputs, as the ensemble has them."""
+        """Add the inputs; config.pbtxt declares the outputs as in the ensemble."""
         return triton.complete_config(config, _FROM_MODEL, (), decoupled=True)
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -97,7 +97,7 @@ class Postprocess:
         self._leavers = Leavers(self._llm)
 
     def execute(self, requests: list[Any]) -> None:
-        """Each request by itself: a response for each sequence with news."""
+        """Answer each request separately, with a response for each sequence with new tokens."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -126,7 +126,7 @@ class Postprocess:
 
 
 def _translated(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, Array]:
-    """The inputs that say the same in this package's words."""
+    """Return the same inputs under this package's names."""
     _refuse_what_is_on(tensors)
     values: dict[str, Any] = {
         ours: fields.single(theirs, tensors[theirs]).item()
@@ -155,7 +155,7 @@ def _translated(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, Array]:
 
 
 def _truncation(tensors: Tensors) -> dict[str, Any]:
-    """``top_k`` and ``top_p``; 0 stands for neither, and without both the likeliest is taken."""
+    """Return ``top_k`` and ``top_p``; 0 turns one off, and without both decoding is greedy."""
     given = {
         name: value
         for name in ("top_k", "top_p")
@@ -165,7 +165,7 @@ def _truncation(tensors: Tensors) -> dict[str, Any]:
 
 
 def _end(tensors: Tensors) -> dict[str, Any]:
-    """The one token that ends a sequence, if the caller names it."""
+    """Return the token that ends a sequence, if the client names it."""
     if "end_id" not in tensors:
         return {}
     end_id = fields.single("end_id", tensors["end_id"]).item()
@@ -173,7 +173,7 @@ def _end(tensors: Tensors) -> dict[str, Any]:
 
 
 def _bias(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, float]:
-    """What is added to the logits of all tokens of the words."""
+    """Return the bias for the logits of all tokens of the words."""
     for name in ("embedding_bias_words", "embedding_bias_weights"):
         if name not in tensors:
             raise InvalidRequest(name, "is missing; words and weights come together")
@@ -205,7 +205,7 @@ def _refuse_what_is_on(tensors: Tensors) -> None:
 
 
 def _asked_for(tensors: Tensors, passed: PassThrough, index: int) -> dict[str, Array]:
-    """The optional outputs for one sequence."""
+    """Return the optional outputs for one sequence."""
     found: dict[str, Array] = {}
     if "logprobs" in tensors:
         entries = json.loads(fields.strings("logprobs", tensors["logprobs"])[index])

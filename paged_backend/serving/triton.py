@@ -1,4 +1,4 @@
-"""What our models have in common in Triton's Python API: their tensors, answers and errors."""
+"""Tensors, responses, errors and log lines in Triton's Python API, for all our models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def complete_config(
     *,
     decoupled: bool = False,
 ) -> Any:
-    """Add a model's tensors and policy to its configuration; what the user declared is kept."""
+    """Add a model's tensors and policy to its configuration; the user's declarations are kept."""
     declared = config.as_dict()
     for specs, key, add in (
         (inputs, "input", config.add_input),
@@ -45,7 +45,7 @@ def complete_config(
 
 
 def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, Array]:
-    """The tensors of a request by name; absent ones are missing."""
+    """Return the tensors of a request by name; absent ones are missing."""
     found = {spec.name: pb_utils.get_input_tensor_by_name(request, spec.name) for spec in specs}
     return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
 
@@ -54,7 +54,7 @@ def read_parameters(request: Any) -> str:
     """Return the parameters of a request, a JSON object or an empty string.
 
     Raises:
-        InvalidRequest: they are not text, which a JSON body over HTTP can bring about.
+        InvalidRequest: they are not valid UTF-8, which is possible in a JSON body over HTTP.
     """
     try:
         parameters: str = request.parameters()
@@ -66,21 +66,21 @@ def read_parameters(request: Any) -> str:
 
 
 def response(tensors: dict[str, Array]) -> Any:
-    """A response with these outputs."""
+    """Return a response with these outputs."""
     outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items()]
     return pb_utils.InferenceResponse(output_tensors=outputs)
 
 
 def error_response(error: Exception) -> Any:
-    """A response that says what went wrong, with Triton's code for it."""
+    """Return an error response with Triton's code for the error."""
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(_message(error), _code(error)))
 
 
 def respond(act: Callable[[], dict[str, Array]]) -> Any:
-    """A response with what ``act`` returns, or with what it raises."""
+    """Return a response with the result of ``act``, or with its exception."""
     try:
         return response(act())
-    except BaseException as error:  # one that left `execute` would hit every request of the call
+    except BaseException as error:  # leaving `execute` it would fail every request of the batch
         return error_response(as_exception(error))
 
 
@@ -92,7 +92,7 @@ def send_only(sender: Any, only: Any) -> None:
 def call(
     model: str, tensors: Mapping[str, Array], parameters: Mapping[str, Any] | None = None
 ) -> dict[str, Array]:
-    """The outputs of another model of this server that gives one response.
+    """Call another model of this server that gives one response; returns its outputs.
 
     Raises:
         StepFailed: the model answers with an error.
@@ -101,7 +101,7 @@ def call(
 
 
 def stream(model: str, tensors: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """The outputs of each response of another model of this server that gives several.
+    """Call another model of this server; yields the outputs of each of its responses.
 
     Raises:
         StepFailed: the model answers with an error.
@@ -113,7 +113,7 @@ def stream(model: str, tensors: Mapping[str, Array]) -> Iterator[dict[str, Array
         except StepFailed as error:
             failure = error  # raised once the server has closed the call
         else:
-            if outputs:  # else it only says that there are no more
+            if outputs:  # otherwise it only ends the stream
                 yield outputs
     if failure is not None:
         raise failure
@@ -137,7 +137,7 @@ def _outputs(answer: Any) -> dict[str, Array]:
 
 
 class StepFailed(PagedError):
-    """Another model's error, to be passed on as it is."""
+    """An error of another model, which is passed on unchanged."""
 
     def __init__(self, message: str, code: Any) -> None:
         super().__init__(message)
@@ -162,16 +162,17 @@ class TritonLogHandler(logging.Handler):
 
 
 def refuse_to_load(error: PagedError) -> Exception:
-    """What ``initialize`` raises.
+    """Return the exception for ``initialize``, and print the error to stderr.
 
-    The error goes to the terminal too: the server wraps what is raised into a stack trace.
+    The server shows the exception within a stack trace, so that the line in the terminal is easier
+    to find.
     """
     print(f"paged-backend: error: {error}", file=sys.stderr, flush=True)
     raised: Exception = pb_utils.TritonModelException(str(error))
     return raised
 
 
-# By name: the stub that completes the configuration has no TritonError to take them from.
+# By name, as the stub that completes the configuration has no TritonError.
 _CODES: list[tuple[type[Exception], str]] = [
     (InvalidRequest, "INVALID_ARG"),
     (Cancelled, "CANCELLED"),

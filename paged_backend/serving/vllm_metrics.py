@@ -1,4 +1,4 @@
-"""vllm_backend's metric families, for the dashboards that read them."""
+"""vllm_backend's metric families, for existing dashboards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from paged_backend.serving.metrics import (
 )
 from paged_backend.serving.observer import CallClock
 
-# The server takes one value a call, in 20 microseconds: too much for each token of a busy engine.
-# What is over the rate waits, and what is over the backlog is left out, the oldest first.
+# The server needs 20 microseconds for each value, too long for each token of a busy engine.
+# Values above the rate wait, and values above the backlog are dropped, the oldest first.
 GAPS_PER_S = 1000
 BURST = 200
 MAX_BACKLOG = 4096
@@ -34,9 +34,10 @@ _NUM_ANSWERS = [1.0, 2.0, 5.0, 10.0, 20.0]
 
 
 class VllmMetrics(Metrics):
-    """What :class:`Metrics` shows, and vllm_backend's families besides.
+    """The metrics of :class:`Metrics`, and vllm_backend's families.
 
-    They are the server's own histograms, as there, and so cannot take every gap of a busy engine.
+    Like vllm_backend's, these are histograms of the server's own type, which are too slow for every
+    inter-token latency of a busy engine.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class VllmMetrics(Metrics):
         self._allowance = Allowance(GAPS_PER_S, BURST)
 
     def report_end(self, clock: CallClock, request: Request) -> None:
-        """Note the size of a call and how long it took."""
+        """Record the size and the duration of a call."""
         super().report_end(clock, request)
         self._whole_call.observe(time.monotonic() - clock.started)
         self._prompt_tokens.observe(len(request.prompt_token_ids))
@@ -75,7 +76,7 @@ class VllmMetrics(Metrics):
         self._num_answers.observe(request.params.n)
 
     def publish(self, *, idle: bool) -> None:
-        """Pass on as many gaps as the rate allows."""
+        """Report as many inter-token latencies as the rate allows."""
         super().publish(idle=idle)
         for _ in range(self._allowance.take(len(self._gaps))):
             self._gap.observe(self._gaps.popleft())
@@ -93,7 +94,7 @@ class VllmMetrics(Metrics):
 
 
 def _one_two_five(limit: int) -> Iterator[float]:
-    """1, 2, 5, 10, 20, 50 and so on up to a limit."""
+    """Return 1, 2, 5, 10, 20, 50 and so on up to a limit."""
     for exponent in count():
         for digit in (1, 2, 5):
             value = digit * 10**exponent
