@@ -19,7 +19,7 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
-from paged_backend.core.step import ScheduledStep, StepBuilder, WorkerMirror
+from paged_backend.core.step import ScheduledStep, StepBuilder
 from paged_backend.core.stopping import awaits_last_token, finish_reason
 from paged_backend.outputs import (
     EngineStats,
@@ -59,7 +59,6 @@ class Scheduler:
         # Completions 2..n of a request wait beside the first one until its prompt is computed.
         self._siblings: dict[int, list[Sequence]] = {}  # seq_id of the first -> the others
         self._admission = Admission(config, kv, self._running, self._siblings)
-        self._mirror = WorkerMirror(kv.block_size)
         self._in_flight: deque[ScheduledStep] = deque()
         self._freed_seq_ids: list[int] = []  # since the last step
         self._next_seq_id = 0
@@ -152,7 +151,7 @@ class Scheduler:
             self._register(seq, num_tokens)
         if not preempted:
             self._admit_waiting(step)
-        output = step.build(self._mirror, self._siblings, self._freed_seq_ids)
+        output = step.build(self.kv.block_size, self._siblings, self._freed_seq_ids)
         if output.slices:
             self._freed_seq_ids = []
             self.counters.num_steps += 1
@@ -264,6 +263,8 @@ class Scheduler:
 
     def _charge_prompt(self, seq: Sequence, num_tokens: int) -> None:
         """Charge the prompt tokens among the next ``num_tokens`` that were not charged before."""
+        if seq.num_charged_tokens == seq.num_prompt_tokens:
+            return
         end = min(seq.num_computed_tokens + num_tokens, seq.num_prompt_tokens)
         start = max(seq.num_computed_tokens, seq.num_charged_tokens)
         if end > start:
@@ -273,6 +274,8 @@ class Scheduler:
     def _register(self, seq: Sequence, num_tokens: int) -> None:
         """Make blocks findable that the step fills, unless they hold a placeholder."""
         start = seq.num_computed_tokens
+        if (start + num_tokens) // self.kv.block_size == start // self.kv.block_size:
+            return
         end = min(start + num_tokens, seq.num_known_tokens)
         if end > start:
             self.kv.register_full_blocks(seq, start, end)
@@ -353,6 +356,7 @@ class Scheduler:
     def _release(self, seq: Sequence) -> None:
         # A step in flight may still write to these blocks; their next owner writes later.
         self.kv.release(seq)
+        seq.num_sent_tokens = 0
         self._freed_seq_ids.append(seq.seq_id)
 
     # --- state ----------------------------------------------------------------------------

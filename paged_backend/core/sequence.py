@@ -41,8 +41,8 @@ class Sequence:
     __slots__ = (
         "admitted_s", "block_hashes", "block_ids", "first_token_s", "index", "num_cached_tokens",
         "num_charged_tokens", "num_computed_tokens", "num_output_placeholders",
-        "num_prompt_tokens", "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "status",
-        "token_ids",
+        "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens", "prompt_logprobs", "queued_s",
+        "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,9 @@ class Sequence:
         # Prompt logprobs so far; None if not requested or already sent.
         wanted = index == 0 and request.params.prompt_logprobs is not None and not resumed
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
+        # What the worker was told; 0 tokens if it does not know the sequence.
+        self.num_sent_tokens = 0
+        self.num_sent_blocks = 0
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # of full blocks, as far as they were needed
         # Seconds of the monotonic clock.

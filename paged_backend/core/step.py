@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from paged_backend.core.kv_cache_manager import BlockCopies
@@ -16,63 +16,6 @@ class ScheduledStep(NamedTuple):
     sampled: list[Sequence]  # one for each sample
     # Sequences that want prompt logprobs, each with the index of the slice's first entry.
     prompts: list[tuple[Sequence, int]]
-
-
-class _Known(NamedTuple):
-    """What the worker knows of a sequence."""
-
-    num_tokens: int
-    num_blocks: int
-
-
-class WorkerMirror:
-    """Remembers what the worker was told, so that each message has differences only."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._known: dict[int, _Known] = {}  # by seq_id
-
-    def forget(self, seq_ids: Iterable[int]) -> None:
-        """Note that the worker forgets sequences."""
-        for seq_id in seq_ids:
-            self._known.pop(seq_id, None)
-
-    def introduce(self, sequences: Iterable[Sequence]) -> Iterator[NewSequence]:
-        """Return the sequences that the worker does not know; it knows them from now on."""
-        for seq in sequences:
-            if seq.seq_id not in self._known:
-                token_ids = seq.token_ids[: seq.num_known_tokens]
-                self._known[seq.seq_id] = _Known(len(token_ids), 0)
-                params, num_prompt_tokens = seq.request.params, seq.num_prompt_tokens
-                yield NewSequence(seq.seq_id, params, seq.seed, num_prompt_tokens, token_ids)
-
-    def slice(
-        self, seq: Sequence, num_tokens: int, *, is_copied: bool, samples: list[Sequence]
-    ) -> Slice:
-        """Return the next slice of a known sequence.
-
-        Args:
-            seq: the sequence.
-            num_tokens: number of tokens to compute.
-            is_copied: the first block that is written was replaced by a copy.
-            samples: the sequences that sample after the slice.
-        """
-        known, start = self._known[seq.seq_id], seq.num_computed_tokens
-        first_new = known.num_blocks
-        if is_copied:
-            first_new = min(first_new, start // self._block_size)
-        self._known[seq.seq_id] = _Known(seq.num_known_tokens, len(seq.block_ids))
-        num_top = seq.request.params.prompt_logprobs or 0
-        return Slice(
-            seq.seq_id,
-            start,
-            num_tokens,
-            seq.token_ids[known.num_tokens : seq.num_known_tokens],
-            first_new,
-            seq.block_ids[first_new:],
-            [sample.seq_id for sample in samples],
-            num_top if seq.wants_prompt_logprobs else None,
-        )
 
 
 class StepBuilder:
@@ -99,27 +42,59 @@ class StepBuilder:
 
     def build(
         self,
-        mirror: WorkerMirror,
+        block_size: int,
         siblings: Mapping[int, list[Sequence]],
         freed_seq_ids: list[int],
     ) -> SchedulerOutput:
-        """Return the step for the worker.
+        """Return the step for the worker, as differences to what it was told before.
 
         Args:
-            mirror: what the worker was told before.
+            block_size: number of tokens in a block.
             siblings: the other completions that start from the same prompt and sample their first
                 token in the step that computes its end, by the ``seq_id`` of the first completion.
             freed_seq_ids: sequences that the worker may forget.
         """
         if not self._slices:
             return SchedulerOutput([], [], [], [])
-        mirror.forget(freed_seq_ids)
         new_sequences: list[NewSequence] = []
         slices: list[Slice] = []
+        block_copies: BlockCopies = []
         for seq, num_tokens, copies in self._slices.values():
-            is_last = seq.num_computed_tokens + num_tokens == seq.num_tokens
-            samples = [seq, *siblings.get(seq.seq_id, ())] if is_last else []
-            new_sequences += mirror.introduce(samples or [seq])
-            slices.append(mirror.slice(seq, num_tokens, is_copied=bool(copies), samples=samples))
-        block_copies = [copy for _, _, copies in self._slices.values() for copy in copies]
+            if seq.num_sent_tokens == 0:  # the worker does not know it
+                new_sequences.append(_introduce(seq))
+            sample_seq_ids: list[int] = []
+            if seq.num_computed_tokens + num_tokens == seq.num_tokens:
+                sample_seq_ids.append(seq.seq_id)
+                for sibling in siblings.get(seq.seq_id, ()):
+                    new_sequences.append(_introduce(sibling))
+                    sample_seq_ids.append(sibling.seq_id)
+            if copies:  # they replace the first block that is written
+                first = seq.num_computed_tokens // block_size
+                seq.num_sent_blocks = min(seq.num_sent_blocks, first)
+                block_copies += copies
+            slices.append(_slice(seq, num_tokens, sample_seq_ids))
         return SchedulerOutput(freed_seq_ids, new_sequences, slices, block_copies)
+
+
+def _introduce(seq: Sequence) -> NewSequence:
+    """Tell the worker about a sequence that it does not know."""
+    seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, 0
+    token_ids = seq.token_ids[: seq.num_sent_tokens]
+    return NewSequence(seq.seq_id, seq.request.params, seq.seed, seq.num_prompt_tokens, token_ids)
+
+
+def _slice(seq: Sequence, num_tokens: int, sample_seq_ids: list[int]) -> Slice:
+    """The next slice of a sequence, with the tokens and blocks that the worker lacks."""
+    num_tokens_before, num_blocks_before = seq.num_sent_tokens, seq.num_sent_blocks
+    seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, len(seq.block_ids)
+    wants_logprobs = seq.wants_prompt_logprobs
+    return Slice(
+        seq.seq_id,
+        seq.num_computed_tokens,
+        num_tokens,
+        seq.token_ids[num_tokens_before : seq.num_sent_tokens],
+        num_blocks_before,
+        seq.block_ids[num_blocks_before:],
+        sample_seq_ids,
+        (seq.request.params.prompt_logprobs or 0) if wants_logprobs else None,
+    )

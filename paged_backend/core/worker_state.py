@@ -24,12 +24,15 @@ class _State:
     block_ids: list[int] = field(default_factory=list)
 
     def update(self, item: Slice) -> None:
-        for token in item.new_token_ids:
-            self.token_ids[self.num_known : self.num_known + 1] = [token]
-            self.num_known += 1
+        if item.new_token_ids:  # they take the place of the first placeholders
+            end = self.num_known + len(item.new_token_ids)
+            self.token_ids[self.num_known : end] = item.new_token_ids
+            self.num_known = end
         missing = item.start + item.num_tokens - len(self.token_ids)
-        self.token_ids += [PLACEHOLDER] * missing
-        self.block_ids[item.first_new_block :] = item.new_block_ids
+        if missing > 0:
+            self.token_ids += [PLACEHOLDER] * missing
+        if item.new_block_ids:
+            self.block_ids[item.first_new_block :] = item.new_block_ids
 
 
 class WorkerState:
@@ -60,7 +63,7 @@ class WorkerState:
             tokens[start:end],
             start,
             state.block_ids,
-            tuple(self._sample(seq_id, end) for seq_id in item.sample_seq_ids),
+            tuple([self._sample(seq_id, end) for seq_id in item.sample_seq_ids]),
             None if num_top is None else PromptLogprobsSpec(num_top, tokens[start + 1 : end + 1]),
             item.first_new_block,
         )
