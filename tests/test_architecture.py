@@ -71,8 +71,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             architecture.wrong_directions,
             "paged_backend/process/wire.py",
-            "from paged_backend.serving import answer",
-            "paged_backend.process.wire imports paged_backend.serving.answer",
+            "from paged_backend.serving.calls import answer",
+            "paged_backend.process.wire imports paged_backend.serving.calls.answer",
         ),
         (
             architecture.wrong_platforms,
@@ -152,7 +152,7 @@ def test_a_violation_is_caught(copy: Path, rule: Rule, file: str, line: str, mes
     [
         ("paged_client", ["torch", "transformers", "paged_backend", "fastapi", "pydantic"]),
         ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
-        ("paged_backend.serving.front_end", ["torch", "transformers"]),
+        ("paged_backend.serving.calls.front_end", ["torch", "transformers"]),
         ("paged_backend.cli", ["torch", "transformers", "tritonclient", "aiohttp", "matplotlib"]),
         ("paged_backend.plan.planner", ["torch", "transformers", "numpy"]),
         ("paged_loadtest.workloads", ["torch", "transformers", "tritonclient", "rich"]),

@@ -14,14 +14,15 @@ from paged_backend.errors import PagedError, RequestRefused
 from paged_backend.log import LOG, log_to
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.request import RequestLimits
+from paged_backend.serving.calls.drain import Drain, drain_limit_s
+from paged_backend.serving.calls.front_end import Cancelled, FrontEnd
+from paged_backend.serving.calls.open_calls import Arrival
+from paged_backend.serving.calls.parsing import RequestParser
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
-from paged_backend.serving.drain import Drain, drain_limit_s
-from paged_backend.serving.front_end import Cancelled, FrontEnd
-from paged_backend.serving.metrics import VLLM_PREFIX, Metrics
-from paged_backend.serving.observer import Observer
-from paged_backend.serving.open_calls import Arrival
-from paged_backend.serving.parsing import RequestParser
+from paged_backend.serving.metrics.observer import Observer
+from paged_backend.serving.metrics.publisher import VLLM_PREFIX, Metrics
+from paged_backend.serving.metrics.vllm_metrics import VllmMetrics
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
     TritonLogHandler,
@@ -32,7 +33,6 @@ from paged_backend.serving.triton import (
     refuse_to_load,
     response,
 )
-from paged_backend.serving.vllm_metrics import VllmMetrics
 from paged_backend.text.tokenizer import load_tokenizer
 
 UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"

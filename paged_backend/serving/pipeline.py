@@ -15,8 +15,8 @@ from paged_backend.errors import ConfigError, InvalidRequest, PagedError
 from paged_backend.request import RequestLimits
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields, triton
+from paged_backend.serving.calls.parsing import RequestParser
 from paged_backend.serving.contract import Array, TensorSpec, as_strings
-from paged_backend.serving.parsing import RequestParser
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.text.tokenizer import load_tokenizer
 

@@ -18,8 +18,8 @@ from paged_backend.errors import (
     as_exception,
     place_of,
 )
+from paged_backend.serving.calls.front_end import Cancelled
 from paged_backend.serving.contract import Array, TensorSpec
-from paged_backend.serving.front_end import Cancelled
 
 
 def complete_config(

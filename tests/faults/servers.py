@@ -135,10 +135,16 @@ def kill_engine(server: RunningServer) -> float:
 
 
 def kill_stub(stub: psutil.Process) -> None:
-    """Kill a front-end between two responses.
+    """Kill a front end between two responses."""
+    stop_between_responses(stub)
+    stub.kill()
 
-    One that is killed while it hands a response over takes its server along: tritonserver 24.10
-    aborts when it finds the owner of the lock in their shared memory dead.
+
+def stop_between_responses(stub: psutil.Process) -> None:
+    """Suspend a front end, but not while it passes a response to its server.
+
+    It holds a lock in their shared memory then, and tritonserver 24.10 aborts if the lock is not
+    released.
     """
 
     def stopped_between_responses() -> bool:
@@ -150,7 +156,6 @@ def kill_stub(stub: psutil.Process) -> None:
         return False
 
     wait_for(stopped_between_responses, LOAD_TIMEOUT_S, "it does nothing but send")
-    stub.kill()
 
 
 def _waits_for_engine(stub: psutil.Process) -> bool:

@@ -30,7 +30,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
 from paged_backend.launch.repository import model_names, write_pipeline
 from paged_backend.launch.server_process import RunningServer, start_server
-from paged_backend.serving.front_end import MAX_BEHIND
+from paged_backend.serving.calls.front_end import MAX_BEHIND
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "text"))
 from sample_tokenizers import KINDS  # noqa: E402

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from paged_client import Client, InvalidRequest
+from servers import stop_between_responses
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
@@ -179,7 +180,7 @@ def test_tokens_that_arrive_together_count_one_by_one(small, client):
         while read(small)["paged_num_requests_running"] == 0:  # there are four seats
             assert not all(call.done() for call in calls)
         for stub in stubs:
-            stub.suspend()
+            stop_between_responses(stub)
         time.sleep(1)
         for stub in stubs:
             stub.resume()

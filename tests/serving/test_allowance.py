@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from paged_backend.serving.allowance import Allowance
+from paged_backend.serving.calls.allowance import Allowance
 
 
 def test_no_more_than_the_rate_however_often_it_is_asked():

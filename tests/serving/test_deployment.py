@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from paged_backend.serving.calls.drain import drain_limit_s
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
-from paged_backend.serving.drain import drain_limit_s
 
 
 def deployment(kind="MODEL", device="0", backend="vllm", **parameters):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paged_backend.serving.observer import CallClock
-from paged_backend.serving.open_calls import MAX_ENDED, Deadlines, OpenCall
+from paged_backend.serving.calls.open_calls import MAX_ENDED, Deadlines, OpenCall
+from paged_backend.serving.metrics.observer import CallClock
 
 
 def call(timeout_s, started=None):

@@ -34,15 +34,15 @@ from paged_backend.process.engine_supervisor import (
     EngineUnavailable,
     Event,
 )
-from paged_backend.serving.answer import Answer
+from paged_backend.serving.calls.answer import Answer
+from paged_backend.serving.calls.drain import Drain
+from paged_backend.serving.calls.open_calls import Arrival, CancelSweep, Deadlines, OpenCall, Sender
+from paged_backend.serving.calls.parsing import RequestParser
+from paged_backend.serving.calls.preparation import Preparation
+from paged_backend.serving.calls.refusal_log import RefusalLog
+from paged_backend.serving.calls.tasks import CANCEL, CHARGED, GENERATE, INSPECT
 from paged_backend.serving.contract import as_strings
-from paged_backend.serving.drain import Drain
-from paged_backend.serving.observer import Observer
-from paged_backend.serving.open_calls import Arrival, CancelSweep, Deadlines, OpenCall, Sender
-from paged_backend.serving.parsing import RequestParser
-from paged_backend.serving.preparation import Preparation
-from paged_backend.serving.refusal_log import RefusalLog
-from paged_backend.serving.tasks import CANCEL, CHARGED, GENERATE, INSPECT
+from paged_backend.serving.metrics.observer import Observer
 from paged_backend.text.tokenizer import Tokenizer
 
 POLL_S = 0.005  # between looks at cancellations while calls are open

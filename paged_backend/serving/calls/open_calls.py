@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paged_backend.serving.allowance import Allowance
-from paged_backend.serving.answer import Answer
+from paged_backend.serving.calls.allowance import Allowance
+from paged_backend.serving.calls.answer import Answer
+from paged_backend.serving.calls.preparation import Load
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.observer import CallClock
-from paged_backend.serving.preparation import Load
+from paged_backend.serving.metrics.observer import CallClock
 
 # A check takes 76 microseconds of the sending thread, too long for each response.
 CANCEL_CHECKS_PER_S = 2000

@@ -10,8 +10,8 @@ from typing import Any
 from paged_backend.histogram import Histogram
 from paged_backend.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason, SequenceOutput
 from paged_backend.request import Request, RequestLimits
-from paged_backend.serving.observer import AnswerClock, CallClock, Observer
-from paged_backend.serving.registry import Registry, Series
+from paged_backend.serving.metrics.observer import AnswerClock, CallClock, Observer
+from paged_backend.serving.metrics.registry import Registry, Series
 
 Read = Callable[[EngineStats], float]
 Table = Mapping[str, tuple[str, Read]]

@@ -11,10 +11,10 @@ from paged_backend.errors import InvalidRequest
 from paged_backend.request import Request, RequestLimits
 from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, INT32_MAX, SamplingParams
 from paged_backend.serving import fields
+from paged_backend.serving.calls.prompts import UTF8_BYTES, PromptReader
+from paged_backend.serving.calls.tasks import TaskReader
 from paged_backend.serving.contract import INPUTS, Array
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.prompts import UTF8_BYTES, PromptReader
-from paged_backend.serving.tasks import TaskReader
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import Rule, coerce, from_string, is_text, shorten

@@ -9,15 +9,15 @@ from itertools import count
 from typing import Any
 
 from paged_backend.request import Request, RequestLimits
-from paged_backend.serving.allowance import Allowance
-from paged_backend.serving.metrics import (
+from paged_backend.serving.calls.allowance import Allowance
+from paged_backend.serving.metrics.observer import CallClock
+from paged_backend.serving.metrics.publisher import (
     VLLM_COUNTERS,
     VLLM_GAUGES,
     VLLM_PREFIX,
     Metrics,
     stats_series,
 )
-from paged_backend.serving.observer import CallClock
 
 # The server needs 20 microseconds for each value, too long for each token of a busy engine.
 # Values above the rate wait, and values above the backlog are dropped, the oldest first.

@@ -10,9 +10,9 @@ import numpy as np
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
 from paged_backend.serving import fields
+from paged_backend.serving.calls.prompts import PromptReader
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.prompts import PromptReader
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import shorten
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.serving.calls.logprobs import NOT_ASKED_FOR, logprobs_json
+from paged_backend.serving.calls.parsing import ParsedRequest
 from paged_backend.serving.contract import Array, as_strings
-from paged_backend.serving.logprobs import NOT_ASKED_FOR, logprobs_json
-from paged_backend.serving.parsing import ParsedRequest
 from paged_backend.text.text_stream import StreamState, TextStream
 from paged_backend.text.tokenizer import Tokenizer
 
