@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from paged_backend.config import EngineConfig
 from paged_backend.errors import InvalidRequest
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.sampling_params import INT32_MAX, SamplingParams
+from paged_backend.validation import Rule, check_fields, checked, coerce
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,37 @@ class Request:
     priority: int = 0  # lower is served first
     tenant: str = ""  # on whose account its tokens are
     call_id: str = ""  # by which a caller can cancel it; empty: no caller can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """The parameters of a request that do not concern sampling, checked when made.
+
+    Raises:
+        InvalidRequest: a field has the wrong type or lies outside its range.
+    """
+
+    priority: int = checked(0, Rule(int, -(2**31), INT32_MAX), "lower values are served first")
+    tenant: str = checked("", Rule(str, max_length=256), "the user that tokens are charged to")
+    cache_salt: str = checked(
+        "", Rule(str, max_length=256), "requests share cached blocks only if it is equal"
+    )
+    timeout_s: float | None = checked(
+        None, Rule(float, high=86400, above=0, optional=True), "from arrival to the last token"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, InvalidRequest)
+
+    @classmethod
+    def take_from(cls, values: dict[str, Any]) -> RequestOptions:
+        """Remove these parameters from a request's untrusted parameters, and check them.
+
+        Raises:
+            InvalidRequest: a value is not allowed.
+        """
+        names = {spec.name for spec in fields(cls)} & values.keys()
+        return cls(**coerce(cls, {name: values.pop(name) for name in names}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

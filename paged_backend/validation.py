@@ -28,13 +28,17 @@ T = TypeVar("T", bound=DataclassInstance)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """What a field accepts: a kind, a range for numbers, a choice for strings, maybe ``None``."""
+    """What a field accepts: a kind, a range for numbers, choices or a length for strings, null.
+
+    A string with a ``max_length`` must be valid UTF-8, and errors do not repeat it.
+    """
 
     kind: type
     low: float | None = None
     high: float | None = None
     above: float | None = None
     choices: tuple[str, ...] = ()
+    max_length: int | None = None  # characters
     optional: bool = False
 
     def describe(self) -> str:
@@ -48,6 +52,8 @@ class Rule:
         words = noun[self.kind]
         if self.choices:
             words = "one of " + ", ".join(self.choices)
+        if self.max_length is not None:
+            words += f" of at most {self.max_length} characters"
         if self.above is not None:
             words += f" above {self.above:g}"
         if self.low is not None:
@@ -63,6 +69,10 @@ class Rule:
         if self.kind in (int, float):
             return self._accepts_number(value)
         if not isinstance(value, self.kind):
+            return False
+        if self.max_length is not None and not (
+            is_text(value) and len(str(value)) <= self.max_length
+        ):
             return False
         return not self.choices or value in self.choices
 
@@ -89,7 +99,8 @@ def check_fields(instance: DataclassInstance, refuse: Refuse) -> None:
         rule: Rule | None = spec.metadata.get("rule")
         value = getattr(instance, spec.name)
         if rule is not None and not rule.accepts(value):
-            raise refuse(spec.name, f"must be {rule.describe()}, got {shorten(value)}")
+            got = "" if rule.max_length is not None else f", got {shorten(value)}"
+            raise refuse(spec.name, f"must be {rule.describe()}{got}")
 
 
 def check_known(names: Iterable[str], known: Iterable[str], refuse: Refuse) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
-from paged_backend.request import Request, RequestLimits
-from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, INT32_MAX, SamplingParams
+from paged_backend.request import Request, RequestLimits, RequestOptions
+from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.calls.prompts import UTF8_BYTES, PromptReader
 from paged_backend.serving.calls.tasks import TaskReader
@@ -17,14 +17,11 @@ from paged_backend.serving.contract import INPUTS, Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.validation import Rule, coerce, from_string, is_text, shorten
+from paged_backend.validation import coerce, shorten
 
-MAX_NAME_LENGTH = 256  # of cache_salt and tenant
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PRIORITY = Rule(int, -INT32_MAX, INT32_MAX)
-_TIMEOUT_S = Rule(float, high=86400, above=0, optional=True)
 _RETURN = "return_"
 _RETURN_FLAGS = [spec.name for spec in INPUTS if spec.name.startswith(_RETURN)]
 # Part of vllm_backend's contract, so clients may send them.
@@ -124,7 +121,7 @@ class RequestParser:
             InvalidRequest: the parameters cannot be read, or the tenant is invalid.
         """
         values = self._json_object("parameters", parameters_json or "{}")
-        return _name("tenant", values.get("tenant", ""))
+        return RequestOptions.take_from({"tenant": values.get("tenant", "")}).tenant
 
     def parse(
         self,
@@ -151,11 +148,8 @@ class RequestParser:
         if options.pass_through is not None:
             self.check_pass_through(options.pass_through, stream=options.stream)
         values = self.sampling_values(tensors, parameters_json)
-        cache_salt = _name("cache_salt", values.pop("cache_salt", ""))
-        tenant = _name("tenant", values.pop("tenant", ""))
-        admit(tenant)
-        priority = _number("priority", values.pop("priority", 0), _PRIORITY)
-        timeout_s = _number("timeout_s", values.pop("timeout_s", None), _TIMEOUT_S)
+        own = RequestOptions.take_from(values)
+        admit(own.tenant)
         values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
         params = self._limits.bounded(SamplingParams.from_mapping(values))
         params = resolve_bad_words(self._tokenizer, params)
@@ -171,12 +165,12 @@ class RequestParser:
             request_id,
             prompt.token_ids,
             params,
-            cache_salt,
-            priority,
-            tenant,
+            own.cache_salt,
+            own.priority,
+            own.tenant,
             call_id=self.call_id(tensors) or "",
         )
-        return ParsedRequest(request, options, prompt_text, timeout_s)
+        return ParsedRequest(request, options, prompt_text, own.timeout_s)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
         """Return the sampling parameters of a call by name, converted but not checked.
@@ -227,19 +221,6 @@ class RequestParser:
     def _json_object(self, name: str, source: str) -> dict[str, Any]:
         self._check_json_length(name, len(source))
         return fields.json_object(name, source, self._limits.max_json_depth)
-
-
-def _name(field: str, value: Any) -> str:
-    if not is_text(value) or len(value) > MAX_NAME_LENGTH:
-        raise InvalidRequest(field, f"must be a string of at most {MAX_NAME_LENGTH} characters")
-    return str(value)
-
-
-def _number(field: str, value: Any, rule: Rule) -> Any:
-    value = from_string(rule.kind, value) if isinstance(value, str) else value
-    if not rule.accepts(value):
-        raise InvalidRequest(field, f"must be {rule.describe()}, got {shorten(value)}")
-    return value
 
 
 def answer_options(tensors: Tensors) -> AnswerOptions:

@@ -1,0 +1,54 @@
+"""The gateway's fields have the ranges that the engine checks."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from paged_client.gateway.schema import ChatRequest, CompletionRequest, GenerateRequest
+
+from paged_backend.request import RequestOptions
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.validation import Rule
+
+RULES: dict[str, Rule] = {
+    spec.name: spec.metadata["rule"]
+    for cls in (SamplingParams, RequestOptions)
+    for spec in fields(cls)
+    if "rule" in spec.metadata
+}
+# The gateway maps a negative seed to the seed with the same 64 bits, an echo may have no tokens,
+# `logprobs` of a chat is a flag, and an empty salt is the same as none.
+DIFFERENT = {
+    ("seed", "low"),
+    ("max_tokens", "low", CompletionRequest),
+    ("logprobs", "high", ChatRequest),
+    ("logprobs", "low", ChatRequest),
+}
+
+
+def bounds(model: type[GenerateRequest], name: str) -> dict[str, Any]:
+    """The limits of a field, under the names of `Rule`."""
+    found: dict[str, Any] = {}
+    for item in model.model_fields[name].metadata:
+        for ours, theirs in (("low", "ge"), ("high", "le"), ("above", "gt"), ("max_length",) * 2):
+            if getattr(item, theirs, None) is not None:
+                found[ours] = getattr(item, theirs)
+        if getattr(item, "lt", None) is not None:
+            found["high"] = item.lt - 1
+    return found
+
+
+def test_every_field_of_the_engine_is_known_to_the_gateway() -> None:
+    missing = set(RULES) - set(CompletionRequest.model_fields)
+    assert missing == set()
+
+
+@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_ranges_are_equal(model: type[GenerateRequest], name: str) -> None:
+    ours, theirs = RULES[name], bounds(model, name)
+    for limit in ("low", "high", "above", "max_length"):
+        if not {(name, limit), (name, limit, model)} & DIFFERENT:
+            assert theirs.get(limit) == getattr(ours, limit), limit
