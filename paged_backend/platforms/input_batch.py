@@ -21,18 +21,18 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """What a model and attention need to know of a step, on the host."""
+    """The inputs of a model and of attention for one step, on the host."""
 
-    input_ids: Longs  # [num_tokens]; PLACEHOLDER where the device alone knows the token
+    input_ids: Longs  # [num_tokens]; PLACEHOLDER for a token that only the device knows
     positions: Ints  # [num_tokens]
     slot_mapping: Longs  # [num_tokens]
     query_start_loc: Ints  # [num_seqs + 1]
     seq_lens: Ints  # [num_seqs]
     logits_indices: Longs  # [num_samples] rows whose next token is sampled
-    num_decodes: int  # so many sequences, the first ones, have one token each
+    num_decodes: int  # number of leading sequences with exactly one query token
     samples: list[SampleSpec]  # one for each entry of logits_indices
-    prompt_indices: Longs  # rows before the prompts' tokens whose log-probabilities are wanted
-    prompts: list[PromptLogprobsSpec]  # that have these rows, one after the other
+    prompt_indices: Longs  # rows before the prompt tokens whose log-probabilities are needed
+    prompts: list[PromptLogprobsSpec]  # the specs of these rows, in order
 
     @classmethod
     def build(cls, scheduled_batch: ScheduledBatch, block_size: int) -> InputBatch:
@@ -64,14 +64,14 @@ class InputBatch:
 
     @property
     def needed_indices(self) -> Longs:
-        """Rows whose logits are computed: those to be sampled come first."""
+        """The rows whose logits are computed; rows to sample come first."""
         if not self.prompts:
             return self.logits_indices
         return np.concatenate((self.logits_indices, self.prompt_indices))
 
 
 def block_table(items: list[ScheduledSequence]) -> Ints:
-    """Rows of block ids, padded with the null block: [num_seqs, longest table] int32."""
+    """Return the block tables, padded with the null block: [num_seqs, longest table] int32."""
     widths = np.array([len(item.block_ids) for item in items])
     padded = np.zeros((len(items), int(widths.max())), np.int32)
     filled = np.arange(padded.shape[1]) < widths[:, None]
@@ -92,7 +92,7 @@ def _prompt_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Lo
 def _slots(
     items: list[ScheduledSequence], starts: Ints, lens: Ints, positions: Ints, block_size: int
 ) -> Longs:
-    """The slot of each token; looks only at the blocks that the step writes."""
+    """Return the slot of each token; reads only the blocks that the step writes."""
     first = starts // block_size
     counts = (starts + lens - 1) // block_size - first + 1
     written = np.fromiter(

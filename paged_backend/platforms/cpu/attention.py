@@ -1,8 +1,8 @@
-"""Paged attention on the CPU: compiled by numba, walks the block tables where they lie.
+"""Paged attention on the CPU, compiled by numba; it reads blocks in place.
 
-Work is cut into tiles: some consecutive queries of one sequence with all query heads that share
-one KV head. A tile goes over its keys in chunks with a running softmax. Chunks start at fixed
-positions, so that a token's result does not depend on how its prompt was cut or batched.
+The work is split into tiles: consecutive queries of one sequence with all query heads that share
+one KV head. A tile reads its keys in chunks with a running softmax. Chunks start at fixed
+positions, so that a token's result does not depend on how its prompt was split or batched.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LOWEST = np.float32(-1e30)  # stands for minus infinity, which fast-math rules 
 
 
 class CpuAttention(AttentionBackend):
-    """Pool of float32 keys [layers, blocks, kv_heads, head_dim, block_size] and values
-    [layers, blocks, kv_heads, block_size, head_dim]: both are read along their last dimension.
+    """Owns a pool of float32 keys [layers, blocks, kv_heads, head_dim, block_size] and values
+    [layers, blocks, kv_heads, block_size, head_dim]; both are read along their last dimension.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
@@ -89,13 +89,13 @@ class CpuAttention(AttentionBackend):
 
 @functools.cache
 def _scale_bits(scale: float) -> int:
-    """The bits of the factor on scores whose softmax is computed in powers of 2."""
+    """Return the bits of the factor on scores for a softmax in powers of 2."""
     bits: int = np.float64(scale * math.log2(math.e)).view(np.int64).item()
     return bits
 
 
 class _Step(NamedTuple):
-    """A step's arguments as its kernels see them."""
+    """The arguments of a kernel as arrays."""
 
     qkv: Any  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
     rotary: Any  # [max_positions, head_dim]
@@ -111,7 +111,7 @@ class _Step(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """A thread's memory for the tile it works on; a row is one query with one head."""
+    """The memory of a thread for its present tile; a row is one query with one head."""
 
     queries: Any  # [rows, head_dim], rotated and scaled
     scores: Any  # [rows, keys of a chunk], then the weights made of them

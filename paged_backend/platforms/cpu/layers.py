@@ -20,7 +20,7 @@ _ONE = np.float32(1.0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `torch.layers.rms_norm`."""
+    """Like `torch.layers.rms_norm`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _bits(eps))
@@ -34,12 +34,12 @@ def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, ep
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """As `torch.layers.norm_heads`, for contiguous `qkv`."""
+    """Like `torch.layers.norm_heads`, for contiguous `qkv`."""
     _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, _bits(eps))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """As `torch.layers.silu_and_mul`."""
+    """Like `torch.layers.silu_and_mul`."""
     gate_up = gate_up.contiguous()
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, size)
@@ -54,7 +54,7 @@ def _bits(value: float) -> int:
 
 @device_function
 def _norm_scale(values: Any, eps_bits: int) -> Any:
-    """The factor that gives `values` a root mean square of one."""
+    """Return the factor that scales `values` to a root mean square of 1."""
     total = np.float32(0.0)
     for i in range(len(values)):
         total += values[i] * values[i]

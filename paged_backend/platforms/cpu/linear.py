@@ -1,4 +1,4 @@
-"""Linear layers on the CPU: weights in panels that are read in order, once for a batch."""
+"""Linear layers on the CPU, with weights in panels that are read once per batch, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged_backend.platforms.torch.linear import TorchLinear
 
 
 class CpuLinear(TorchLinear):
-    """A float32 weight that `pack` brings into panels [outputs / 16, inputs, 16], zeros at the end.
+    """A float32 weight in panels [outputs / 16, inputs, 16], padded with zeros.
 
     See :class:`~paged_backend.models.linear.LinearMethod`.
     """
@@ -66,7 +66,7 @@ class CpuLinear(TorchLinear):
 def _multiply_last(
     rows: int, columns: int, column: int, depth: int, x: int, weights: int, out: int, add: int
 ) -> None:
-    """Multiply by a panel that is wider than the columns that are left."""
+    """Multiply by the last panel, which is wider than the remaining columns."""
     product = np.empty((rows, LANES), np.float32)
     address = np.int64(product.ctypes.data)
     multiply(rows, LANES, x, depth, weights, LANES, address, LANES, depth, np.int64(0))
@@ -78,7 +78,7 @@ def _multiply_last(
 
 
 def _multiply_panels(arguments: Any) -> None:
-    """Compute the columns of the result that a panel yields, one panel after the other."""
+    """Compute the columns of the result that belong to a panel, one panel after the other."""
     _, x, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
     panel = claim(arguments)
     while panel * LANES < columns:

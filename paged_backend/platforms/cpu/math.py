@@ -1,4 +1,4 @@
-"""Elementary functions that numba's kernels inline and vectorise."""
+"""Elementary functions that numba's kernels inline and vectorize."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _C1, _C2, _C3, _C4, _C5, _C6 = (
 
 @device_function
 def exp2(x: Any) -> Any:
-    """2 to the power of a float32 that is at most 0, without a call or a branch."""
+    """Compute 2 to the power of a float32 that is at most 0, without a call or a branch."""
     x = max(x, np.float32(-126.0))
     whole = np.floor(x + np.float32(0.5))  # math.floor gives an int64, which AVX2 has no lanes for
     f = x - whole

@@ -1,9 +1,9 @@
-"""Compiled kernels and the threads that run them.
+"""Compiles kernels, and runs them on threads.
 
-OpenMP, which torch uses, waits for every thread of a team and spins meanwhile. Where another
-process wants a core, as Triton does, each kernel then waits until the system lets the last thread
-run: a step took 25 times longer. Here the caller works through the kernel's pieces itself and
-waits only for helpers that have taken one.
+OpenMP, which torch uses, waits for every thread of a team, and spins meanwhile. If another process
+needs a core, as tritonserver does, each kernel waits until the system schedules the last thread: a
+step took 25 times longer. Here the calling thread works through the pieces of a kernel itself, and
+waits only for helper threads that have taken a piece.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
 _SIGNATURE = types.void(_POINTER)
-_IDLE_POLLS = 2000  # about a millisecond in which a helper looks for the next kernel
-_BUSY_POLLS = 1000  # some microseconds, in which a helper that runs ends its piece
+_IDLE_POLLS = 2000  # a helper looks for the next kernel for about a millisecond
+_BUSY_POLLS = 1000  # some microseconds, in which a running helper finishes its piece
 # Indexes of the words that caller and helpers share, each on a cache line of its own.
 _JOB, _ACTIVE, _KERNEL, _ARGUMENTS, _SIZE = 0, 16, 32, 33, 48
 
@@ -37,7 +37,7 @@ _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function that only kernels call; numba finds its types, annotations only tell."""
+    """Compile a function that only kernels call; numba infers its types."""
     compiled: Callable[..., Any] = numba.njit(
         no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
     )(function)
@@ -45,7 +45,7 @@ def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(signature: Any, function: Callable[..., None]) -> Any:
-    """Compile a function to be called through ctypes, without the GIL; its code stays on disk."""
+    """Compile a function that ctypes calls without the GIL; its code is cached on disk."""
     compiled = numba.cfunc(signature, cache=True, **_OPTIONS)(function)
     if not compiled.cache_hits:
         _say_that_it_takes_time()
@@ -54,14 +54,15 @@ def _compile(signature: Any, function: Callable[..., None]) -> Any:
 
 @functools.cache
 def _say_that_it_takes_time() -> None:
-    """Once in a process, after the first of the kernels that were not on disk."""
+    """Log once per process that kernels are compiled, which were not on disk."""
     LOG.info("compiling kernels for this processor: this start takes longer than the next")
 
 
 class ParallelKernel:
-    """A function of integers, compiled, that the caller and its helpers run at the same time.
+    """A compiled function that the calling thread and its helpers run at the same time.
 
-    They share the work out by `claim`. Floats and arrays travel as bits and addresses.
+    They divide the work with `claim`. All arguments are integers: floats are passed as bits, and
+    arrays as addresses.
     """
 
     def __init__(self, function: Callable[[Any], None]) -> None:
@@ -69,13 +70,13 @@ class ParallelKernel:
         self._address: int = self._compiled.address
 
     def __call__(self, *arguments: int) -> None:
-        """Run to the end; the function reads the arguments from index 1 on."""
+        """Run the kernel to its end; it reads the arguments from index 1 on."""
         block = array("q", (0, *arguments))
         _crew.run(self._address, block.buffer_info()[0])
 
 
 class _Helper:
-    """A thread that works along while kernels follow each other, and sleeps in between."""
+    """A thread that helps with kernels that follow each other closely, and sleeps otherwise."""
 
     def __init__(self, shared: Any) -> None:
         self._shared = shared
@@ -97,7 +98,7 @@ class _Helper:
 
 
 class Crew:
-    """Runs kernels, one at a time, with some helpers beside the calling thread."""
+    """Runs kernels, one at a time, on the calling thread and some helper threads."""
 
     def __init__(self, helpers: int) -> None:
         self._words = np.zeros(_SIZE, np.int64)
@@ -151,7 +152,7 @@ def _call(context: Any, kernel: Any, arguments: Any) -> Any:
 
 
 def _lead_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
-    """Offer a job to the helpers, do what they leave, wait for those that took part."""
+    """Offer a job to the helpers, do the rest of it, and wait for helpers that took part."""
     _store(shared, _KERNEL, kernel)
     _store(shared, _ARGUMENTS, arguments)
     _store(shared, _JOB, job)
@@ -160,12 +161,12 @@ def _lead_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
     polls = 0
     while _load(shared, _ACTIVE) != 0:
         polls += 1
-        if polls > _BUSY_POLLS:  # perhaps the helper waits for this very core
+        if polls > _BUSY_POLLS:  # the helper may be waiting for this core
             _sched_yield()
 
 
 def _help_with_jobs(shared: Any) -> None:
-    """Take part in each job that is offered, until there has been none for a while."""
+    """Take part in offered jobs, until none was offered for a while."""
     last = 0
     idle = 0
     while idle < _IDLE_POLLS:
@@ -193,25 +194,25 @@ def _pointer(context: Any, address: Any) -> Any:
 
 @device_function
 def claim(arguments: Any) -> Any:
-    """The next piece of a kernel's work, counted from 0, that no other thread has."""
+    """Return the next piece of a kernel's work that no other thread has, counted from 0."""
     return _add(arguments, 0, 1)
 
 
 @device_function
 def floats(address: int, shape: Any) -> Any:
-    """The float32 array of a shape at an address."""
+    """Return the float32 array with a shape at an address."""
     return numba.carray(_pointer(address), shape, np.float32)
 
 
 @device_function
 def ints(address: int, shape: Any) -> Any:
-    """The int32 array of a shape at an address."""
+    """Return the int32 array with a shape at an address."""
     return numba.carray(_pointer(address), shape, np.int32)
 
 
 @device_function
 def longs(address: int, shape: Any) -> Any:
-    """The int64 array of a shape at an address."""
+    """Return the int64 array with a shape at an address."""
     return numba.carray(_pointer(address), shape, np.int64)
 
 

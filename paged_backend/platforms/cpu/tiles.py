@@ -1,8 +1,8 @@
-"""The inner loop of all CPU kernels: a small matrix product held in vector registers.
+"""The inner loop of all CPU kernels: a small matrix product in vector registers.
 
-numba compiles it to what the machine has (AVX2, AVX-512), so no C compiler is needed. Every result
-is the sum over the depth in order, one fused multiply-add after the other, whichever rows are
-computed beside it: a token's numbers do not depend on the batch that it is in.
+numba compiles it for the instructions of the machine (AVX2, AVX-512), so no C compiler is needed.
+Every result is the sum over the depth in order, one fused multiply-add after the other, regardless
+of the other rows. So the numbers of a token do not depend on its batch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _emit_tile(builder: Any, rows: int, lanes: int, args: Any) -> None:
 
 
 def _tile_function(module: Any, rows: int, lanes: int) -> Any:
-    """The tile of a size as a function of its own: copies in each caller compile for long."""
+    """One shared function per tile size; inlining it everywhere slows compilation."""
     function = cgutils.get_or_insert_function(
         module, ir.FunctionType(ir.VoidType(), [_INT64] * 8), f"paged_tile_{rows}x{lanes}"
     )

@@ -21,9 +21,9 @@ Pairs = list[tuple[int, int]]
 
 
 class TritonAttention(AttentionBackend):
-    """Pool [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of keys and values.
+    """Owns a pool [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of K and V.
 
-    Zeroed once: kernels may multiply what no token has written yet by a weight of 0.
+    The pool starts with zeros, because kernels may multiply unwritten values by a weight of 0.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
@@ -71,7 +71,7 @@ class TritonAttention(AttentionBackend):
     def _plan(
         self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
     ) -> DecodePlan | None:
-        """The cut of the decodes' keys, made by the first layer of a step for all like it."""
+        """Return the splits of the decodes' keys; layers with the same window share them."""
         if not meta.num_decodes:
             return None
         if self._meta is not meta:
@@ -83,7 +83,7 @@ class TritonAttention(AttentionBackend):
 
 
 def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:
-    """Cut copies, which mean what they do in their order, into runs that may go at once."""
+    """Split copies, whose order matters, into runs of copies that can be made in parallel."""
     run: Pairs = []
     sources: set[int] = set()
     targets: set[int] = set()

@@ -1,7 +1,7 @@
-"""A step's inputs on the device: buffers that stay where they are, changed by difference.
+"""The inputs of a step on the device, in buffers whose addresses never change.
 
-Everything that changes with each step goes over in one copy from pinned memory. Block tables stay
-on the device, a row for each running sequence; only blocks that are new are sent.
+Everything that changes with each step is sent in one copy from pinned memory. Block tables stay on
+the device, with a row for each running sequence; only new blocks are sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMPY = {torch.int32: np.int32, torch.int64: np.int64}
 
 
 class Rows:
-    """Gives each running sequence a row of the device's buffers; the last row is for padding."""
+    """Assigns a row of the device's buffers to each running sequence; the last row is padding."""
 
     def __init__(self, num_seqs: int) -> None:
         self.padding = num_seqs
@@ -29,20 +29,20 @@ class Rows:
         self._by_seq: dict[int, int] = {}
 
     def __getitem__(self, seq_id: int) -> int:
-        """The sequence's row, a free one if it has none yet."""
+        """Return the sequence's row; a sequence without a row gets a free one."""
         if seq_id not in self._by_seq:
             self._by_seq[seq_id] = self._free.pop()
         return self._by_seq[seq_id]
 
     def release(self, seq_ids: Iterable[int]) -> None:
-        """Take back the rows of sequences that have any."""
+        """Free the rows of sequences that have one."""
         self._free += [self._by_seq.pop(seq_id) for seq_id in seq_ids if seq_id in self._by_seq]
 
 
 class Staging:
-    """Named arrays of fixed capacity that go to the device together.
+    """Named arrays of fixed capacity that are sent to the device together.
 
-    Two host copies take turns: one may still be on its way while the next is filled.
+    There are two host buffers: one may still be in transfer while the other is filled.
     """
 
     def __init__(self, parts: Mapping[str, tuple[torch.dtype, int]], transfer: Transfer) -> None:
@@ -59,7 +59,7 @@ class Staging:
         self._turn = 0
 
     def send(self, values: Mapping[str, NDArray[np.int32] | NDArray[np.int64]]) -> None:
-        """Fill the first elements of each part, then start the copy."""
+        """Fill the first elements of each part, and start the copy."""
         self._turn = 1 - self._turn
         sent = self._sent[self._turn]
         if sent is not None:
@@ -73,7 +73,7 @@ class Staging:
         self._sent[self._turn] = self._transfer.record()
 
     def part(self, name: str, length: int) -> Tensor:
-        """The first elements of a part on the device; always the same memory."""
+        """Return the first elements of a part on the device; the memory is always the same."""
         dtype, offset, _ = self._offsets[name]
         return self._device_bytes[offset : offset + length * dtype.itemsize].view(dtype)
 
@@ -86,7 +86,7 @@ class BlockTables:
         self.tensor = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=transfer.device)
 
     def update(self, scheduled: Sequence[ScheduledSequence], rows: Sequence[int]) -> None:
-        """Send the blocks that sequences in these rows have got since their last step."""
+        """Send the blocks that sequences in these rows got since their last step."""
         width = self.tensor.shape[1]
         places: list[int] = []
         block_ids: list[int] = []

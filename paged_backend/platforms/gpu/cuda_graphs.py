@@ -1,4 +1,4 @@
-"""Steps captured as CUDA graphs: one launch for a step instead of one for each kernel."""
+"""Captures steps as CUDA graphs: one launch per step instead of one per kernel."""
 
 from __future__ import annotations
 
@@ -15,56 +15,63 @@ from tqdm import tqdm
 Replay = Callable[[], Tensor]
 """Launches a captured step; what it returns lies always in the same memory."""
 
-CHUNKS = (16, 32, 64, 128, 256)  # tokens; from there on computing outweighs launching
+CHUNKS = (
+    16,
+    32,
+    64,
+    128,
+    256,
+)  # tokens; computing longer ones outweighs launching
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How much of each buffer a step uses."""
+    """The number of elements of each buffer that a step uses."""
 
     num_tokens: int
     num_seqs: int
     num_samples: int
     num_decodes: int
-    num_prompt_rows: int = 0  # whose logits are wanted for log-probabilities
+    num_prompt_rows: int = 0  # rows whose logits are needed for prompt logprobs
 
     @classmethod
     def decodes(cls, count: int) -> StepShape:
-        """A step of sequences with one token and one sample each."""
+        """Return the shape of a step of sequences with one token and one sample each."""
         return cls(count, count, count, count)
 
     @classmethod
     def chunk(cls, num_tokens: int) -> StepShape:
-        """A step of one sequence, with so many tokens of its prompt, the last one among them."""
+        """Return the shape of a step with the last `num_tokens` tokens of one prompt."""
         return cls(num_tokens, 1, 1, 0)
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of sequences to capture: 1, 2, 4, 8, then multiples of 16 that grow apart, the most.
+    """Return the batch sizes to capture: 1, 2, 4, 8, then multiples of 16 with growing gaps.
 
-    A batch is padded to the next one, so the gaps bound what padding costs.
+    A batch is padded to the next size, so the gaps limit the cost of padding. ``max_num_seqs`` is
+    always included.
     """
     sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64), *range(1024, 4097, 512)]
     return sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs})
 
 
 def captured_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[StepShape]:
-    """Batches of decodes and, for what a cached prefix leaves of a prompt, short chunks."""
+    """Return batches of decodes, and short chunks for the rest of a prompt after a prefix hit."""
     chunks = [size for size in CHUNKS if size <= max_num_batched_tokens]
     decodes = map(StepShape.decodes, decode_sizes(max_num_seqs))
     return [*decodes, *map(StepShape.chunk, chunks)]
 
 
 class StepGraphs:
-    """The captured shapes of steps; others are padded to one of them where one fits.
+    """Captured steps; a step is padded to a captured shape if one fits.
 
     Args:
-        shapes: what to capture.
+        shapes: the shapes to capture.
         capture: captures a step of a shape.
     """
 
     def __init__(self, shapes: Iterable[StepShape], capture: Callable[[StepShape], Replay]) -> None:
-        # Largest first, so that the others fit into its memory.
+        # Largest first, so that the others reuse its memory.
         ordered = sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
         bar = tqdm(ordered, desc="CUDA graphs", leave=False, disable=None)
         with _garbage_collected_before():
@@ -74,7 +81,7 @@ class StepGraphs:
         return len(self._replays)
 
     def fit(self, shape: StepShape) -> StepShape | None:
-        """The smallest captured shape that a step of this shape can be padded to."""
+        """Return the smallest captured shape that a step can be padded to; None if none fits."""
         if shape == StepShape.decodes(shape.num_seqs):
             fitting = [s for s in self._replays if s.num_decodes >= shape.num_decodes]
         elif shape == StepShape.chunk(shape.num_tokens):
@@ -90,11 +97,11 @@ class StepGraphs:
 
 
 def capture_graph(run: Replay, pool: Any) -> Replay:
-    """Capture what `run` launches, on buffers that stay where they are, in a pool of memory.
+    """Capture the launches of `run` on buffers with fixed addresses; memory comes from `pool`.
 
-    Whatever it launches has been compiled already.
+    All kernels must be compiled already.
     """
-    run()  # what libraries set up at their first call of a shape is not capturable
+    run()  # libraries initialize at the first call with a shape, which cannot be captured
     torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
@@ -112,10 +119,10 @@ def capture_graph(run: Replay, pool: Any) -> Replay:
 
 @contextmanager
 def _garbage_collected_before() -> Iterator[None]:
-    """Collect garbage now and none meanwhile.
+    """Collect garbage now, and not during the block.
 
-    Python could otherwise run the finalizer of an old graph in the middle of a capture, which
-    invalidates it. Torch's own collection before each capture is off by default.
+    Otherwise Python could run the finalizer of an old graph during a capture, which invalidates
+    the capture. Torch's own collection before each capture is off by default.
     """
     enabled = gc.isenabled()
     gc.collect()

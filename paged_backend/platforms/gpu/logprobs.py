@@ -21,8 +21,8 @@ class DeviceLogprobs:
     Args:
         logits: [n, vocab] float32; only read.
         token_ids: [n] int32 on the same device.
-        num_top: how many of the likeliest tokens, for each row.
-        transfer: to the host.
+        num_top: number of most likely tokens to return, for each row.
+        transfer: copies the result to the host.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class DeviceLogprobs:
         self._num_top = num_top
         wanted = transfer.send(np.array(num_top, np.int32))
         all_rows = torch.arange(len(num_top), dtype=torch.int32, device=logits.device)
-        # Always as wide, so that there is one kernel, compiled when the engine warms up.
+        # The width is constant, so that one kernel is compiled, during warm-up.
         result = logprobs(logits, all_rows, token_ids, wanted, MAX_LOGPROBS)
         columns = result.sampled, result.ranks, result.top_tokens, result.top
         self._arrivals = [transfer.receive(column) for column in columns]
 
     def wait(self) -> list[TokenLogprobs]:
-        """One for each row, once they are here."""
+        """Wait for the copy, and return one entry for each row."""
         return list(rows(self._num_top, *(arrival.wait() for arrival in self._arrivals)))

@@ -1,9 +1,9 @@
-"""Steps on a device, launched without waiting for it.
+"""The model runner of a GPU: it launches steps without waiting for them.
 
-The host sends what changed, launches the step and goes on. Tokens that the step before has sampled
-never pass through the host: they are looked up on the device. The model is replayed as a CUDA graph
-for batches of decodes and short chunks of one prompt, padded to the next size that was captured;
-sampling, which depends on what its requests ask for, is launched after it.
+The host sends what has changed, launches the step and continues. Tokens that the previous step
+sampled never pass through the host; the device looks them up. Batches of decodes and short chunks
+of one prompt replay the model as a CUDA graph, padded to the next captured size. Sampling depends
+on the requests' parameters, so it is launched separately.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 
 @dataclass(frozen=True, slots=True)
 class InFlightOutput:
-    """What a step finds out on its way to the host; padding follows the real tokens."""
+    """The output of a step on its way to the host; padding follows the real tokens."""
 
     tokens: Arrival
     batch: InputBatch
@@ -72,7 +72,7 @@ class InFlightOutput:
 
 
 class GpuModelRunner:
-    """Persistent buffers, sampler state and graphs of one model on one device."""
+    """Owns the persistent buffers, the sampler state and the graphs of one model."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class GpuModelRunner:
         self._max_num_seqs = limits.max_num_seqs
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._rows = Rows(self._max_num_seqs)
-        self._sampled: set[int] = set()  # seq_ids whose settings the device has
+        self._sampled: set[int] = set()  # seq_ids whose parameters the device has
         num_rows = self._max_num_seqs + 1
         max_blocks = -(-model.max_model_len // block_size)
         self._tables = BlockTables(num_rows, max_blocks, transfer)
@@ -149,19 +149,19 @@ class GpuModelRunner:
         return InFlightOutput(self._transfer.receive(tokens), batch, logprobs, prompts)
 
     def warm_up(self) -> None:
-        """Run each kind of step once on the null block, so that nothing is compiled later."""
+        """Run each kind of step once on the null block, so that every kernel is compiled."""
         for num_seqs in sorted({1, self._max_num_seqs}):
             self._run_idle(num_seqs, num_seqs)
         self._run_idle(min(self._max_num_batched_tokens, self._max_num_seqs + 1), 1)
         self._attention.copy_blocks([(0, 0)])
 
     def run_largest(self) -> None:
-        """Run a step of as many tokens and samples as there can be, on the null block."""
+        """Run a step with the maximum number of tokens and samples, on the null block."""
         self._run_idle(self._max_num_batched_tokens, self._max_num_seqs)
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture CUDA graphs, on buffers that hold nothing but padding."""
+        """Capture CUDA graphs, on buffers that contain padding only."""
         shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
         pool = torch.cuda.graph_pool_handle()
         nothing = InputBatch.build(ScheduledBatch([], [], []), self._block_size)
@@ -173,7 +173,7 @@ class GpuModelRunner:
         self._graphs = StepGraphs(shapes, capture)
 
     def _run_idle(self, num_tokens: int, num_seqs: int) -> None:
-        """Run tokens spread over sequences that write to the null block, which nobody reads."""
+        """Run tokens spread over sequences that write to the null block, which is never read."""
         params = SamplingParams(temperature=1.0, top_k=8, top_p=0.9, logprobs=1)
         lengths = np.diff(np.linspace(0, num_tokens, num_seqs + 1).astype(int)).tolist()
         scheduled = []
@@ -198,7 +198,7 @@ class GpuModelRunner:
     def _launch(
         self, batch: InputBatch, rows: list[int], sample_rows: list[int]
     ) -> tuple[StepShape, Tensor]:
-        """Send a step's inputs and launch the model; the shape it got and what `_run` returns."""
+        """Send a step's inputs and launch the model; returns its shape and the result of `_run`."""
         shape = StepShape(
             len(batch.input_ids),
             len(rows),
@@ -217,7 +217,7 @@ class GpuModelRunner:
     ) -> None:
         table_rows = np.array(rows, np.int64)
         sampled = np.array(sample_rows, np.int64)
-        # A token that only the device knows is the one sampled last in its sequence's row.
+        # A placeholder stands for the token that was sampled last in its sequence's row.
         owners = np.repeat(table_rows, np.diff(batch.query_start_loc))
         input_ids = np.where(batch.input_ids == PLACEHOLDER, -1 - owners, batch.input_ids)
         positions = np.array([spec.position for spec in batch.samples], np.int32)
@@ -240,7 +240,7 @@ class GpuModelRunner:
         )
 
     def _run(self, shape: StepShape) -> Tensor:
-        """Launch the model on what lies in the buffers; logits of the samples go to theirs.
+        """Launch the model on the contents of the buffers, and copy the samples' logits.
 
         Returns the last hidden states [num_prompt_rows, hidden_size] of the other rows.
         """
@@ -270,7 +270,7 @@ class GpuModelRunner:
     def _sample(
         self, samples: list[SampleSpec], shape: StepShape
     ) -> tuple[Tensor, DeviceLogprobs | None]:
-        """Tokens [num_samples] int32 from the logits that `_run` has left."""
+        """Sample tokens [num_samples] int32 from the logits of `_run`."""
         logits = self._logits[: shape.num_samples]
         rows = (
             self._staging.part("sample_rows", shape.num_samples),

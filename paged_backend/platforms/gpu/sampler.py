@@ -1,7 +1,7 @@
-"""Sampling on the device, from what it keeps of each running sequence.
+"""Samples on the device, with state that stays there for each running sequence.
 
-A sequence has a row: its settings, sent when it is first sampled, the counts of its tokens, and
-the token sampled last, which is the next step's input without a way over the host.
+Each sequence has a row with its parameters, which are sent when it is first sampled, the counts of
+its tokens, and the token that was sampled last, which is the input of the next step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 
 class DeviceSampler:
-    """Rows of settings for as many sequences as may run, and one more for padding.
+    """Rows of sampling parameters for the running sequences, and one for padding.
 
     Raises:
         ValueError: the vocabulary is too large for the kernels.
@@ -58,7 +58,7 @@ class DeviceSampler:
         self.last_tokens = column(torch.int32)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
-        """Send the settings of sequences that are sampled for the first time in these rows."""
+        """Send the parameters of sequences that are sampled for the first time in these rows."""
         if not rows:
             return
         index = self._transfer.send(np.array(rows, np.int64))
@@ -93,7 +93,7 @@ class DeviceSampler:
         row_or_none: Tensor,
         positions: Tensor,
     ) -> Tensor:
-        """One token for each row of `logits` [n, vocab] float32, which is overwritten: [n] int32.
+        """Sample a token [n] int32 for each row of `logits` [n, vocab] float32, and overwrite it.
 
         `samples` belong to the first rows, the others are padding. `rows` [n] int64 are those of
         the sequences, the last one for padding; `row_or_none` [n] int32 is -1 for padding, which
@@ -109,7 +109,7 @@ class DeviceSampler:
         return tokens
 
     def _tokens_before(self, samples: Sequence[SampleSpec], rows: Tensor) -> Tensor:
-        """The last token of each sequence, [n]; the device alone may know it."""
+        """Return the last token of each sequence, [n], which possibly only the device knows."""
         known = [spec.token_ids[spec.position - 1] for spec in samples]
         known += [PLACEHOLDER] * (len(rows) - len(known))
         on_device = self._transfer.send(np.array(known, np.int32))
@@ -122,7 +122,7 @@ class DeviceSampler:
         return ids + [-1] * (self._num_stops - len(ids))
 
     def _count(self, spec: SampleSpec) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """Twice the occurrences of each token in the output, one more for those of the prompt."""
+        """Count each token: twice its occurrences in the output, plus 1 if it is in the prompt."""
         context = np.array(spec.context, np.int64)
         prompt, output = np.split(context, [spec.num_prompt_tokens])
         counts = 2 * np.bincount(output, minlength=self._vocab_size).astype(np.int32)
@@ -131,10 +131,10 @@ class DeviceSampler:
 
 
 def _min_position(spec: SampleSpec) -> int:
-    """The first position at which a stop is allowed; no position is beyond int32."""
+    """Return the first position at which a stop token is allowed, at most INT32_MAX."""
     return min(spec.num_prompt_tokens + spec.params.min_tokens, INT32_MAX)
 
 
 def _signed(seed: int) -> int:
-    """The 64 bits of a seed as torch's integers hold them."""
+    """Return the 64 bits of a seed as a signed integer, as torch stores it."""
     return seed - 2**64 if seed >= 2**63 else seed

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch, on any device: gathers each sequence's blocks, then attends."""
+"""Paged attention in plain torch, on any device: it gathers each sequence's blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a step's layers share."""
+    """The indexes that all layers of a step share."""
 
     meta: AttentionMetadata
     written: Tensor  # rows of the batch that have a slot
@@ -34,7 +34,7 @@ class _Plan:
 
 
 class TorchAttention(AttentionBackend):
-    """Pool of keys and values, each [num_layers, num_slots, num_kv_heads, head_dim]."""
+    """Owns a pool of keys and values, each [num_layers, num_slots, num_kv_heads, head_dim]."""
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self._spec = spec

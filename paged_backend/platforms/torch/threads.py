@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Keep torch's operations to the calling thread for a while.
+    """Run torch's operations on the calling thread only, within the block.
 
-    After an operation that torch spreads over its threads, those spin for some milliseconds, and
-    our kernels, which run right after it, would share the cores with them.
+    After an operation that torch spreads over its threads, these threads spin for some
+    milliseconds, and would compete for cores with our kernels that run right after it.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
