@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
-    from paged_backend.launch.ports import bind
+    from paged_backend.launch.ports import bind, listen
 
     try:
         from paged_client.gateway import GatewayOptions, limits, read_keys, serve
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.fd is None:
         listener = bind(args.host, args.port, "port")
-        listener.listen()  # who comes from now on waits until the gateway is there
+        listen(listener)
         print("gateway listens on http://{}:{}".format(*listener.getsockname()), flush=True)
     else:
         listener = socket.socket(fileno=args.fd)

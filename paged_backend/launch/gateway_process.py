@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Self
 
-from paged_backend.launch.ports import reachable
+from paged_backend.launch.ports import listen, reachable
 from paged_backend.launch.server_process import LaunchError, end_with_this_process
 
 _DRAIN_TIMEOUT_S = 20.0
@@ -21,7 +21,7 @@ class GatewayProcess:
         self, listener: socket.socket, grpc_url: str, drain_timeout_s: float = _DRAIN_TIMEOUT_S
     ) -> None:
         self._stop_timeout_s = drain_timeout_s + _CLOSE_TIMEOUT_S
-        listener.listen()  # who comes from now on waits until the gateway is there
+        listen(listener)
         self.address = reachable(*listener.getsockname())
         # -P: nothing is imported from the working directory, which others may be able to write.
         command = [sys.executable, "-P", "-m", "paged_backend.cli", "gateway"]

@@ -9,6 +9,10 @@ from typing import Self
 
 from paged_backend.errors import ConfigError
 
+UNREAD_S = 60  # a connection whose client reads nothing for this time is closed
+# Unsent bytes in the kernel, which would otherwise take megabytes for a client that reads slowly.
+UNSENT_BYTES = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
@@ -89,6 +93,17 @@ def bind(host: str, port: int, option: str) -> socket.socket:
         bound.close()
         raise ConfigError(_bind_problem(error, host, port, option)) from None
     return bound
+
+
+def listen(bound: socket.socket) -> None:
+    """Start to listen for clients of the gateway; they wait until it serves.
+
+    Accepted connections inherit the options that the listener has when they arrive, so the options
+    are set first.
+    """
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    bound.listen()
 
 
 def _bind_problem(error: OSError, host: str, port: int, option: str) -> str:

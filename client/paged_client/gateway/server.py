@@ -18,18 +18,12 @@ from paged_client.gateway.limits import MAX_HEADER_BYTES
 CLOSE_S = 5  # for connections to close after the drain
 # Longer than clients keep idle connections, so that none is closed while it is taken up again.
 KEEP_ALIVE_S = 75
-UNREAD_S = 60  # a connection whose client reads nothing for so long is closed
-# What may lie unsent in the kernel, which would take megabytes for a slow reader.
-UNSENT_BYTES = 64 * 1024
 # How long the event loop waits for the thread that reads large bodies; Python's default is 5 ms.
 SWITCH_S = 0.0005
 
 
 def serve(options: GatewayOptions, listener: socket.socket) -> None:
-    """Serve on a bound socket until SIGINT or SIGTERM. Must run on the main thread."""
-    # Accepted connections inherit both.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    """Serve on a socket that listens until SIGINT or SIGTERM. Must run on the main thread."""
     sys.setswitchinterval(SWITCH_S)
     drain = Drain()
     config = uvicorn.Config(
