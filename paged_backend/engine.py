@@ -89,7 +89,7 @@ class Engine:
         return self.scheduler.cancel_request(request_id)
 
     def is_open(self, request_id: str) -> bool:
-        """Whether any completion of the request is unfinished."""
+        """Return True if a completion of the request is unfinished."""
         return self.scheduler.is_open(request_id)
 
     @property

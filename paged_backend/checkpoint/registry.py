@@ -21,7 +21,7 @@ def _no_windows(config: ConfigFile, num_layers: int) -> Windows:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a family of models is read and built.
+    """Describes how to read the checkpoints of a model family and how to build its models.
 
     Attributes:
         biases: reads which linear layers have a bias.

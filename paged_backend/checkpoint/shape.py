@@ -10,7 +10,7 @@ Windows = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Which linear layers add a bias."""
+    """The linear layers that have a bias."""
 
     qkv: bool = False
     output: bool = False  # of the attention

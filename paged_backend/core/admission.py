@@ -32,7 +32,7 @@ class Admission:
         self._siblings = siblings
 
     def can_start(self, seq: Sequence) -> bool:
-        """Whether there is room for a waiting sequence and its siblings now."""
+        """Return True if a waiting sequence and its siblings can start now."""
         return self.num_seqs(seq) <= self.num_free_seqs() and self.has_room(
             seq, self.find_prefix(seq), self.num_reserved_blocks()
         )
@@ -66,7 +66,7 @@ class Admission:
         return min(remaining, budget)
 
     def has_room(self, seq: Sequence, hits: list[int], num_reserved: int) -> bool:
-        """Whether the whole sequence fits beside the blocks that are reserved.
+        """Return True if the pool has enough free blocks for the sequence and the reserved blocks.
 
         A hundredth of the pool is kept free while others run. Otherwise a new sequence would take
         the blocks that running ones need for their next tokens, and one of them is preempted.

@@ -127,7 +127,7 @@ class Scheduler:
         return outputs
 
     def is_open(self, request_id: str) -> bool:
-        """Whether any completion of the request is unfinished."""
+        """Return True if a completion of the request is unfinished."""
         return request_id in self._by_request
 
     @property

@@ -25,8 +25,9 @@ class SequenceStatus(IntEnum):
 class Sequence:
     """The tokens of a completion, and how many of them have K and V in the cache.
 
-    There are no phases: a step lets ``num_computed_tokens`` catch up with ``num_tokens``, whether
-    by a prompt, a chunk of one, one decoded token, or a recompute after preemption::
+    A sequence has no separate prefill and decode phases. Each step computes some of the tokens
+    between ``num_computed_tokens`` and ``num_tokens``: a prompt, a chunk of a prompt, one decoded
+    token, or the tokens to recompute after preemption::
 
         prompt tokens                  output tokens
         |------------------------------|-----------------|-------------|
@@ -110,7 +111,7 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether every token of the prompt must be computed, even if its block is cached."""
+        """True if all prompt tokens must be computed, including those in cached blocks."""
         return self.prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
