@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
 
 MODEL = "paged_llm"
+MAX_NUM_SEQS = 64
 TIMEOUT_S = 60.0  # after which what a test waits for is taken not to come
 
 
@@ -75,6 +77,24 @@ class Server:
             time.sleep(0.005)
         self.wait_for("kv_blocks_used", 0)
 
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """The block has the engine run as many sequences as it may.
+
+        They are ended by their name, because tritonserver 24.10 can crash when a client cancels
+        many gRPC calls at once.
+        """
+        fields = {"text_input": "What does", "max_tokens": 1500, "ignore_eos": True}
+        name = {"call_id": "one-of-many"}
+        with ThreadPoolExecutor(MAX_NUM_SEQS) as pool:
+            calls = [pool.submit(self.post, "generate", fields | name) for _ in range(MAX_NUM_SEQS)]
+            try:
+                self.wait_for("num_requests_running", MAX_NUM_SEQS)
+                yield
+            finally:
+                self.post("generate", {"task": "cancel"} | name)
+        assert {call.result()[0] for call in calls} == {200}
+
     def is_ready(self) -> bool:
         with self.connection() as connection:
             connection.request("GET", f"/v2/models/{MODEL}/ready")
@@ -94,7 +114,9 @@ def read_until(connection: socket.socket, text: bytes) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two instances over one engine."""
     repository: Path = tmp_path_factory.mktemp("repository")
-    write_model_repository(repository, MODEL, {"model": "demo", "max_num_seqs": 64}, instances=2)
+    write_model_repository(
+        repository, MODEL, {"model": "demo", "max_num_seqs": MAX_NUM_SEQS}, instances=2
+    )
     with start_server(repository) as running:
         yield Server(running)
 

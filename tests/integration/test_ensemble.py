@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from integration.conftest import MODEL, Server, read_until
+from integration.conftest import MAX_NUM_SEQS, MODEL, Server, read_until
 from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
 from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
@@ -48,7 +48,7 @@ STOP_S = 15.0  # a server that waits for calls it has lost count of takes twice 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo model, with two instances, and its pipeline."""
     repository = tmp_path_factory.mktemp("pipeline")
-    write_pipeline(repository, MODEL, {"model": "demo", "max_num_seqs": 64}, instances=2)
+    write_pipeline(repository, MODEL, {"model": "demo", "max_num_seqs": MAX_NUM_SEQS}, instances=2)
     with start_server(repository) as running:
         yield Server(running)
         stopped = time.monotonic()
@@ -253,21 +253,14 @@ def test_a_dropped_connection_gives_its_blocks_back(server: Server, model: str) 
 
 
 @pytest.mark.server
-def test_the_program_cancels_a_call_that_waits(server: Server, client: Client) -> None:
+def test_the_program_cancels_a_call_that_waits(server: Server) -> None:
     """The ensemble cannot: no step of it hears of the caller before the first token."""
-    with (
-        Client(server.running.grpc_url, "llm_bls", timeout=60) as bls,
-        ThreadPoolExecutor(64) as pool,
-    ):
-        streams = list(pool.map(start_endless, [client] * 64))
-        server.wait_for("num_requests_running", 64)
+    with Client(server.running.grpc_url, "llm_bls", timeout=60) as bls, server.full():
         waiting = bls.stream("What does", max_tokens=4)
         server.wait_for("num_requests_waiting", 1)
         waiting.cancel()
         server.wait_for("num_requests_waiting", 0)
-        assert server.metrics()["num_requests_running"] == 64
-        for stream in streams:
-            stream.cancel()
+        assert server.metrics()["num_requests_running"] == MAX_NUM_SEQS
 
 
 @pytest.mark.server

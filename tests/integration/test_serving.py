@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from integration.conftest import read_until
+from integration.conftest import MAX_NUM_SEQS, read_until
 from paged_client import RequestCancelled
 from tritonclient.grpc import InferenceServerClient, InferInput
 
@@ -166,16 +166,12 @@ def test_stop_stream_of_tritonclient_cancels(server):
 
 
 def test_a_cancelled_request_that_waits_is_dropped_too(client, server):
-    with ThreadPoolExecutor(70) as pool:
-        streams = [stream for stream, _ in pool.map(start_endless, [client] * 64)]
-        server.wait_for("num_requests_running", 64)
+    with server.full():
         waiting = client.stream("What does", max_tokens=4)
         server.wait_for("num_requests_waiting", 1)
         waiting.cancel()
         server.wait_for("num_requests_waiting", 0)
-        assert server.metrics()["num_requests_running"] == 64
-        for stream in streams:
-            stream.cancel()
+        assert server.metrics()["num_requests_running"] == MAX_NUM_SEQS
 
 
 def test_a_dropped_http_connection_gives_its_blocks_back(server):

@@ -27,11 +27,13 @@ class Registry:
         self._labels = dict(labels)
         self._families: dict[str, Any] = {}
         self._due: dict[Series, float] = {}  # series to report, the oldest first
-        self._shared: list[Counter] = []
+        self._shared: list[Series] = []
 
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
-        """Return a gauge."""
-        return Gauge(self._due, self._metric(self._make_family.GAUGE, name, help, labels))
+        """Return a gauge; one instance after the other reports it."""
+        gauge = Gauge(self._due, self._metric(self._make_family.GAUGE, name, help, labels))
+        self._shared.append(gauge)
+        return gauge
 
     def counter(self, name: str, help: str, *, shared: bool, **labels: str) -> Counter:
         """Return a counter; the same name with other labels is in the same family.
@@ -64,9 +66,9 @@ class Registry:
         return self._metric(self._make_family.HISTOGRAM, name, help, {}, buckets=bounds)
 
     def catch_up(self) -> None:
-        """Read the present values of the shared counters."""
-        for counter in self._shared:
-            counter.catch_up()
+        """Read the present values of the shared series, which other instances have reported."""
+        for series in self._shared:
+            series.catch_up()
 
     @property
     def num_due(self) -> int:
@@ -74,7 +76,7 @@ class Registry:
         return len(self._due)
 
     def publish(self, limit: int) -> None:
-        """Report up to ``count`` values."""
+        """Report up to ``limit`` values."""
         for series in list(self._due)[:limit]:
             series.publish(self._due.pop(series))
 
@@ -106,6 +108,10 @@ class Series(ABC):
             self._noted = value
             self._due[self] = value
 
+    def catch_up(self) -> None:
+        """Read the server's value, so that ``show`` and ``note`` compare with it."""
+        self._noted = self._metric.value()
+
     @abstractmethod
     def publish(self, value: float) -> None:
         """Report the value now."""
@@ -130,8 +136,9 @@ class Counter(Series):
         self._shown = 0.0
 
     def catch_up(self) -> None:
-        """Read the server's value, which other instances may have raised."""
-        self._shown = self._noted = self._metric.value()
+        """Read the server's value, and continue from it."""
+        super().catch_up()
+        self._shown = self._metric.value()
 
     def publish(self, value: float) -> None:
         """Report the value now."""
