@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
+from paged_backend.core.drafter import Drafter
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler import Progress, Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.errors import ConfigError
 from paged_backend.executor.base import Executor
 from paged_backend.log import LOG
 from paged_backend.outputs import EngineStats, EngineView, QueueState, SequenceOutput
@@ -31,12 +33,21 @@ class Engine:
     Args:
         config: the engine's options.
         executor: runs the steps.
+        drafter: guesses tokens for speculative decoding. Steps are then not scheduled ahead,
+            because a sequence is drafted for once all its tokens are known.
+
+    Raises:
+        ConfigError: the device does not support drafts.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, drafter: Drafter | None = None
+    ) -> None:
         self.executor = executor
         info = executor.info
         steps = info.step_limits
+        if drafter is not None and not info.supports_drafts:
+            raise ConfigError(f"drafter: {info.device} samples one token of a sequence per step")
         self.limits = RequestLimits.of(
             config,
             max_model_len=info.max_model_len,
@@ -57,11 +68,13 @@ class Engine:
                 enable_prefix_caching=config.enable_prefix_caching,
             ),
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
+            drafter,
         )
         self._seeds = random.Random(config.seed)
         self._in_flight: deque[_InFlightStep] = deque()
         self._last_end_s = 0.0  # of a step
-        self._max_in_flight = 1 if steps.async_scheduling else 0  # after `step`
+        # After `step`.
+        self._max_in_flight = int(steps.async_scheduling and drafter is None)
 
     def add_request(self, request: Request, progress: Progress = ()) -> None:
         """Queue a request.
@@ -107,7 +120,7 @@ class Engine:
         output = self.scheduler.schedule()
         if output.slices:
             with _logged_if_it_fails(output):
-                pending = self.executor.submit(output)
+                pending = self.executor.launch(output).sample()
             self._in_flight.append(_InFlightStep(started_s, output, pending))
             if len(self._in_flight) <= self._max_in_flight:
                 return []

@@ -28,6 +28,11 @@ class Request:
     tenant: str = ""  # on whose account its tokens are
     call_id: str = ""  # by which a caller can cancel it; empty: no caller can
 
+    @property
+    def cache_keys(self) -> tuple[str, ...]:
+        """Everything but the tokens that cached blocks of the request depend on."""
+        return (self.cache_salt,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:

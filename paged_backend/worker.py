@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.config import EngineConfig
-from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.errors import ConfigError
 from paged_backend.executor.base import WorkerInfo
@@ -64,14 +64,15 @@ class Worker:
             num_blocks=num_blocks,
             block_size=config.block_size,
             num_graphs=self.model_runner.num_graphs,
+            supports_drafts=self.platform.supports_drafts,
             kernels_s=platform_s - started_s,
             weights_s=loaded_s - platform_s,
             prepare_s=time.monotonic() - loaded_s,
         )
 
-    def submit(self, output: SchedulerOutput) -> PendingOutput:
-        """Start a step."""
-        return self.model_runner.submit(self._state.apply(output))
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        """Start the forward pass of a step."""
+        return self.model_runner.launch(self._state.apply(output))
 
     def _check_whole_prompts_fit(self, config: EngineConfig, max_model_len: int) -> None:
         limit = self.step_limits.max_num_batched_tokens

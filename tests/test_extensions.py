@@ -6,7 +6,8 @@ import json
 import struct
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import Oracle, make_engine, run, tokens_of
+from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,14 +26,22 @@ from paged_backend.checkpoint.rope import read_rope
 from paged_backend.checkpoint.shape import Shape
 from paged_backend.checkpoint.tensors import Role, Tensors, decoder_tensors
 from paged_backend.config import EngineConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import (
+    LaunchedStep,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+)
+from paged_backend.core.sequence import Sequence
 from paged_backend.engine import Engine
+from paged_backend.errors import ConfigError
 from paged_backend.executor.base import WorkerInfo
 from paged_backend.executor.messages import decode_model_runner_output, encode
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.layers import Kernels
 from paged_backend.models.linear import LinearSpec
+from paged_backend.outputs import FinishReason
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.worker import Worker
@@ -228,7 +237,7 @@ WORKER = """
 import json, struct, sys
 from pathlib import Path
 from paged_backend.config import EngineConfig
-from paged_backend.executor.messages import decode_scheduler_output, encode
+from paged_backend.executor.messages import decode_masks, decode_scheduler_output, encode
 from paged_backend.worker import Worker
 
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -242,18 +251,24 @@ def send(payload):
 send(encode(worker.info))
 while header := stream.read(4):
     output = decode_scheduler_output(stream.read(*struct.unpack("I", header)))
-    send(encode(worker.submit(output).result()))
+    launched = worker.launch(output)
+    masks = decode_masks(stream.read(*struct.unpack("I", stream.read(4))))
+    send(encode(launched.sample(masks).result()))
 """
 
 
-class Received:
-    """A result that the other process has sent."""
+class RemoteStep:
+    """A step that the other process has launched."""
 
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self._output = output
+    def __init__(self, executor: RemoteExecutor) -> None:
+        self._executor = executor
+
+    def sample(self, masks: TokenMasks | None = None) -> RemoteStep:
+        self._executor.send(encode(masks))
+        return self
 
     def result(self) -> ModelRunnerOutput:
-        return self._output
+        return decode_model_runner_output(self._executor.receive())
 
 
 class RemoteExecutor:
@@ -265,22 +280,22 @@ class RemoteExecutor:
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER, str(folder), options], **pipes
         )
-        self.info = msgspec.msgpack.decode(self._receive(), type=WorkerInfo)
-        self.num_bytes: list[int] = []
+        self.info = msgspec.msgpack.decode(self.receive(), type=WorkerInfo)
 
-    def submit(self, output: SchedulerOutput) -> Received:
-        payload = encode(output)
-        self.num_bytes.append(len(payload))
+    def launch(self, output: SchedulerOutput) -> RemoteStep:
+        self.send(encode(output))
+        return RemoteStep(self)
+
+    def send(self, payload: bytes) -> None:
         self.process.stdin.write(struct.pack("I", len(payload)) + payload)
         self.process.stdin.flush()
-        return Received(decode_model_runner_output(self._receive()))
 
     def close(self) -> None:
         self.process.stdin.close()
         self.process.stdout.close()
         assert self.process.wait(30) == 0
 
-    def _receive(self) -> bytes:
+    def receive(self) -> bytes:
         (size,) = struct.unpack("I", self.process.stdout.read(4))
         return self.process.stdout.read(size)
 
@@ -310,14 +325,14 @@ def test_a_worker_in_another_process(tmp_path: Path) -> None:
 def drive(engine: Engine) -> tuple[dict[tuple[str, int], list[int]], int, int, int]:
     """Tokens by request and completion, and how often what is to be tested happened."""
     copies = 0
-    submit = engine.executor.submit
+    launch = engine.executor.launch
 
-    def count_copies(output: SchedulerOutput) -> PendingOutput:
+    def count_copies(output: SchedulerOutput) -> LaunchedStep:
         nonlocal copies
         copies += len(output.block_copies)
-        return submit(output)
+        return launch(output)
 
-    engine.executor.submit = count_copies
+    engine.executor.launch = count_copies
     shared = [(7 * i) % 190 + 3 for i in range(40)]
     params = {"max_tokens": 24, "ignore_eos": True, "seed": 3, "temperature": 1.0}
     engine.add_request(Request("cancelled", shared, SamplingParams(n=2, **params)))
@@ -337,3 +352,64 @@ def drive(engine: Engine) -> tuple[dict[tuple[str, int], list[int]], int, int, i
         engine.scheduler.check_invariants()
     stats = engine.stats()
     return tokens, stats.num_preemptions, stats.num_cache_hits, copies
+
+
+# --- a drafter: what followed the last two tokens in a text follows them again --------------------
+
+
+class LookupDrafter:
+    """See `paged_backend.core.drafter.Drafter`."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._following = {
+            (text[start - 2], text[start - 1]): text[start : start + 4]
+            for text in texts
+            for start in range(2, len(text))
+        }
+
+    def propose(self, sequences: Iterable[Sequence], budget: int) -> dict[int, list[int]]:
+        drafts = {seq.seq_id: self._following.get(tuple(seq.token_ids[-2:])) for seq in sequences}
+        return {seq_id: draft for seq_id, draft in drafts.items() if draft}
+
+
+def test_a_drafter(tmp_path: Path) -> None:
+    """The same tokens in fewer steps: greedy, sampled, penalized and with log-probabilities."""
+    oracle = Oracle("llama3", tmp_path)
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 32}
+    work = [(prompt, 30) for prompt, _ in mixed_work(6)]
+    plain = make_engine(tmp_path, **settings)
+    answers = tokens_of(run(plain, work))
+    texts = [[*prompt, *answer] for (prompt, _), answer in zip(work, answers, strict=True)]
+    drafted = make_engine(tmp_path, drafter=LookupDrafter(texts[:5]), **settings)
+    assert tokens_of(run(drafted, work)) == answers
+    oracle.confirm(work, answers)
+    assert drafted.stats().num_steps < 0.8 * plain.stats().num_steps
+    for engine in (plain, drafted):
+        for index, (prompt, _) in enumerate(work):
+            params = {"temperature": 0.5, "logprobs": 2, "n": 1 + index % 2, "seed": index}
+            penalty = 1.05 if index % 3 == 0 else 1.0
+            sampled = SamplingParams(max_tokens=30, repetition_penalty=penalty, **params)
+            engine.add_request(Request(f"s{index}", prompt, sampled))
+    assert outputs_of(drafted) == outputs_of(plain)
+    names = ("num_prompt_tokens", "num_generation_tokens", "num_used_blocks", "finished")
+    assert all(getattr(drafted.stats(), n) == getattr(plain.stats(), n) for n in names)
+
+
+def outputs_of(engine: Engine) -> dict[tuple[str, int], list[tuple[int, list[int], FinishReason]]]:
+    """Tokens with the most likely ones at their positions, and the reason of the end."""
+    found: dict[tuple[str, int], list[tuple[int, list[int], FinishReason]]] = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            rows = zip(output.new_token_ids, output.logprobs, strict=True)
+            entries = [(token, row.top_token_ids, output.finish_reason) for token, row in rows]
+            found.setdefault((output.request_id, output.index), []).extend(entries)
+        engine.scheduler.check_invariants()
+    return {key: [entry[:2] for entry in rows] + [rows[-1][2]] for key, rows in found.items()}
+
+
+def test_a_drafter_needs_a_platform_that_samples_several_tokens(tmp_path: Path) -> None:
+    Oracle("llama3", tmp_path)
+    executor = make_engine(tmp_path).executor
+    executor.info = replace(executor.info, supports_drafts=False)
+    with pytest.raises(ConfigError, match="drafter: cpu samples one token of a sequence per step"):
+        Engine(EngineConfig.from_mapping({"model": str(tmp_path)}), executor, LookupDrafter([]))

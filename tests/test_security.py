@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paged_backend.checkpoint.weights import weight_files
-from paged_backend.core.block_hash import BlockHasher
+from paged_backend.core.block_hash import BlockHasher, load_or_create_key
 from paged_backend.errors import ConfigError, place_of
 
 ROOT = Path(__file__).parent.parent
@@ -81,14 +81,29 @@ def test_pickled_weights_are_not_read(tmp_path):
 def test_names_of_blocks_need_the_engine_s_secret_and_the_salt():
     one, other = BlockHasher(), BlockHasher()
     tokens = list(range(16))
-    assert one.block(one.root(""), tokens) == one.block(one.root(""), tokens)
+    assert one.block(one.root([""]), tokens) == one.block(one.root([""]), tokens)
+    keys = [[], [""], ["a"], ["root"], ["a", ""], ["", "a"], ["a", "b"], ["ab"]]
     names = {
-        hasher.block(hasher.root(salt), part)
+        hasher.block(hasher.root(extra), part)
         for hasher in (one, other)
-        for salt in ("", "a", "b", "root")
+        for extra in keys
         for part in (tokens, tokens[::-1])
     }
-    assert len(names) == 16
+    assert len(names) == 32
+
+
+def test_processes_that_share_a_key_file_compute_the_same_names(tmp_path):
+    path = tmp_path / "key"
+    one, other = (BlockHasher(load_or_create_key(path)) for _ in range(2))
+    assert one.root(["salt"]) == other.root(["salt"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match="other users can read"):
+        load_or_create_key(path)
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    with pytest.raises(ValueError, match="must have 32 bytes, has 5"):
+        load_or_create_key(path)
 
 
 def test_an_internal_error_tells_its_place_and_nothing_that_it_was_about():

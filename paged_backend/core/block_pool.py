@@ -89,6 +89,10 @@ class BlockPool:
                 else:
                     self.num_cached += 1
 
+    def registered_hashes(self) -> set[bytes]:
+        """The hashes of all blocks that can be found, used or free."""
+        return set(self._block_by_hash)
+
     def cached_block_ids(self) -> list[int]:
         """Free blocks with registered content, in the order in which they will be allocated."""
         return [block_id for block_id in self._free if self._hashes[block_id] is not None]

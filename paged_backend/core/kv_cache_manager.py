@@ -13,12 +13,26 @@ BlockCopies = list[tuple[int, int]]
 
 
 class KVCacheManager:
-    """The block tables of all sequences over one pool."""
+    """The block tables of all sequences over one pool.
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+    Args:
+        num_blocks: size of the pool, the null block included.
+        block_size: number of tokens in a block.
+        enable_prefix_caching: whether the content of full blocks is registered.
+        hash_key: of the block hashes; random by default.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        hash_key: bytes | None = None,
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
-        self._hasher = BlockHasher() if enable_prefix_caching else None
+        self._hasher = BlockHasher(hash_key) if enable_prefix_caching else None
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """The number of blocks that hold ``num_tokens`` tokens."""
@@ -118,7 +132,7 @@ class KVCacheManager:
             return []
         size, hashes = self.block_size, seq.block_hashes
         for index in range(len(hashes), num_tokens // size):
-            parent = hashes[-1] if hashes else self._hasher.root(seq.request.cache_salt)
+            parent = hashes[-1] if hashes else self._hasher.root(seq.request.cache_keys)
             tokens = seq.token_ids[index * size : (index + 1) * size]
             hashes.append(self._hasher.block(parent, tokens))
         return hashes[: num_tokens // size]

@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from paged_backend.core.admission import Admission
 from paged_backend.core.counters import EngineCounters
+from paged_backend.core.drafter import Drafter, NoDrafter
 from paged_backend.core.fairness.policy import QueuePolicy
 from paged_backend.core.fairness.tenant_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from paged_backend.core.kv_cache_manager import KVCacheManager
@@ -20,7 +21,12 @@ from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.step import ScheduledStep, StepBuilder
-from paged_backend.core.stopping import awaits_last_token, finish_reason
+from paged_backend.core.stopping import (
+    awaits_last_token,
+    can_be_drafted,
+    cut_at_end,
+    max_draft_tokens,
+)
 from paged_backend.outputs import (
     EngineStats,
     EngineView,
@@ -47,13 +53,21 @@ class Scheduler:
         config: the limits of a step and of a sequence.
         kv: the blocks.
         waiting: the queue of waiting sequences.
+        drafter: guesses the next tokens of running sequences.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, waiting: QueuePolicy) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        waiting: QueuePolicy,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.config = config
         self.kv = kv
         self.counters = EngineCounters()
         self._waiting = waiting
+        self._drafter = drafter or NoDrafter()
         self._running: dict[int, Sequence] = {}  # by seq_id, in the order of admission
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
         # Completions 2..n of a request wait beside the first one until its prompt is computed.
@@ -147,8 +161,8 @@ class Scheduler:
         step = StepBuilder(self.config.max_num_batched_tokens)
         self._preempt_for_fairness()
         preempted = self._schedule_running(step)
-        for seq, num_tokens in step.slices():
-            self._register(seq, num_tokens)
+        for planned in step.slices():
+            self._register(planned.seq, planned.num_tokens)
         if not preempted:
             self._admit_waiting(step)
         output = step.build(self.kv.block_size, self._siblings, self._freed_seq_ids)
@@ -168,8 +182,8 @@ class Scheduler:
                 seq.prompt_logprobs[start:] = logprobs
         pairs = zip(step.sampled, result.token_ids, strict=True)
         return [
-            self._take(seq, token, result.logprobs.get(index))
-            for index, (seq, token) in enumerate(pairs)
+            self._take(seq, tokens, result.logprobs.get(index))
+            for index, (seq, tokens) in enumerate(pairs)
             if not seq.is_finished
         ]
 
@@ -193,22 +207,47 @@ class Scheduler:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for seq in self._running.values():
-            if not awaits_last_token(seq, self.config):
+            if seq.num_draft_tokens == 0 and not awaits_last_token(seq, self.config):
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
+        drafts = self._drafts(decodes, step.budget - len(decodes))
         for seq in decodes:
-            self._continue(seq, step)
+            self._continue(seq, step, drafts.get(seq.seq_id))
         for seq in sorted(prefills, key=self._waiting.priority_key):
             if self.counters.num_preemptions == num_preemptions:
                 self._admit_waiting(step, before=seq)
             self._continue(seq, step)
         return self.counters.num_preemptions > num_preemptions
 
-    def _continue(self, seq: Sequence, step: StepBuilder) -> None:
+    def _drafts(self, decodes: list[Sequence], budget: int) -> dict[int, list[int]]:
+        """Return drafts by ``seq_id``, at most ``budget`` together."""
+        drafts: dict[int, list[int]] = {}
+        proposed = self._drafter.propose(filter(can_be_drafted, decodes), budget)
+        if not proposed:
+            return drafts
+        for seq in decodes:
+            num_useful = min(budget, max_draft_tokens(seq, self.config))
+            draft = proposed.get(seq.seq_id, [])[:num_useful]
+            if draft:
+                drafts[seq.seq_id] = draft
+                budget -= len(draft)
+        # Attention is faster if the sequences with one token each come first.
+        decodes.sort(key=lambda seq: seq.seq_id in drafts)
+        return drafts
+
+    def _continue(
+        self, seq: Sequence, step: StepBuilder, draft_token_ids: list[int] | None = None
+    ) -> None:
         """Schedule as many tokens of a running sequence as the budget allows.
 
         If blocks run out, the sequence with the lowest priority is preempted, possibly this one.
+        Drafts are left out if there are no blocks for them.
         """
         num_tokens = min(seq.num_uncomputed_tokens, step.budget)
+        if draft_token_ids and seq.status is SequenceStatus.RUNNING:
+            copies = self.kv.allocate_slots(seq, num_tokens + len(draft_token_ids))
+            if copies is not None:
+                step.add(seq, num_tokens, copies, draft_token_ids)
+                return
         while num_tokens > 0 and seq.status is SequenceStatus.RUNNING:
             copies = self.kv.allocate_slots(seq, num_tokens)
             if copies is not None:
@@ -294,16 +333,18 @@ class Scheduler:
         """Count the tokens of a step as computed, and add placeholders for those it samples."""
         sampled: list[Sequence] = []
         prompts: list[tuple[Sequence, int]] = []
-        for seq, num_tokens in step.slices():
+        for planned in step.slices():
+            seq = planned.seq
             if seq.wants_prompt_logprobs:
                 prompts.append((seq, seq.num_computed_tokens))
-            self._charge_prompt(seq, num_tokens)
-            seq.num_computed_tokens += num_tokens
-            if seq.num_uncomputed_tokens == 0:
-                completions = [seq, *self._fork(seq)]
-                for completion in completions:
-                    completion.add_placeholder()
-                sampled += completions
+            self._charge_prompt(seq, planned.num_tokens)
+            seq.num_computed_tokens += planned.num_computed
+            if seq.num_computed_tokens >= seq.num_tokens:
+                siblings = self._fork(seq)
+                seq.add_placeholders(len(planned.draft_token_ids))
+                for sibling in siblings:
+                    sibling.add_placeholders()
+                sampled += [seq, *siblings]
         return ScheduledStep(sampled, prompts)
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
@@ -319,24 +360,30 @@ class Scheduler:
 
     # --- after a step ended ---------------------------------------------------------------
 
-    def _take(self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
-        seq.take_token(token_id)
-        self.counters.num_generation_tokens += 1
-        self._waiting.charge(seq.request, OUTPUT_TOKEN_COST)
-        reason = finish_reason(seq, token_id, self.config)
+    def _take(
+        self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> SequenceOutput:
+        """Add the tokens of a step to a sequence; tokens after the one that ends it are dropped."""
+        token_ids, reason = cut_at_end(seq, token_ids, self.config)
+        start = seq.num_known_tokens
+        seq.take_tokens(token_ids)
+        self.counters.num_generation_tokens += len(token_ids)
+        self._waiting.charge(seq.request, OUTPUT_TOKEN_COST * len(token_ids))
+        # Drafts that were right are computed, and so are the tokens of which the next step is in
+        # flight already; both may fill a block. The last token of a sequence is never computed.
+        end = min(seq.num_computed_tokens, seq.num_known_tokens - (reason is not None))
+        if end > start:
+            self.kv.register_full_blocks(seq, start, end)
         if reason is not None:
             self._finish(seq, reason)
-        elif seq.num_computed_tokens >= seq.num_known_tokens:
-            # The next step is in flight already; it computes this token and may fill a block.
-            self.kv.register_full_blocks(seq, seq.num_known_tokens - 1, seq.num_known_tokens)
         prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
         return SequenceOutput(
             seq.request.request_id,
             seq.index,
-            [token_id],
+            token_ids,
             reason,
             seq.num_cached_tokens or 0,
-            None if logprobs is None else [logprobs],
+            None if logprobs is None else logprobs[: len(token_ids)],
             prompt_logprobs,
         )
 

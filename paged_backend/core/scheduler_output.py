@@ -33,8 +33,10 @@ class Slice(NamedTuple):
     new_token_ids: list[int]  # tokens that have become known since the worker was told last
     first_new_block: int  # index in the block table from which it is replaced
     new_block_ids: list[int]
+    # Trailing tokens of the slice that are guesses; a token is sampled before each of them, too.
+    draft_token_ids: list[int]
     sample_seq_ids: list[int]  # sequences that sample a token after the slice's last one
-    num_prompt_logprobs: int | None = None  # top tokens for each prompt logprob; None for none
+    num_prompt_logprobs: int | None  # top tokens for each prompt logprob; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class SchedulerOutput:
         """The step for a log: sizes, positions and blocks, but no token ids."""
         slices = [
             f"sequence {item.seq_id}: {item.num_tokens} tokens from position {item.start}, "
-            f"{len(item.sample_seq_ids)} samples, blocks from {item.first_new_block} on "
-            f"{item.new_block_ids}"
+            f"{len(item.draft_token_ids)} of them drafts, {len(item.sample_seq_ids)} samples, "
+            f"blocks from {item.first_new_block} on {item.new_block_ids}"
             for item in self.slices
         ]
         copies = f"block copies {self.block_copies}, freed sequences {self.freed_seq_ids}"
@@ -67,10 +69,22 @@ class SchedulerOutput:
 class ModelRunnerOutput:
     """The result of a step, in the order of its SchedulerOutput."""
 
-    token_ids: list[int]  # one for each sample
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index in token_ids
+    # For each sequence that samples: its new tokens. They are one more than the drafts of its
+    # slice that were right.
+    token_ids: list[list[int]]
+    # By index in token_ids: one for each of the tokens.
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # For each slice that has prompt logprobs.
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+
+
+class TokenMasks(NamedTuple):
+    """The tokens that some samples of a step may choose from."""
+
+    indices: list[int]  # of the samples, in the order of the step
+    # For each of them ceil(vocab_size / 32) little-endian words of 32 bits: bit t % 32 of word
+    # t // 32 is set if token t is allowed.
+    bits: bytes
 
 
 class PendingOutput(Protocol):
@@ -78,4 +92,15 @@ class PendingOutput(Protocol):
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its output."""
+        ...
+
+
+class LaunchedStep(Protocol):
+    """A step whose forward pass has been launched, and that samples no token yet.
+
+    The host has time to compute masks while the device computes the forward pass.
+    """
+
+    def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
+        """Sample the tokens; it must be called once, before the next step is launched."""
         ...

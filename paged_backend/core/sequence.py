@@ -37,13 +37,17 @@ class Sequence:
 
     ``num_computed_tokens`` may exceed ``num_known_tokens``: with asynchronous scheduling a step
     computes a token that the previous step is still sampling.
+
+    A step may also compute ``num_draft_tokens`` guesses of the next tokens. They are not part of
+    the sequence, but have a placeholder each, for the token that is sampled after them. The
+    sequence is not scheduled again before it is known how many of them were right.
     """
 
     __slots__ = (
         "admitted_s", "block_hashes", "block_ids", "first_token_s", "index", "num_cached_tokens",
-        "num_charged_tokens", "num_computed_tokens", "num_output_placeholders",
-        "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens", "prompt_logprobs", "queued_s",
-        "request", "seed", "seq_id", "status", "token_ids",
+        "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
+        "num_output_placeholders", "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens",
+        "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +64,7 @@ class Sequence:
         resumed = len(self.token_ids) > self.num_prompt_tokens
         self.num_computed_tokens = 0  # tokens of steps in flight included
         self.num_output_placeholders = 0  # trailing tokens that are not known yet
+        self.num_draft_tokens = 0  # of the step in flight
         # Set at the first admission; the previous engine counted a resumed sequence.
         self.num_cached_tokens: int | None = 0 if resumed else None
         # Prompt tokens whose cost was charged to the tenant.
@@ -97,17 +102,27 @@ class Sequence:
         """Number of tokens whose K and V neither a past step nor one in flight writes."""
         return len(self.token_ids) - self.num_computed_tokens
 
-    def add_placeholder(self) -> None:
-        """Append a placeholder for the token that a step is about to sample."""
-        self.token_ids.append(PLACEHOLDER)
-        self.num_output_placeholders += 1
+    def add_placeholders(self, num_draft_tokens: int = 0) -> None:
+        """Append placeholders for the tokens that a step is about to sample."""
+        self.num_draft_tokens = num_draft_tokens
+        self.token_ids += [PLACEHOLDER] * (1 + num_draft_tokens)
+        self.num_output_placeholders += 1 + num_draft_tokens
 
-    def take_token(self, token_id: int) -> None:
-        """Replace the earliest placeholder by its token."""
+    def take_tokens(self, token_ids: list[int]) -> None:
+        """Replace the placeholders of the earliest step in flight by its tokens.
+
+        There may be fewer tokens than placeholders. The sequence then ends with its last token
+        again, as if the step had never computed the drafts that were wrong.
+        """
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
-        self.token_ids[-self.num_output_placeholders] = token_id
-        self.num_output_placeholders -= 1
+        num_placeholders = 1 + self.num_draft_tokens
+        start = self.num_known_tokens
+        self.token_ids[start : start + num_placeholders] = token_ids
+        self.num_output_placeholders -= num_placeholders
+        if self.num_draft_tokens:  # no other step of it is in flight
+            self.num_draft_tokens = 0
+            self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -7,16 +7,32 @@ from paged_backend.core.sequence import Sequence
 from paged_backend.outputs import FinishReason
 
 
-def finish_reason(seq: Sequence, token_id: int, config: SchedulerConfig) -> FinishReason | None:
-    """Return why a sequence ends with its newest known token; None if it goes on."""
+def cut_at_end(
+    seq: Sequence, token_ids: list[int], config: SchedulerConfig
+) -> tuple[list[int], FinishReason | None]:
+    """Cut the next tokens of a sequence after the one that ends it, if there is one.
+
+    Returns:
+        The tokens, and why the sequence ends with them; None if it goes on.
+    """
+    for count, token_id in enumerate(token_ids, 1):
+        reason = _finish_reason(seq, token_id, seq.num_known_tokens + count, config)
+        if reason is not None:
+            return token_ids[:count], reason
+    return token_ids, None
+
+
+def _finish_reason(
+    seq: Sequence, token_id: int, num_tokens: int, config: SchedulerConfig
+) -> FinishReason | None:
+    """Return why a sequence of ``num_tokens`` tokens ends with ``token_id``."""
     params = seq.request.params
-    num_output_tokens = seq.num_known_tokens - seq.num_prompt_tokens
-    if num_output_tokens >= params.min_tokens and (
+    if num_tokens - seq.num_prompt_tokens >= params.min_tokens and (
         token_id in params.stop_token_ids
         or (token_id in config.eos_token_ids and not params.ignore_eos)
     ):
         return FinishReason.STOP
-    if is_full(seq, seq.num_known_tokens, config):
+    if is_full(seq, num_tokens, config):
         return FinishReason.LENGTH
     return None
 
@@ -30,3 +46,21 @@ def is_full(seq: Sequence, num_tokens: int, config: SchedulerConfig) -> bool:
     """Return whether the sequence may not grow beyond ``num_tokens`` tokens."""
     num_output_tokens = num_tokens - seq.num_prompt_tokens
     return num_output_tokens == seq.request.params.max_tokens or num_tokens >= config.max_model_len
+
+
+def can_be_drafted(seq: Sequence) -> bool:
+    """Return whether the sequence generates, and all its tokens are known."""
+    return seq.num_output_tokens > 0 and seq.num_output_placeholders == 0
+
+
+def max_draft_tokens(seq: Sequence, config: SchedulerConfig) -> int:
+    """Return the number of drafts that a step may compute for a sequence.
+
+    The token after them must fit as well. A sequence with unknown tokens can have none.
+    """
+    if not can_be_drafted(seq):
+        return 0
+    limit = config.max_model_len
+    if seq.request.params.max_tokens is not None:
+        limit = min(limit, seq.num_prompt_tokens + seq.request.params.max_tokens)
+    return max(0, limit - seq.num_tokens - 1)

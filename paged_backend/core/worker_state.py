@@ -19,15 +19,15 @@ class _State:
     """One sequence, as far as the worker was told."""
 
     new: NewSequence
-    token_ids: list[int]  # known tokens, then placeholders
+    token_ids: list[int]  # known tokens, then drafts or placeholders of steps in flight
     num_known: int
     block_ids: list[int] = field(default_factory=list)
 
     def update(self, item: Slice) -> None:
-        if item.new_token_ids:  # they take the place of the first placeholders
-            end = self.num_known + len(item.new_token_ids)
-            self.token_ids[self.num_known : end] = item.new_token_ids
-            self.num_known = end
+        # In place, because samples in flight read the list.
+        self.token_ids[self.num_known :] = item.new_token_ids
+        self.num_known = len(self.token_ids)
+        self.token_ids += item.draft_token_ids
         missing = item.start + item.num_tokens - len(self.token_ids)
         if missing > 0:
             self.token_ids += [PLACEHOLDER] * missing
@@ -63,9 +63,10 @@ class WorkerState:
             tokens[start:end],
             start,
             state.block_ids,
-            tuple([self._sample(seq_id, end) for seq_id in item.sample_seq_ids]),
+            tuple([self._sample(*at) for at in _sampled_positions(item)]),
             None if num_top is None else PromptLogprobsSpec(num_top, tokens[start + 1 : end + 1]),
             item.first_new_block,
+            len(item.draft_token_ids),
         )
 
     def _sample(self, seq_id: int, position: int) -> SampleSpec:
@@ -74,3 +75,12 @@ class WorkerState:
         return SampleSpec(
             seq_id, new.params, new.seed, position, new.num_prompt_tokens, state.token_ids
         )
+
+
+def _sampled_positions(item: Slice) -> list[tuple[int, int]]:
+    """The sequence and the position of each token that the step samples after a slice."""
+    end = item.start + item.num_tokens
+    first = end - len(item.draft_token_ids)
+    if first < end:  # one sequence only
+        return [(item.seq_id, position) for position in range(first, end + 1)]
+    return [(seq_id, end) for seq_id in item.sample_seq_ids]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paged_backend.config import StepLimits
-from paged_backend.core.scheduler_output import PendingOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class WorkerInfo:
     dtype: str
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
+    supports_drafts: bool  # a step can sample several tokens of a sequence
     kernels_s: float  # to import, and compile if need be, the kernels of the platform
     weights_s: float  # to load the weights
     prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
@@ -48,6 +49,6 @@ class Executor(Protocol):
         """The model that is ready."""
         ...
 
-    def submit(self, output: SchedulerOutput) -> PendingOutput:
-        """Start a step; steps are carried out in the order of their submission."""
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        """Start the forward pass of a step; steps are carried out in the order of their launch."""
         ...

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from paged_backend.config import EngineConfig, StepLimits
 from paged_backend.core.scheduled_batch import ScheduledBatch
-from paged_backend.core.scheduler_output import PendingOutput
+from paged_backend.core.scheduler_output import LaunchedStep
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -31,8 +31,8 @@ class ModelRunner(Protocol):
         """The number of captured CUDA graphs."""
         ...
 
-    def submit(self, scheduled_batch: ScheduledBatch) -> PendingOutput:
-        """Start a step; steps are carried out in the order of their submission."""
+    def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedStep:
+        """Start the forward pass of a step; steps are carried out in the order of their launch."""
         ...
 
 
@@ -46,7 +46,12 @@ class Platform(Kernels, Protocol):
 
     @property
     def supports_async_scheduling(self) -> bool:
-        """Whether a step may be submitted while the previous one samples its tokens."""
+        """Whether a step may be launched while the previous one samples its tokens."""
+        ...
+
+    @property
+    def supports_drafts(self) -> bool:
+        """Whether a step can sample several tokens of a sequence."""
         ...
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:

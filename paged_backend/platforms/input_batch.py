@@ -29,6 +29,7 @@ class InputBatch:
     query_start_loc: Ints  # [num_seqs + 1]
     seq_lens: Ints  # [num_seqs]
     logits_indices: Longs  # [num_samples] rows whose next token is sampled
+    sample_positions: Ints  # [num_samples] positions of the tokens to sample
     num_decodes: int  # number of leading sequences with exactly one query token
     samples: list[SampleSpec]  # one for each entry of logits_indices
     prompt_indices: Longs  # rows before the prompt tokens whose log-probabilities are needed
@@ -46,6 +47,10 @@ class InputBatch:
         positions = np.arange(num_tokens, dtype=np.int32)
         positions += np.repeat(starts - query_start_loc[:-1], lens)
         num_samples = [len(item.samples) for item in items]
+        samples = [sample for item in items for sample in item.samples]
+        sample_positions = np.array([sample.position for sample in samples], np.int32)
+        # A sample is drawn from the row of the token before it.
+        first_rows = np.repeat(query_start_loc[:-1] - starts, num_samples)
         longer = np.flatnonzero(lens != 1)
         return cls(
             input_ids=np.fromiter(
@@ -55,9 +60,10 @@ class InputBatch:
             slot_mapping=_slots(items, starts, lens, positions, block_size),
             query_start_loc=query_start_loc,
             seq_lens=starts + lens,
-            logits_indices=np.repeat(query_start_loc[1:].astype(np.int64) - 1, num_samples),
+            logits_indices=(first_rows + sample_positions - 1).astype(np.int64),
+            sample_positions=sample_positions,
             num_decodes=int(longer[0]) if len(longer) else len(items),
-            samples=[sample for item in items for sample in item.samples],
+            samples=samples,
             prompt_indices=_prompt_indices(items, query_start_loc),
             prompts=[item.prompt_logprobs for item in items if item.prompt_logprobs is not None],
         )

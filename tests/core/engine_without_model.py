@@ -8,6 +8,7 @@ device that must never wait.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 from paged_backend.core.fairness.fair_queue import FairQueue
@@ -20,11 +21,13 @@ from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.executor.messages import decode_scheduler_output, encode
 from paged_backend.outputs import SequenceOutput, TokenLogprobs
+from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
 EOS = 0
 VOCAB = 50
+HASH_KEY = bytes(32)
 
 
 def next_token(context: list[int], index_seed: int) -> int:
@@ -33,6 +36,40 @@ def next_token(context: list[int], index_seed: int) -> int:
     for token in context:
         value = (value * 31 + token + 7) % 1_000_003
     return value % VOCAB
+
+
+class PrecomputedDrafter:
+    """Guesses up to `length` tokens, of which it gets the first `num_right` right."""
+
+    def __init__(self, length: int, num_right: int) -> None:
+        self.length = length
+        self.num_right = num_right
+        self.num_proposed = 0
+
+    def propose(self, sequences, budget):
+        drafts = {}
+        for seq in sequences:
+            assert PLACEHOLDER not in seq.token_ids
+            tokens = list(seq.token_ids)
+            for index in range(self.length):
+                token = next_token(tokens, seq.seed)
+                tokens.append(token if index < self.num_right else (token + 1) % VOCAB)
+            drafts[seq.seq_id] = tokens[seq.num_tokens :]
+        self.num_proposed += len(drafts)
+        return drafts
+
+
+class RandomDrafter(PrecomputedDrafter):
+    """Guesses another number of tokens each time, of which another number is right."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0, 0)
+        self._random = random.Random(seed)
+
+    def propose(self, sequences, budget):
+        self.length = self._random.randrange(7)
+        self.num_right = self._random.randrange(7)
+        return super().propose(sequences, budget)
 
 
 def make_request(
@@ -74,6 +111,7 @@ class EngineWithoutModel:
         async_scheduling=False,
         fair=True,
         tenant_weights=None,
+        drafter=None,
     ):
         self.block_size = block_size
         self.scheduler = Scheduler(
@@ -84,8 +122,14 @@ class EngineWithoutModel:
                 enable_chunked_prefill,
                 frozenset({EOS}),
             ),
-            KVCacheManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching),
+            KVCacheManager(
+                num_blocks,
+                block_size,
+                enable_prefix_caching=enable_prefix_caching,
+                hash_key=HASH_KEY,
+            ),
             FairQueue(tenant_weights or {}, fair=fair),
+            drafter,
         )
         self.depth = int(async_scheduling)
         self.results: deque[ModelRunnerOutput] = deque()
@@ -148,9 +192,9 @@ class EngineWithoutModel:
                 self.content[item.block_ids[block]][slot] = token
         sampled = []
         for item in plan.scheduled:
-            end = item.start + len(item.token_ids)
-            seen = [t for block in item.block_ids for t in self.content[block]][:end]
+            row = [t for block in item.block_ids for t in self.content[block]]
             for spec in item.samples:
+                seen = row[: spec.position]
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
                 pairs = zip(seen, spec.context, strict=True)
                 assert all(t in (PLACEHOLDER, s) for s, t in pairs), "the block table holds others"
@@ -163,7 +207,8 @@ class EngineWithoutModel:
             for item in plan.scheduled
             if item.prompt_logprobs is not None
         ]
-        return ModelRunnerOutput(sampled, {}, prompt_logprobs)
+        kept, _ = keep_accepted(plan.scheduled, sampled, {})
+        return ModelRunnerOutput(kept, {}, prompt_logprobs)
 
 
 def expected_tokens(request: Request, seed: int, max_model_len: int) -> list[int]:

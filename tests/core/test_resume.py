@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine_without_model import EngineWithoutModel, expected_tokens, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scheduler_properties import MAX_MODEL_LEN, requests
+from test_scheduler_properties import MAX_MODEL_LEN, drafters, requests
 
 from paged_backend.core.seeds import derive_seed
 
@@ -41,9 +41,10 @@ class Caller:
     num_blocks=st.integers(11, 40),
     async_scheduling=st.booleans(),
     caching=st.booleans(),
+    make_drafter=drafters,
 )
 def test_tokens_do_not_depend_on_how_often_the_engine_dies(
-    wanted, lives, num_blocks, async_scheduling, caching
+    wanted, lives, num_blocks, async_scheduling, caching, make_drafter
 ):
     caller = Caller()
     for number, fields in enumerate(wanted):
@@ -57,6 +58,7 @@ def test_tokens_do_not_depend_on_how_often_the_engine_dies(
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
             async_scheduling=async_scheduling,
+            drafter=make_drafter(),
         )
         for request in caller.open_requests():
             engine.scheduler.add_request(request, 1, caller.progress(request))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from engine_without_model import VOCAB, EngineWithoutModel, expected_tokens, make_request
+from engine_without_model import (
+    VOCAB,
+    EngineWithoutModel,
+    PrecomputedDrafter,
+    RandomDrafter,
+    expected_tokens,
+    make_request,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paged_backend.core.drafter import NoDrafter
 from paged_backend.core.seeds import derive_seed
 
 MAX_MODEL_LEN = 40
@@ -30,6 +38,15 @@ requests = st.fixed_dictionaries(
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
     }
 )
+drafters = st.one_of(
+    st.just(NoDrafter),
+    st.builds(
+        lambda length, num_right: lambda: PrecomputedDrafter(length, num_right),
+        st.integers(1, 6),
+        st.sampled_from([0, 1, 6]),
+    ),
+    st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
+)
 actions = st.lists(
     st.one_of(
         requests.map(lambda r: ("add", r)),
@@ -50,9 +67,10 @@ actions = st.lists(
     caching=st.booleans(),
     async_scheduling=st.booleans(),
     fair=st.booleans(),
+    make_drafter=drafters,
 )
 def test_any_history_keeps_the_books_and_the_tokens(
-    actions, num_blocks, budget, chunked, caching, async_scheduling, fair
+    actions, num_blocks, budget, chunked, caching, async_scheduling, fair, make_drafter
 ):
     engine = EngineWithoutModel(
         num_blocks=num_blocks,
@@ -64,6 +82,7 @@ def test_any_history_keeps_the_books_and_the_tokens(
         async_scheduling=async_scheduling,
         fair=fair,
         tenant_weights={"b": 3},
+        drafter=make_drafter(),
     )
     accepted, aborted = {}, set()
     for kind, value in actions:
@@ -103,3 +122,61 @@ def test_a_repeated_prompt_hits_unless_the_salt_differs(prompt, other_salt):
     engine.run()
     hits = engine.scheduler.stats().num_cache_hits
     assert hits == (0 if other_salt else (len(prompt) - 1) // 4 * 4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    wanted=st.lists(requests, min_size=1, max_size=8),
+    budget=st.integers(4, 48),
+    async_scheduling=st.booleans(),
+    make_drafter=drafters,
+)
+def test_neither_drafts_nor_steps_ahead_change_counts_or_the_prefix_cache(
+    wanted, budget, async_scheduling, make_drafter
+):
+    """In a pool with room for everything, so that nothing is evicted or preempted."""
+
+    def run(drafter, async_scheduling):
+        engine = EngineWithoutModel(
+            num_blocks=400,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            async_scheduling=async_scheduling,
+            drafter=drafter,
+        )
+        # One after the other: what a request finds in the cache depends on those beside it.
+        for number, fields in enumerate(wanted):
+            engine.add(make_request(f"r{number}", **fields))
+            engine.run()
+        return engine
+
+    plain, drafted = run(None, False), run(make_drafter(), async_scheduling)
+    assert (drafted.tokens, drafted.reasons) == (plain.tokens, plain.reasons)
+    pool, plain_pool = drafted.scheduler.kv.pool, plain.scheduler.kv.pool
+    assert pool.registered_hashes() == plain_pool.registered_hashes()
+    stats, plain_stats = drafted.scheduler.stats(), plain.scheduler.stats()
+    for name in ("num_prompt_tokens", "num_generation_tokens", "num_cache_hits", "finished"):
+        assert getattr(stats, name) == getattr(plain_stats, name), name
+    assert async_scheduling or stats.num_steps <= plain_stats.num_steps
+
+
+def test_right_drafts_save_steps_and_wrong_ones_cost_none():
+    def num_steps(drafter):
+        engine = EngineWithoutModel(drafter=drafter)
+        engine.add(make_request("r", range(1, 9), max_tokens=25, ignore_eos=True))
+        engine.run()
+        return engine.scheduler.stats().num_steps
+
+    assert num_steps(None) == num_steps(PrecomputedDrafter(4, 0)) == 25
+    assert num_steps(PrecomputedDrafter(4, 4)) == 1 + 5  # 5 tokens each
+    assert num_steps(PrecomputedDrafter(4, 1)) == 1 + 12  # 2 tokens each
+
+
+def test_a_draft_that_finds_no_blocks_preempts_nobody():
+    """Each of two sequences has room for its next token, and for no more."""
+    engine = EngineWithoutModel(num_blocks=5, max_model_len=8, drafter=PrecomputedDrafter(6, 6))
+    for name in "ab":
+        engine.add(make_request(name, range(1, 6), max_tokens=3, ignore_eos=True, salt=name))
+    engine.run()
+    assert engine.scheduler.stats().num_preemptions == 0
+    assert all(len(tokens) == 3 for tokens in engine.tokens.values())

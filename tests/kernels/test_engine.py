@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from masking import MaskingExecutor
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
@@ -69,6 +70,28 @@ def test_prefix_hits(oracle):
     outputs = run(engine, later)
     oracle.confirm(later, tokens_of(outputs))
     assert [outputs[str(i)][0].num_cached_tokens for i in range(2)] == [32, 48]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_mask_restricts_its_sequence_only(oracle, async_scheduling):
+    def answers(engine, **params):
+        """The tokens of four requests; the second and the fourth may have further parameters."""
+        tokens = {}
+        for index, (prompt, _) in enumerate(short(4)):
+            more = params if index % 2 else {}
+            sampled = SamplingParams(max_tokens=5, seed=index, temperature=index % 3, **more)
+            engine.add_request(Request(str(index), prompt, sampled))
+        while engine.has_unfinished:
+            for output in engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+        return tokens
+
+    allowed = [2, *range(40, 80), 198]
+    masked = engine_for(oracle, async_scheduling=async_scheduling)
+    masked.executor = MaskingExecutor(masked.executor, allowed)
+    expected = answers(engine_for(oracle), allowed_token_ids=allowed)
+    assert answers(masked) == expected
+    assert any(set(tokens) - set(allowed) for tokens in expected.values())
 
 
 def test_preemption(oracle):

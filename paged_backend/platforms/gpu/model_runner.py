@@ -24,7 +24,7 @@ from paged_backend.core.scheduled_batch import (
     ScheduledBatch,
     ScheduledSequence,
 )
-from paged_backend.core.scheduler_output import ModelRunnerOutput
+from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
@@ -45,6 +45,7 @@ from paged_backend.sampling.logprobs import (
     join_prompts,
     places_with_logprobs,
 )
+from paged_backend.sampling.token_masks import apply_token_masks, mask_words
 from paged_backend.sampling_params import SamplingParams
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
@@ -62,13 +63,29 @@ class InFlightOutput:
     def result(self) -> ModelRunnerOutput:
         """Wait for the device."""
         samples = self.batch.samples
+        tokens = self.tokens.wait()[: len(samples)]
         logprobs = [] if self.logprobs is None else self.logprobs.wait()
         of_prompts = [row for part in self.prompt_logprobs for row in part.wait()]
         return ModelRunnerOutput(
-            self.tokens.wait()[: len(samples)],
-            dict(zip(places_with_logprobs(samples), logprobs, strict=True)),
+            [[token] for token in tokens],
+            dict(zip(places_with_logprobs(samples), [[row] for row in logprobs], strict=True)),
             join_prompts(self.batch.prompts, of_prompts),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedGpuStep:
+    """A step whose forward pass is on its way; see LaunchedStep."""
+
+    runner: GpuModelRunner
+    batch: InputBatch
+    shape: StepShape
+    prompt_logprobs: list[DeviceLogprobs]
+
+    def sample(self, masks: TokenMasks | None = None) -> InFlightOutput:
+        """Launch the sampling of the step."""
+        tokens, logprobs = self.runner.sample(self.batch.samples, self.shape, masks)
+        return InFlightOutput(tokens, self.batch, logprobs, self.prompt_logprobs)
 
 
 class GpuModelRunner:
@@ -133,8 +150,8 @@ class GpuModelRunner:
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
-    def submit(self, scheduled_batch: ScheduledBatch) -> InFlightOutput:
-        """Start a step."""
+    def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedGpuStep:
+        """Launch the forward pass of a step."""
         self._release(scheduled_batch.freed_seq_ids)
         batch = InputBatch.build(scheduled_batch, self._block_size)
         rows = [self._rows[item.seq_id] for item in scheduled_batch.scheduled]
@@ -144,9 +161,34 @@ class GpuModelRunner:
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
         shape, before_prompts = self._launch(batch, rows, sample_rows)
-        tokens, logprobs = self._sample(batch.samples, shape)
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
-        return InFlightOutput(self._transfer.receive(tokens), batch, logprobs, prompts)
+        return LaunchedGpuStep(self, batch, shape, prompts)
+
+    @torch.inference_mode()
+    def sample(
+        self, samples: list[SampleSpec], shape: StepShape, masks: TokenMasks | None
+    ) -> tuple[Arrival, DeviceLogprobs | None]:
+        """Launch the sampling of the step that was launched last."""
+        logits = self._logits[: shape.num_samples]
+        places = places_with_logprobs(samples)
+        index = self._transfer.send(np.array(places, np.int64)) if places else None
+        untouched = None if index is None else logits.index_select(0, index)
+        if masks is not None:
+            indices, words = np.array(masks.indices, np.int64), mask_words(masks).copy()
+            apply_token_masks(logits, self._transfer.send(indices), self._transfer.send(words))
+        tokens = self._sampler.sample(
+            logits,
+            samples,
+            self._staging.part("sample_rows", shape.num_samples),
+            self._staging.part("sample_row_or_none", shape.num_samples),
+            self._staging.part("sample_positions", shape.num_samples),
+        )
+        arrival = self._transfer.receive(tokens)
+        if index is None or untouched is None:
+            return arrival, None
+        num_top = [samples[place].params.logprobs or 0 for place in places]
+        chosen = tokens.index_select(0, index)
+        return arrival, DeviceLogprobs(untouched, chosen, num_top, self._transfer)
 
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that every kernel is compiled."""
@@ -183,7 +225,7 @@ class GpuModelRunner:
             spec = SampleSpec(seq_id, params, 0, length, length, tokens)
             blocks = [0] * -(-length // self._block_size)
             scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
-        self.submit(ScheduledBatch(scheduled, [], [])).result()
+        self.launch(ScheduledBatch(scheduled, [], [])).sample().result()
         self._release([item.seq_id for item in scheduled])
 
     def _release(self, seq_ids: list[int]) -> None:
@@ -220,7 +262,6 @@ class GpuModelRunner:
         # A placeholder stands for the token that was sampled last in its sequence's row.
         owners = np.repeat(table_rows, np.diff(batch.query_start_loc))
         input_ids = np.where(batch.input_ids == PLACEHOLDER, -1 - owners, batch.input_ids)
-        positions = np.array([spec.position for spec in batch.samples], np.int32)
         starts = batch.query_start_loc
         self._staging.send(
             {
@@ -235,7 +276,7 @@ class GpuModelRunner:
                 ),
                 "sample_rows": _padded(sampled, shape.num_samples, self._rows.padding),
                 "sample_row_or_none": _padded(sampled.astype(np.int32), shape.num_samples, -1),
-                "sample_positions": _padded(positions, shape.num_samples, 0),
+                "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
             }
         )
 
@@ -266,26 +307,6 @@ class GpuModelRunner:
         num_samples = shape.num_samples
         self._logits[:num_samples].copy_(self._model.compute_logits(hidden[:num_samples]))
         return hidden[num_samples:]
-
-    def _sample(
-        self, samples: list[SampleSpec], shape: StepShape
-    ) -> tuple[Tensor, DeviceLogprobs | None]:
-        """Sample tokens [num_samples] int32 from the logits of `_run`."""
-        logits = self._logits[: shape.num_samples]
-        rows = (
-            self._staging.part("sample_rows", shape.num_samples),
-            self._staging.part("sample_row_or_none", shape.num_samples),
-            self._staging.part("sample_positions", shape.num_samples),
-        )
-        places = places_with_logprobs(samples)
-        if not places:
-            return self._sampler.sample(logits, samples, *rows), None
-        index = self._transfer.send(np.array(places, np.int64))
-        untouched = logits.index_select(0, index)
-        tokens = self._sampler.sample(logits, samples, *rows)
-        num_top = [samples[place].params.logprobs or 0 for place in places]
-        chosen = tokens.index_select(0, index)
-        return tokens, DeviceLogprobs(untouched, chosen, num_top, self._transfer)
 
     def _prompt_logprobs(
         self, hidden: Tensor, specs: list[PromptLogprobsSpec]

@@ -29,6 +29,7 @@ class GpuPlatform:
     """
 
     supports_async_scheduling = True
+    supports_drafts = False  # the sampler's rows hold the state of one sample per sequence
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
         self.device = device

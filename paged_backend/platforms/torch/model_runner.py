@@ -1,4 +1,4 @@
-"""The model runner of a CPU: a step is computed and sampled before `submit` returns."""
+"""The model runner of a CPU: a forward pass is computed before `launch` returns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.core.scheduled_batch import PromptLogprobsSpec, SampleSpec, ScheduledBatch
-from paged_backend.core.scheduler_output import ModelRunnerOutput
+from paged_backend.core.scheduled_batch import (
+    PromptLogprobsSpec,
+    SampleSpec,
+    ScheduledBatch,
+    ScheduledSequence,
+)
+from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.outputs import TokenLogprobs
+from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.input_batch import InputBatch, block_table
 from paged_backend.platforms.torch.threads import one_torch_thread
 from paged_backend.sampling.logprobs import (
@@ -22,6 +28,7 @@ from paged_backend.sampling.logprobs import (
     places_with_logprobs,
 )
 from paged_backend.sampling.sampler import Sampler
+from paged_backend.sampling.token_masks import apply_token_masks, mask_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,39 @@ class Done:
     def result(self) -> ModelRunnerOutput:
         """Return it at once."""
         return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A step whose logits are computed; see LaunchedStep."""
+
+    sampler: Sampler
+    scheduled: list[ScheduledSequence]
+    samples: list[SampleSpec]
+    logits: Tensor  # [num_samples, vocab_size] float32
+    prompt_logprobs: list[list[TokenLogprobs]]
+
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks | None = None) -> Done:
+        """Sample the tokens of the step."""
+        with one_torch_thread():
+            token_ids, logprobs = self._sample(masks)
+        kept = keep_accepted(self.scheduled, token_ids, logprobs)
+        return Done(ModelRunnerOutput(*kept, self.prompt_logprobs))
+
+    def _sample(self, masks: TokenMasks | None) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        places = places_with_logprobs(self.samples)
+        untouched = self.logits[places] if places else self.logits[:0]
+        if masks is not None:
+            indices, words = torch.tensor(masks.indices), mask_words(masks)
+            apply_token_masks(self.logits, indices, torch.from_numpy(words.copy()))
+        token_ids = self.sampler.sample(self.logits, self.samples)
+        if not places:
+            return token_ids, {}
+        chosen = [token_ids[place] for place in places]
+        num_top = [self.samples[place].params.logprobs or 0 for place in places]
+        rows = HostLogprobs(untouched, chosen, num_top).wait()
+        return token_ids, dict(zip(places, rows, strict=True))
 
 
 class TorchModelRunner:
@@ -56,12 +96,12 @@ class TorchModelRunner:
         return 0
 
     @torch.inference_mode()
-    def submit(self, scheduled_batch: ScheduledBatch) -> Done:
-        """Copy blocks, compute the tokens of a step, and sample."""
+    def launch(self, scheduled_batch: ScheduledBatch) -> ComputedStep:
+        """Copy blocks, and compute the hidden states and logits of a step."""
         with one_torch_thread():
-            return Done(self._run(scheduled_batch))
+            return self._run(scheduled_batch)
 
-    def _run(self, scheduled_batch: ScheduledBatch) -> ModelRunnerOutput:
+    def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep:
         batch = InputBatch.build(scheduled_batch, self._block_size)
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
@@ -83,23 +123,10 @@ class TorchModelRunner:
         num_samples = len(batch.samples)
         logits = self._model.compute_logits(hidden[:num_samples]).float()
         self.model_seconds += time.perf_counter() - started
-        token_ids, logprobs = self._sample(logits, batch.samples)
-        return ModelRunnerOutput(
-            token_ids, logprobs, self._prompt_logprobs(hidden[num_samples:], batch.prompts)
+        prompt_logprobs = self._prompt_logprobs(hidden[num_samples:], batch.prompts)
+        return ComputedStep(
+            self._sampler, scheduled_batch.scheduled, batch.samples, logits, prompt_logprobs
         )
-
-    def _sample(
-        self, logits: Tensor, samples: list[SampleSpec]
-    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        places = places_with_logprobs(samples)
-        if not places:
-            return self._sampler.sample(logits, samples), {}
-        untouched = logits[places]
-        token_ids = self._sampler.sample(logits, samples)
-        chosen = [token_ids[place] for place in places]
-        num_top = [samples[place].params.logprobs or 0 for place in places]
-        rows = HostLogprobs(untouched, chosen, num_top).wait()
-        return token_ids, dict(zip(places, rows, strict=True))
 
     def _prompt_logprobs(
         self, hidden: Tensor, specs: list[PromptLogprobsSpec]

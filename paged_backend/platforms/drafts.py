@@ -1,0 +1,50 @@
+"""Decides which of the tokens that a step has sampled are kept."""
+
+from __future__ import annotations
+
+from paged_backend.core.scheduled_batch import ScheduledSequence
+from paged_backend.outputs import TokenLogprobs
+
+
+def keep_accepted(
+    items: list[ScheduledSequence], token_ids: list[int], logprobs: dict[int, TokenLogprobs]
+) -> tuple[list[list[int]], dict[int, list[TokenLogprobs]]]:
+    """Group the samples of a step by sequence, without those that follow a wrong draft.
+
+    Sampling depends on the seed, the position and the logits only, so these are the tokens that the
+    sequence would have got one by one.
+
+    Args:
+        items: the slices of the step.
+        token_ids: one for each sample, in the order of the slices.
+        logprobs: of some samples, by their index in ``token_ids``.
+
+    Returns:
+        The tokens of each sequence that samples, and the log-probabilities of these tokens by the
+        index of the sequence.
+    """
+    kept: list[range] = []  # indices of samples, for each sequence
+    place = 0
+    for item in items:
+        num_samples = len(item.samples)
+        if item.num_draft_tokens:
+            sampled = token_ids[place : place + num_samples]
+            kept.append(range(place, place + 1 + _num_right(item, sampled)))
+        else:
+            kept += [range(index, index + 1) for index in range(place, place + num_samples)]
+        place += num_samples
+    return (
+        [[token_ids[place] for place in places] for places in kept],
+        {
+            index: [logprobs[place] for place in places]
+            for index, places in enumerate(kept)
+            if places[0] in logprobs
+        },
+    )
+
+
+def _num_right(item: ScheduledSequence, sampled: list[int]) -> int:
+    """The number of leading drafts of a slice that equal the tokens sampled in their place."""
+    drafts = item.token_ids[-item.num_draft_tokens :]
+    pairs = zip(drafts, sampled, strict=False)
+    return next((count for count, (a, b) in enumerate(pairs) if a != b), len(drafts))

@@ -1,0 +1,41 @@
+"""An executor that gives some sequences a mask of tokens after a step was launched."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paged_backend.core.scheduler_output import (
+    LaunchedStep,
+    PendingOutput,
+    SchedulerOutput,
+    TokenMasks,
+)
+from paged_backend.executor.base import Executor
+
+
+class MaskedStep(NamedTuple):
+    step: LaunchedStep
+    masks: TokenMasks
+
+    def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
+        assert masks is None
+        return self.step.sample(self.masks)
+
+
+class MaskingExecutor:
+    """Lets sequences with an odd number choose from some tokens only."""
+
+    def __init__(self, executor: Executor, allowed: list[int]) -> None:
+        self._executor = executor
+        self.info = executor.info
+        bits = np.zeros(-(-self.info.vocab_size // 32) * 32, np.uint8)
+        bits[allowed] = 1
+        self._mask = np.packbits(bits, bitorder="little").tobytes()
+
+    def launch(self, output: SchedulerOutput) -> MaskedStep:
+        seq_ids = [seq_id for item in output.slices for seq_id in item.sample_seq_ids]
+        masked = [index for index, seq_id in enumerate(seq_ids) if seq_id % 2]
+        masks = TokenMasks(masked, self._mask * len(masked))
+        return MaskedStep(self._executor.launch(output), masks)
