@@ -73,6 +73,11 @@ class EngineConfig:
     load_format: str = checked(
         "auto", Rule(str, choices=("auto", "dummy")), "dummy makes random weights"
     )
+    quantization: str | None = checked(
+        None,
+        Rule(str, max_length=64, optional=True),
+        "number format of linear layers, by the name under which it was registered; default: dtype",
+    )
     seed: int = checked(
         0, Rule(int, 0, 2**63 - 1), "seed of requests without one, and of dummy weights"
     )

@@ -36,7 +36,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("enable_elastic_ep", "enable_fault_tolerance"), (False,)),
     "device_ids": (None,),
     # other weights, or the same in another form
-    **dict.fromkeys(("quantization", "quantization_config", "quantization_param_path"), (None,)),
+    **dict.fromkeys(("quantization_config", "quantization_param_path"), (None,)),
     **dict.fromkeys(("revision", "code_revision", "tokenizer_revision"), (None, "main")),
     **dict.fromkeys(("hf_config_path", "hf_token", "download_dir"), (None,)),
     **dict.fromkeys(("hf_overrides", "model_loader_extra_config", "rope_scaling"), (None, {})),

@@ -39,13 +39,13 @@ class Oracle:
 
     def __init__(self, family: str, folder: Path, **overrides: object) -> None:
         self.folder = folder
-        self._model = make_checkpoint(family, folder, **overrides)
+        self.model = make_checkpoint(family, folder, **overrides)
 
     @torch.inference_mode()
     def generate(self, prompt: list[int], max_tokens: int, **options: object) -> list[int]:
         """Greedy tokens of ``generate``, with the end-of-sequence token if there is one."""
         ids = torch.tensor([prompt])
-        out = self._model.generate(
+        out = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -64,7 +64,7 @@ class Oracle:
         greedy decoding gives; it must end at the end-of-sequence token or at its limit.
         """
         for (prompt, max_tokens), answer in zip(work, answers, strict=True):
-            logits = self._model(torch.tensor([prompt + answer])).logits[0]
+            logits = self.model(torch.tensor([prompt + answer])).logits[0]
             assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
             assert EOS not in answer[:-1]
             assert answer[-1] == EOS or len(answer) == max_tokens
@@ -77,7 +77,7 @@ class Oracle:
         """
         answer = [token for output in outputs for token in output.new_token_ids]
         tokens = prompt + answer
-        logprobs = self._model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        logprobs = self.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
         found = [entry for output in outputs for entry in output.logprobs or ()]
         assert len(found) == len(answer)
         start = len(prompt)

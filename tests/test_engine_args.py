@@ -41,7 +41,7 @@ def test_values_as_vllm_takes_them(given, expected):
 def test_what_changes_nothing_is_accepted_and_reported():
     values = {
         **{"disable_log_requests": True, "distributed_executor_backend": "mp", "swap_space": 4},
-        **{"tensor_parallel_size": "1", "trust_remote_code": "false", "quantization": None},
+        **{"tensor_parallel_size": "1", "trust_remote_code": "false", "quantization_config": None},
         **{"kv_cache_dtype": "auto", "enable_lora": False, "max_lora_rank": 8, "max_num_seqs": 4},
     }
     args = from_mapping(values)
@@ -59,8 +59,8 @@ def test_log_stats_may_be_off(value, log_stats):
     [
         ({"tensor_parallel_size": 2}, "option tensor_parallel_size can only be 1"),
         (
-            {"quantization": "awq"},
-            "option quantization can only be null with this engine, got 'awq'",
+            {"speculative_model": "draft"},
+            "option speculative_model can only be null with this engine, got 'draft'",
         ),
         ({"trust_remote_code": "True"}, "option trust_remote_code can only be false"),
         ({"enable_lora": "true"}, "enable_lora must be false: LoRA adapters are not supported yet"),

@@ -40,7 +40,7 @@ from paged_backend.executor.messages import decode_model_runner_output, encode
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.layers import Kernels
-from paged_backend.models.linear import LinearSpec
+from paged_backend.models.linear import LinearSpec, register_linear_method
 from paged_backend.outputs import FinishReason
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -229,6 +229,62 @@ def test_a_new_family(toy: Path, limit: int) -> None:
     work = [(shared, 8), ([5, 9, 4], 8), ([*shared[:35], 11], 8)]
     answers = tokens_of(run(engine, work))
     assert answers == [dense_tokens(toy, prompt, count) for prompt, count in work]
+
+
+# --- a number format: int8 weights with a scale for each row --------------------------------------
+
+
+class Int8Linear:
+    """See `paged_backend.models.linear.LinearMethod`; in plain torch, for biases of none."""
+
+    def __init__(self, spec: LinearSpec, dtype: torch.dtype, device: torch.device) -> None:
+        assert not spec.bias
+        self._parts = {
+            name: torch.empty(size, spec.inputs, dtype=dtype, device=device)
+            for name, size in spec.parts.items()
+        }
+
+    def slots(self) -> dict[str, Tensor]:
+        return {f"{name}.weight": part for name, part in self._parts.items()}
+
+    def pack(self) -> None:
+        self._weight, self._scale = quantized(torch.cat(list(self._parts.values())))
+        self._parts.clear()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight.to(x.dtype)) * self._scale.t()
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        out += self(x)
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self._weight[index] * self._scale[index]
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [outputs, inputs] as int8, and their scales [outputs, 1]."""
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return (weight / scale).round().to(torch.int8), scale
+
+
+def test_a_number_format(tmp_path: Path) -> None:
+    """The tokens are those of transformers on the weights that int8 leaves of the checkpoint's."""
+    register_linear_method("toy_int8", Int8Linear)
+    oracle = Oracle("smollm", tmp_path)
+    for name, weight in oracle.model.named_parameters():
+        if weight.dim() == 2:
+            values, scale = quantized(weight.data)
+            assert not torch.equal(weight.data, values * scale), name
+            weight.data = values * scale
+    engine = make_engine(tmp_path, quantization="toy_int8", max_num_seqs=4)
+    work = mixed_work(8)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+def test_an_unknown_number_format_is_refused_by_name(tmp_path: Path) -> None:
+    Oracle("smollm", tmp_path)
+    with pytest.raises(ConfigError, match=r"^option quantization must be null .*, got 'awq'$"):
+        make_engine(tmp_path, quantization="awq")
 
 
 # --- an executor: the worker runs in another process, which gets encoded messages only -----------

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.linear import LinearFactory, LinearMethod, LinearSpec
 
 
 class LayerFunctions(Protocol):
@@ -49,6 +49,25 @@ class Kernels(Protocol):
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
         ...
+
+
+class QuantizedKernels:
+    """The kernels of a platform, with linear layers of another number format.
+
+    Args:
+        kernels: the platform.
+        factory: makes the linear layers.
+    """
+
+    def __init__(self, kernels: Kernels, factory: LinearFactory) -> None:
+        self.device = kernels.device
+        self.dtype = kernels.dtype
+        self.layers = kernels.layers
+        self._factory = factory
+
+    def linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer."""
+        return self._factory(spec, self.dtype, self.device)
 
 
 class QKNorm:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -54,3 +55,15 @@ class LinearMethod(Protocol):
     def rows(self, index: Tensor) -> Tensor:
         """The weight's rows at `index` [count] int64, as an embedding tied to it looks them up."""
         ...
+
+
+LinearFactory = Callable[[LinearSpec, torch.dtype, torch.device], LinearMethod]
+"""Makes a linear layer for hidden states of a dtype, on a device."""
+
+LINEAR_METHODS: dict[str, LinearFactory] = {}
+"""Number formats that replace a platform's own dense layers, by the option ``quantization``."""
+
+
+def register_linear_method(quantization: str, factory: LinearFactory) -> None:
+    """Make a number format known in this process; an old one of that name is replaced."""
+    LINEAR_METHODS[quantization] = factory

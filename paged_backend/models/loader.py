@@ -11,7 +11,8 @@ from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.models.base import Model
-from paged_backend.models.layers import Kernels
+from paged_backend.models.layers import Kernels, QuantizedKernels
+from paged_backend.models.linear import LINEAR_METHODS, LinearFactory
 
 
 def load_model(
@@ -22,6 +23,8 @@ def load_model(
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
+    if config.quantization is not None:
+        kernels = QuantizedKernels(kernels, _linear_factory(config.quantization))
     model = build_model(model_config, resolve_max_model_len(config, model_config), kernels)
     if config.load_format == "dummy":
         random_weights(model.slots(), tensors_of(model_config), config.seed)
@@ -36,6 +39,13 @@ def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels)
     module, _, name = ARCHITECTURES[model_config.architecture].model.partition(":")
     model: Model = getattr(import_module(module), name)(model_config, max_model_len, kernels)
     return model
+
+
+def _linear_factory(quantization: str) -> LinearFactory:
+    if quantization not in LINEAR_METHODS:
+        known = ", ".join(sorted(LINEAR_METHODS)) or "no other one is registered"
+        raise ConfigError(f"option quantization must be null ({known}), got {quantization!r}")
+    return LINEAR_METHODS[quantization]
 
 
 def resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -203,7 +203,7 @@ def test_penalties_see_tokens_that_the_host_does_not_know_yet(oracle):
     context, expected = torch.tensor([prompt]), []
     for _ in range(6):
         with torch.inference_mode():
-            logits = oracle._model(context).logits[0, -1].numpy().copy()
+            logits = oracle.model(context).logits[0, -1].numpy().copy()
         for token in expected:
             logits[token] -= 2 + 2 / expected.count(token)  # once for each of its occurrences
         expected.append(int(logits.argmax()))
