@@ -55,7 +55,7 @@ class SamplingParams:
         0.0, Rule(float, -2, 2), "subtracted for each occurrence in the output"
     )
     seed: int | None = checked(
-        None, Rule(int, 0, 2**64 - 1, optional=True), "same seed, same tokens"
+        None, Rule(int, 0, 2**64 - 1, optional=True), "same seed, same tokens, on any device"
     )
     max_tokens: int | None = checked(
         DEFAULT_MAX_TOKENS,

@@ -1,7 +1,10 @@
 """Functions that choose one token for each row of logits, on the host.
 
-The token of a row depends only on that row's logits, parameters and random number, never on other
+The token of a row depends only on that row's logits, parameters, seed and position, never on other
 rows: every operation works along the vocabulary, and a slower method is chosen for single rows.
+Temperature is applied first, then ``min_p``, ``top_k`` and, to what these left, ``top_p``. Tokens
+with the same probability as the last one that a filter keeps are kept as well.
+``paged_kernels.reference.sampling`` defines both the filters and the draw, for the GPU, too.
 
 Logits that are not numbers do not affect other rows. NaN counts as minus infinity, plus infinity as
 the largest finite number, and a row without any number yields token 0.
@@ -16,20 +19,14 @@ import torch
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
-from paged_backend.core.seeds import mix64
+from paged_backend.sampling.race import race, race_among
 
 # Number of most likely tokens that are considered before the rest of a row is read.
 NUM_CANDIDATES = 64
 _GROUP_SIZE = 16  # neighbours of which the largest stands for all while candidates are sought
-_CDF_BLOCK = 128  # tokens whose weights are summed as one before the block is looked into
+_SUM_BLOCK = 128  # tokens whose weights are added in float32, before the sums are in float64
 _DIGIT_BITS = 10  # of the 30 bits that tell floats in [0, 1] apart
 _FIXED_POINT = 2.0**34  # weights as integers in float64: sums are exact, whatever their order
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def uniform(seed: int, position: int) -> float:
-    """Return a random number in [0, 1) with 53 bits, a function of ``seed`` and ``position``."""
-    return (mix64(mix64(seed ^ _GOLDEN) + position * _GOLDEN) >> 11) * 2.0**-53
 
 
 def draw_greedy(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
@@ -44,43 +41,39 @@ def draw_greedy(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
 
 def draw_from_candidates(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
     """Sample with ``top_k`` in 1..NUM_CANDIDATES, without reading most of the vocabulary."""
-    values, token_ids = _largest(logits, NUM_CANDIDATES)
+    values, token_ids = _largest(logits, NUM_CANDIDATES + 1)
     if not bool(values[:, 0].isfinite().all()):
-        values, token_ids = _largest(_repaired(logits), NUM_CANDIDATES)
-    top_k, top_p, min_p, temperature, point = _columns(
+        logits = _repaired(logits)
+        values, token_ids = _largest(logits, NUM_CANDIDATES + 1)
+    top_k, top_p, min_p, temperature = _columns(
         logits,
-        [
-            (s.params.top_k, s.params.top_p, s.params.min_p, s.params.temperature)
-            + (uniform(s.seed, s.position),)
-            for s in samples
-        ],
+        [(s.params.top_k, s.params.top_p, s.params.min_p, s.params.temperature) for s in samples],
     )
+    width = values.shape[1]
+    last = values.gather(1, top_k.long().clamp_(max=width) - 1)
     weights = ((values.double() - values[:, :1]) / temperature).exp_()
-    rank = torch.arange(values.shape[1], device=logits.device)
-    weights.mul_((rank < top_k) & (weights >= min_p))
-    before = weights.cumsum(1) - weights
+    weights.mul_((values >= last) & (weights >= min_p))
     limit = top_p * weights.sum(1, keepdim=True)
-    weights.mul_(before < limit)
-    choice = _invert(weights.cumsum(1), point)
-    result: list[int] = token_ids.gather(1, choice).squeeze(1).tolist()
-    return result
+    num_below = (weights.cumsum(1) < limit).sum(1, keepdim=True)
+    weights.mul_(weights >= weights.gather(1, num_below.clamp_(max=width - 1)))
+    tokens = race_among(weights, token_ids, samples)
+    if width < logits.shape[1]:  # tokens as likely as the last may follow
+        tied = (values[:, -1:] == last) & last.isfinite()
+        for row in tied.squeeze(1).nonzero().flatten().tolist():
+            tokens[row : row + 1] = draw_from_all(logits[row : row + 1], samples[row : row + 1])
+    return tokens
 
 
 def draw_from_all(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
-    """Sample from the whole vocabulary, after ``min_p``, ``top_k`` and ``top_p``.
-
-    Tokens with the same probability as the last one that ``top_k`` or ``top_p`` keeps are kept too.
-    """
-    temperature, point = _columns(
-        logits, [(s.params.temperature, uniform(s.seed, s.position)) for s in samples]
-    )
+    """Sample from the whole vocabulary, after ``min_p``, ``top_k`` and ``top_p``."""
+    (temperature,) = _columns(logits, [(s.params.temperature,) for s in samples])
     scaled = logits / temperature.float()
     weights = scaled.softmax(1)
     if bool(weights[:, 0].isnan().any()):  # one bad logit makes its whole row NaN
         weights = _repaired(scaled).softmax(1)
     _apply_top_k_and_min_p(weights, samples)
     _apply_top_p(weights, samples)
-    return _draw_by_weight(weights, point)
+    return race(weights, samples)
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -116,11 +109,6 @@ def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     columns = torch.cat((columns, rest.expand(num_rows, -1)), dim=1)
     found = values.gather(1, columns).topk(count, dim=1)
     return found.values, columns.gather(1, found.indices)
-
-
-def _invert(cumulative: Tensor, point: Tensor) -> Tensor:
-    """The first column of ``cumulative`` [n, m] beyond ``point`` [n, 1] of its last: [n, 1]."""
-    return (cumulative <= cumulative[:, -1:] * point).sum(1, keepdim=True)
 
 
 def _apply_top_k_and_min_p(weights: Tensor, samples: Sequence[SampleSpec]) -> None:
@@ -201,26 +189,7 @@ def _nucleus_floor_by_digits(weights: Tensor, top_p: Tensor) -> Tensor:
 
 def _block_sums(weights: Tensor) -> Tensor:
     """Sums of blocks of ``weights`` [n, vocab] as float64 [n, blocks]."""
-    return _blocks(weights).sum(2).double()
-
-
-def _blocks(weights: Tensor) -> Tensor:
-    missing = -weights.shape[1] % _CDF_BLOCK
+    missing = -weights.shape[1] % _SUM_BLOCK
     if missing:
         weights = torch.nn.functional.pad(weights, (0, missing))
-    return weights.view(weights.shape[0], -1, _CDF_BLOCK)
-
-
-def _draw_by_weight(weights: Tensor, point: Tensor) -> list[int]:
-    """The token at ``point`` [n, 1] of each row's mass: first its block, then its place there."""
-    blocks = _blocks(weights)
-    cumulative = blocks.sum(2).double().cumsum(1)
-    block = _invert(cumulative, point)
-    after = cumulative.gather(1, block)
-    before = cumulative.gather(1, (block - 1).clamp(min=0)).mul_(block > 0)
-    inside = blocks.gather(1, block.unsqueeze(2).expand(-1, 1, _CDF_BLOCK)).squeeze(1).double()
-    share = (cumulative[:, -1:] * point - before).div_(after - before)
-    # The two sums of a block differ in their last bits: the share is kept below 1 by hand.
-    place = _invert(inside.cumsum(1), share.clamp_(0, 1 - 2.0**-53))
-    result: list[int] = (block * _CDF_BLOCK + place).squeeze(1).tolist()
-    return result
+    return weights.view(weights.shape[0], -1, _SUM_BLOCK).sum(2).double()

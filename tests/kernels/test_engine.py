@@ -72,6 +72,42 @@ def test_prefix_hits(oracle):
     assert [outputs[str(i)][0].num_cached_tokens for i in range(2)] == [32, 48]
 
 
+SAMPLED = [
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.5, "top_k": 100, "top_p": 0.9},
+    {"top_p": 0.8},
+    {"min_p": 0.05, "temperature": 2.0},
+    {"repetition_penalty": 1.3, "top_k": 64},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.5, "top_p": 0.95},
+    {"min_tokens": 4, "logit_bias": {2: 5.0, 17: 3.0}, "top_k": 20},
+]
+
+
+def test_a_seed_gives_the_same_tokens_as_on_a_cpu(oracle, monkeypatch):
+    pytest.importorskip("numba", reason="the CPU's platform needs numba")
+    from paged_backend.platforms.cpu.platform import CpuPlatform
+
+    work = short(len(SAMPLED), seed=3)
+
+    def answers(engine):
+        for index, (fields, (prompt, _)) in enumerate(zip(SAMPLED, work, strict=True)):
+            params = SamplingParams.from_mapping({"max_tokens": 8, "n": 2, "seed": index, **fields})
+            engine.add_request(Request(str(index), prompt, params))
+        tokens = {}
+        while engine.has_unfinished:
+            for output in engine.step():
+                key = output.request_id, output.index
+                tokens.setdefault(key, []).extend(output.new_token_ids)
+        return tokens
+
+    on_device = answers(engine_for(oracle))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    on_cpu = make_engine(oracle.folder, device="cpu", max_num_seqs=4)
+    assert isinstance(on_cpu.executor.platform, CpuPlatform)
+    assert on_device == answers(on_cpu)
+
+
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_mask_restricts_its_sequence_only(oracle, async_scheduling):
     def answers(engine, **params):

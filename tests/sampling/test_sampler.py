@@ -8,15 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged_kernels.reference.sampling import draw, probabilities
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.seeds import derive_seed
-from paged_backend.sampling.draws import NUM_CANDIDATES, uniform
+from paged_backend.sampling.draws import NUM_CANDIDATES
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.sampling_params import SamplingParams
 
 EOS = 7
+MIXED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
+WIDE = {"temperature": 1.3, "top_k": 200, "top_p": 0.8, "min_p": 0.001}
 VOCAB = 1000
 
 
@@ -79,23 +82,13 @@ def test_settings_that_leave_one_token_are_greedy(fields: dict[str, float]) -> N
 
 def reference(logits: Tensor, params: SamplingParams) -> np.ndarray:
     """Probabilities by the definitions, with a full sort, in float64."""
-    scaled = logits.double().numpy() / params.temperature
-    order = np.argsort(-scaled, kind="stable")
-    weights = np.exp(scaled[order] - scaled[order[0]])
-    kept = weights >= params.min_p
-    if params.top_k > 0:
-        kept[params.top_k :] = False
-    weights *= kept
-    before = np.cumsum(weights) - weights
-    weights[before >= params.top_p * weights.sum()] = 0
-    probabilities = np.zeros_like(weights)
-    probabilities[order] = weights / weights.sum()
-    return probabilities
+    filters = (params.temperature, params.top_k, params.top_p, params.min_p)
+    return probabilities(logits, *filters).numpy()
 
 
-def improbability(counts: np.ndarray, probabilities: np.ndarray) -> float:
+def improbability(counts: np.ndarray, shares: np.ndarray) -> float:
     """How many standard deviations Pearson's chi-square of ``counts`` lies above its mean."""
-    expected = counts.sum() * probabilities
+    expected = counts.sum() * shares
     large = expected >= 5
     groups = [
         *zip(counts[large], expected[large], strict=True),
@@ -118,8 +111,8 @@ def improbability(counts: np.ndarray, probabilities: np.ndarray) -> float:
         {"top_p": 0.6},
         {"top_p": 0.999},
         {"min_p": 0.02},
-        {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-        {"temperature": 1.3, "top_k": 200, "top_p": 0.8, "min_p": 0.001},
+        MIXED,
+        WIDE,
     ],
     ids=str,
 )
@@ -129,16 +122,16 @@ def test_tokens_come_as_often_as_the_definitions_say(
 ) -> None:
     logits = noise(1, vocab=1101, scale=scale)[0]
     logits[-1] = logits.max() - 0.1
-    probabilities = reference(logits, SamplingParams.from_mapping(fields))
+    shares = reference(logits, SamplingParams.from_mapping(fields))
     counts = drawn(logits, 6_000, **fields)
-    assert set(counts.nonzero()[0]) <= set(probabilities.nonzero()[0])
-    assert improbability(counts, probabilities) < 5  # the seeds are fixed: this cannot flake
+    assert set(counts.nonzero()[0]) <= set(shares.nonzero()[0])
+    assert improbability(counts, shares) < 5  # the seeds are fixed: this cannot flake
 
 
 def test_the_distribution_test_can_fail() -> None:
     logits = noise(1, vocab=1101)[0]
-    probabilities = reference(logits, SamplingParams(temperature=1.1))
-    assert improbability(drawn(logits, 6_000), probabilities) > 5
+    shares = reference(logits, SamplingParams(temperature=1.1))
+    assert improbability(drawn(logits, 6_000), shares) > 5
 
 
 @pytest.mark.parametrize("vocab", [3, 40, 129, 1037, 50257])
@@ -218,14 +211,27 @@ def test_position_and_seed_both_change_the_draw() -> None:
     assert by_seed[1:] != by_position[1:]
 
 
-def test_the_random_numbers_are_uniform_and_unrelated() -> None:
-    table = np.array([[uniform(seed, place) for place in range(200)] for seed in range(200)])
-    assert 0 <= table.min() and table.max() < 1
-    counts, _ = np.histogram(table, bins=100, range=(0, 1))
-    assert improbability(counts, np.full(100, 0.01)) < 4
-    for other in (table[1:, :], table[:, 1:]):  # the next seed, the next position
-        same = table[: other.shape[0], : other.shape[1]]
-        assert abs(np.corrcoef(same.ravel(), other.ravel())[0, 1]) < 4 / math.sqrt(other.size)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"top_k": 5}, {"top_k": 64}, {"top_k": 300}, {"top_p": 0.6}, {"min_p": 0.02}, MIXED, WIDE],
+    ids=str,
+)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_seed_draws_the_token_of_the_reference(fields: dict[str, float], rounded: bool) -> None:
+    """The GPU's kernel is compared with the same reference. Rounded logits have many ties."""
+    params = SamplingParams.from_mapping(fields)
+    logits = noise(3, vocab=1101)
+    logits = logits.round() if rounded else logits
+    seeds = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, *range(1000, 1100)]
+    for row in logits:
+        found = [
+            sample(row.unsqueeze(0), [spec(params, seed=seed, position=position)])
+            for position, seed in enumerate(seeds)
+        ]
+        signed = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
+        weights = probabilities(row, params.temperature, params.top_k, params.top_p, params.min_p)
+        expected = draw(weights, signed, torch.arange(len(seeds)))
+        assert [token for (token,) in found] == expected.tolist()
 
 
 def test_seeds_of_answers_differ_and_the_first_is_the_requests() -> None:
