@@ -1,4 +1,6 @@
-"""vLLM's engine arguments in a ``model.json``: which of them count here, and what for.
+"""vLLM's engine arguments: which of them count here, and what for.
+
+``model.json``, the command line and :class:`paged_backend.LLM` all accept them.
 
 The lists hold the names of vLLM's EngineArgs and AsyncEngineArgs from 0.4 on. A name that is in
 none of them is a mistake.
@@ -12,7 +14,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from paged_backend.config import EngineConfig, read_json_object, refuse
+from paged_backend.config import EngineConfig
+from paged_backend.errors import option_error
+from paged_backend.json_file import read_json_object
 from paged_backend.validation import check_known, coerce, shorten
 
 _OURS = frozenset(spec.name for spec in fields(EngineConfig))
@@ -150,7 +154,7 @@ _NO_MEANING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineArgs:
-    """What a ``model.json`` says."""
+    """The options that a user gave."""
 
     config: EngineConfig
     log_stats: bool  # vLLM's metrics may be reported
@@ -178,12 +182,12 @@ def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
     Raises:
         ConfigError: a name is unknown or a value is not allowed.
     """
-    check_known(values, (*sorted(_OURS), _SILENCE, *_ONLY, *_NO_MEANING), refuse)
+    check_known(values, (*sorted(_OURS), _SILENCE, *_ONLY, *_NO_MEANING), option_error)
     for name, value in values.items():
         if name in _ONLY:
             _check_neutral(name, value)
     ours = {
-        name: _alias(name, value)
+        name: alias(name, value)
         for name, value in values.items()
         if name in _OURS and value is not None
     }
@@ -194,7 +198,13 @@ def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
     )
 
 
-def _alias(name: str, value: Any) -> Any:
+def other_names() -> list[str]:
+    """Engine arguments of vLLM that change nothing here, or are accepted with one value only."""
+    return [_SILENCE, *_ONLY, *sorted(_NO_MEANING)]
+
+
+def alias(name: str, value: Any) -> Any:
+    """Return our word for a value of an option."""
     return _ALIASES.get(name, {}).get(value, value) if isinstance(value, str) else value
 
 
@@ -202,9 +212,9 @@ def _check_neutral(name: str, value: object) -> None:
     if value in _ONLY[name] or _plain(value) in _ONLY[name]:
         return
     if name == "enable_lora":
-        raise refuse(name, "must be false: LoRA adapters are not supported yet")
+        raise option_error(name, "must be false: LoRA adapters are not supported yet")
     allowed = " or ".join(json.dumps(neutral) for neutral in _ONLY[name])
-    raise refuse(name, f"can only be {allowed} with this engine, got {shorten(value)}")
+    raise option_error(name, f"can only be {allowed} with this engine, got {shorten(value)}")
 
 
 def _plain(value: object) -> object:

@@ -85,3 +85,8 @@ def place_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = (f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(error).__name__} at {', '.join(places)}"
+
+
+def option_error(name: str, problem: str) -> ConfigError:
+    """Return the error for an option that cannot be used."""
+    return ConfigError(f"option {name} {problem}")

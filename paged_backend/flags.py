@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from paged_backend.validation import DataclassInstance, Rule
@@ -15,8 +16,16 @@ def add_flags(
     cls: type[DataclassInstance],
     *,
     leave_out: Collection[str] = (),
+    alias: Callable[[str, str], str] = lambda name, value: value,
 ) -> None:
-    """Add a flag for each field of a dataclass whose fields are made by ``validation.checked``."""
+    """Add a flag for each field of a dataclass whose fields are made by ``validation.checked``.
+
+    Args:
+        group: where the flags are added.
+        cls: the dataclass.
+        leave_out: fields without a flag.
+        alias: returns the value of a field that a text stands for.
+    """
     for spec in fields(cls):
         if spec.name in leave_out:
             continue
@@ -27,7 +36,10 @@ def add_flags(
             action = argparse.BooleanOptionalAction
             group.add_argument(flag, action=action, default=spec.default, help=help)
         else:
-            kind, choices = rule.kind, rule.choices or None
+            kind: Callable[[str], Any] = rule.kind
+            if rule.kind is str:
+                kind = partial(alias, spec.name)
+            choices = rule.choices or None
             group.add_argument(flag, type=kind, choices=choices, default=spec.default, help=help)
 
 

@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 from tqdm import tqdm
 
 from paged_backend.checkpoint.hub import resolve_model
-from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
+from paged_backend.engine_args import from_mapping
 from paged_backend.errors import InvalidRequest
+from paged_backend.log import LOG
 from paged_backend.outputs import (
     CompletionOutput,
     FinishReason,
@@ -36,14 +37,18 @@ class LLM:
 
     Args:
         model: folder or Hugging Face id of the checkpoint, or ``demo`` for the bundled one.
-        engine_args: options of :class:`paged_backend.config.EngineConfig`.
+        engine_args: options of :class:`paged_backend.config.EngineConfig`, or other engine
+            arguments of vLLM, unless their value asks for something that this engine lacks.
 
     Raises:
         ConfigError: an option or the checkpoint cannot be used.
     """
 
     def __init__(self, model: str = "demo", **engine_args: Any) -> None:
-        self.config = EngineConfig.from_mapping({"model": model, **engine_args})
+        args = from_mapping({"model": model, **engine_args})
+        if args.without_effect:
+            LOG.info("options without effect here: %s", ", ".join(args.without_effect))
+        self.config = args.config
         folder = resolve_model(self.config.model)
         self.tokenizer = load_tokenizer(self.config.tokenizer or str(folder))
         self.engine = Engine(self.config, Worker(self.config, folder))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from paged_backend.config import EngineConfig
 from paged_backend.errors import InvalidRequest
+from paged_backend.options.limits import LimitOptions
 from paged_backend.sampling_params import INT32_MAX, SamplingParams
 from paged_backend.validation import Rule, check_fields, checked, coerce
 
@@ -85,7 +85,7 @@ class RequestLimits:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, *, max_model_len: int, vocab_size: int, max_num_seqs: int
+        cls, config: LimitOptions, *, max_model_len: int, vocab_size: int, max_num_seqs: int
     ) -> RequestLimits:
         """The options, where the loaded model is not narrower."""
         return cls(

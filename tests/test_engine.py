@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from oracle import Oracle, make_engine
 
-from paged_backend.config import CPU_LIMITS, GPU_LIMITS, EngineConfig
+from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError, InvalidRequest
+from paged_backend.options.scheduling import CPU_LIMITS, GPU_LIMITS
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import fields
+from functools import partial
 
 import pytest
 
-from paged_backend import engine_args
+from paged_backend import LLM, engine_args
+from paged_backend.cli.options import add_engine_options, engine_options
 from paged_backend.config import EngineConfig
 from paged_backend.engine_args import from_mapping, read_engine_args
 from paged_backend.errors import ConfigError
@@ -115,3 +118,47 @@ def test_a_file_that_is_no_object(tmp_path, text, message):
         file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_engine_args(file)
+
+
+def from_command_line(values):
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    words = [[f"--{name.replace('_', '-')}", str(value)] for name, value in values.items()]
+    return from_mapping(engine_options(parser.parse_args(sum(words, ["demo"]))))
+
+
+def from_model_json(values, folder):
+    file = folder / "model.json"
+    file.write_text(json.dumps({"model": "demo"} | values))
+    return read_engine_args(file)
+
+
+def test_each_door_takes_the_same_names_and_values(tmp_path):
+    values = {
+        **{"dtype": "float", "load_format": "safetensors", "scheduling_policy": "fcfs"},
+        **{"max_num_seqs": 8, "max_model_len": 128, "swap_space": 4, "tensor_parallel_size": 1},
+    }
+    by_file, by_line = from_model_json(values, tmp_path), from_command_line(values)
+    assert by_file.config == by_line.config == LLM("demo", **values).config
+    assert set(by_file.without_effect) == {"swap_space", "tensor_parallel_size"}
+    assert set(by_line.without_effect) == {"swap_space", "tensor_parallel_size"}
+
+
+@pytest.mark.parametrize("values", [{"tensor_parallel_size": 2}, {"kv_cache_dtype": "fp8"}])
+def test_each_door_refuses_what_the_engine_lacks(tmp_path, values):
+    (name,) = values
+    for door in (partial(from_model_json, folder=tmp_path), from_command_line):
+        with pytest.raises(ConfigError, match=f"option {name} can only be"):
+            door(values)
+    with pytest.raises(ConfigError, match=f"option {name} can only be"):
+        LLM("demo", **values)
+
+
+def test_flags_without_a_value():
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    for flag in ("--disable-log-requests", "--no-enable-lora", "--enable-expert-parallel"):
+        engine_options(parser.parse_args([flag]))
+    with pytest.raises(ConfigError, match="enable_lora must be false"):
+        engine_options(parser.parse_args(["--enable-lora"]))
+    assert "swap-space" not in parser.format_help()

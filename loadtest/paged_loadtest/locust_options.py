@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.config import refuse
+from paged_backend.errors import option_error
 from paged_backend.validation import Rule, check_fields, checked
 
 SHAPES = ("constant", "ramp", "burst", "wave")
@@ -70,6 +70,6 @@ class LocustOptions:
     wave_period: float = checked(240.0, Rule(float, above=0), "seconds that the wave's day has")
 
     def __post_init__(self) -> None:
-        check_fields(self, refuse)
+        check_fields(self, option_error)
         if self.burst_length >= self.burst_every:
-            raise refuse("burst_length", f"must be below burst_every ({self.burst_every:g})")
+            raise option_error("burst_length", f"must be below burst_every ({self.burst_every:g})")

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from paged_backend.config import refuse
+from paged_backend.errors import option_error
 from paged_backend.validation import Rule, check_fields, checked, shorten
 
 BACKENDS = {
@@ -64,11 +64,11 @@ class TargetOptions:
     request_timeout: float = checked(600.0, Rule(float, above=0), "seconds for a whole answer")
 
     def __post_init__(self) -> None:
-        check_fields(self, refuse)
+        check_fields(self, option_error)
         if not self.model:
-            raise refuse("model", "must not be empty")
+            raise option_error("model", "must not be empty")
         if self.base_url is not None and _ADDRESS.fullmatch(_root(self.base_url)) is None:
-            raise refuse(
+            raise option_error(
                 "base_url",
                 f"must be an address such as {BACKENDS[self.backend]}, "
                 f"got {shorten(self.base_url)}",
@@ -110,9 +110,9 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, refuse)
+        check_fields(self, option_error)
         if not self._rate() > 0:
-            raise refuse(
+            raise option_error(
                 "request_rate", f"must be a number above 0 or inf, got {shorten(self.request_rate)}"
             )
 
@@ -146,7 +146,7 @@ class SweepOptions:
     up_to: int = checked(1024, Rule(int, 1, 10**6), "concurrency at which it ends in any case")
 
     def __post_init__(self) -> None:
-        check_fields(self, refuse)
+        check_fields(self, option_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class PrefixOptions:
     max_concurrency: int = checked(1, Rule(int, 1, 10**6), "calls that are open at once")
 
     def __post_init__(self) -> None:
-        check_fields(self, refuse)
+        check_fields(self, option_error)
         if not all(0 <= percent <= 100 for percent in self.percents):
             raise self._wrong_hit_rates()
 
@@ -177,7 +177,7 @@ class PrefixOptions:
             raise self._wrong_hit_rates() from None
 
     def _wrong_hit_rates(self) -> Exception:
-        return refuse(
+        return option_error(
             "hit_rates",
             f"must be numbers from 0 up to 100 with commas between, got {shorten(self.hit_rates)}",
         )

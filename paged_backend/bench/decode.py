@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from paged_backend import engine_args
 from paged_backend.bench.calls import drain, greedy
 from paged_backend.bench.continuous_peer import PeerCase, PeerResult, run_peer
 from paged_backend.bench.device_trace import device_gaps, traced
@@ -393,7 +394,7 @@ def run_decode_bench(
     Raises:
         ConfigError: the options or the checkpoint cannot be used.
     """
-    config = EngineConfig.from_mapping(options)
+    config = engine_args.from_mapping(options).config
     folder = resolve_model(config.model).resolve()
     bench = DecodeBench(config, folder, num_steps)
     roofline, device, dtype = bench.roofline, bench.device, bench.dtype

@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from paged_backend import engine_args
 from paged_backend.bench.calls import drain, greedy, prompt_ids
 from paged_backend.bench.environment import environment
 from paged_backend.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.bench.transformers_peer import TransformersPeer
 from paged_backend.checkpoint.hub import resolve_model
-from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.outputs import SequenceOutput
 from paged_backend.worker import Worker
@@ -124,7 +124,7 @@ class OfflineBench:
     def __init__(self, options: Mapping[str, Any], *, threads: int) -> None:
         if threads:
             torch.set_num_threads(threads)
-        self._config = EngineConfig.from_mapping(options)
+        self._config = engine_args.from_mapping(options).config
         self._folder = resolve_model(self._config.model)
         self._worker = Worker(self._config, self._folder)
         self._engine = Engine(self._config, self._worker)

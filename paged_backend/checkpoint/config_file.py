@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError
+from paged_backend.json_file import read_json_object
 from paged_backend.validation import Rule, shorten
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from paged_backend.checkpoint.tensors import Role, Tensors
-from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError
+from paged_backend.json_file import read_json_object
 from paged_backend.validation import shorten
 
 BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar

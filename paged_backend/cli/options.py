@@ -8,33 +8,59 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.config import EngineConfig
+from paged_backend.engine_args import alias, from_mapping, other_names
 from paged_backend.flags import add_flags, flag_values
+
+_OTHER = "vllm_"  # begins the destination of a flag that is no field of EngineConfig
+
+_FLAGS_OF_COMMANDS = {"served_model_name"}
 
 Subparsers = Any
 """What ``ArgumentParser.add_subparsers`` returns; argparse does not name its type."""
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``MODEL`` and a flag for each option of :class:`EngineConfig`."""
+    """Add ``MODEL`` and a flag for each option of :class:`EngineConfig`.
+
+    The other engine arguments of vLLM are flags that the help does not show.
+    """
     model = next(spec for spec in fields(EngineConfig) if spec.name == "model")
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default=model.default, help=model.metadata["help"]
     )
-    add_flags(parser.add_argument_group("engine"), EngineConfig, leave_out=["model"])
+    engine = parser.add_argument_group("engine")
+    add_flags(engine, EngineConfig, leave_out=["model"], alias=alias)
+    for name in sorted(set(other_names()) - _FLAGS_OF_COMMANDS):
+        flag = name.replace("_", "-")
+        dest, hidden = _OTHER + name, argparse.SUPPRESS
+        engine.add_argument(
+            f"--{flag}", dest=dest, nargs="?", const=True, default=hidden, help=hidden
+        )
+        engine.add_argument(
+            f"--no-{flag}", dest=dest, action="store_false", default=hidden, help=hidden
+        )
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options that differ from their defaults, with folders as absolute paths.
 
+    Other engine arguments of vLLM are among them.
+
     Raises:
-        ConfigError: an option lies outside its range.
+        ConfigError: an option lies outside its range, or needs what this engine lacks.
     """
     values = flag_values(args, EngineConfig)
+    others = {
+        name.removeprefix(_OTHER): value
+        for name, value in vars(args).items()
+        if name.startswith(_OTHER)
+    }
     for name in ("model", "tokenizer"):
         if values[name] is not None and Path(values[name]).is_dir():
             values[name] = str(Path(values[name]).resolve())
-    EngineConfig.from_mapping(values)
+    from_mapping(values | others)
     defaults = {spec.name: spec.default for spec in fields(EngineConfig)}
-    return {
+    changed = {
         name: value for name, value in values.items() if name == "model" or value != defaults[name]
     }
+    return changed | others

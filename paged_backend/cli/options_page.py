@@ -14,8 +14,9 @@ _HEAD = """\
 
 These are the engine's options. They have the same names in three places: `--max-num-seqs 8` for
 `paged-backend serve`, `"max_num_seqs": 8` in a model's `1/model.json`, and `max_num_seqs=8` for
-`paged_backend.LLM`. In `model.json` the other engine arguments of vLLM are accepted as well, unless
-their value asks for something that this engine lacks.
+`paged_backend.LLM`. The other engine arguments of vLLM are accepted as well, in all three places,
+unless their value asks for something that this engine lacks. vLLM's other words for a value are
+accepted, too, for example `half` for the `dtype` float16.
 
 This page is generated: `python -m paged_backend.cli.options_page > docs/options.md`.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from paged_backend.config import StepLimits
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
+from paged_backend.options.scheduling import StepLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

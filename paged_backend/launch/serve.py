@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from paged_backend.config import EngineConfig
+from paged_backend import engine_args
 from paged_backend.launch.command import GATEWAY_VARIABLES, empty_folder, server_command
 from paged_backend.launch.gateway_process import GatewayProcess
 from paged_backend.launch.ports import Endpoints, bind
@@ -68,7 +68,7 @@ def serve(
         )
         check = None
         if listener is not None:
-            drain_timeout_s = EngineConfig.from_mapping(engine_options).drain_timeout_s
+            drain_timeout_s = engine_args.from_mapping(engine_options).config.drain_timeout_s
             gateway = GatewayProcess(listener, server.grpc_url, drain_timeout_s)
             stack.enter_context(gateway)
             where += f", OpenAI http://{gateway.address}/v1"

@@ -8,15 +8,15 @@ from pathlib import Path
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.weights import load_weights, random_weights
-from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.models.base import Model
 from paged_backend.models.layers import Kernels, QuantizedKernels
 from paged_backend.models.linear import LINEAR_METHODS, LinearFactory
+from paged_backend.options.model import ModelOptions
 
 
 def load_model(
-    config: EngineConfig, model_config: ModelConfig, folder: Path, kernels: Kernels
+    config: ModelOptions, model_config: ModelConfig, folder: Path, kernels: Kernels
 ) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
 
@@ -48,7 +48,7 @@ def _linear_factory(quantization: str) -> LinearFactory:
     return LINEAR_METHODS[quantization]
 
 
-def resolve_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+def resolve_max_model_len(config: ModelOptions, model_config: ModelConfig) -> int:
     """Return the option if it is set, else the number of tokens that the model was made for.
 
     Raises:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError
+from paged_backend.json_file import read_json_object
 from paged_backend.plan.prices import cost_per_million
 from paged_backend.plan.roofline import Roofline
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.shape import Shape
-from paged_backend.config import StepLimits
+from paged_backend.options.scheduling import StepLimits
 from paged_backend.plan.gpus import MIB, Gpu
 from paged_backend.plan.number_types import KvType, WeightType
 from paged_backend.plan.sizes import KvSizes, count_parameters

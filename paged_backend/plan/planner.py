@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.shape import Shape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
-from paged_backend.config import GPU_LIMITS, EngineConfig, StepLimits
+from paged_backend.config import EngineConfig
+from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.plan.gpus import Gpu
 from paged_backend.plan.lengths import Lengths
 from paged_backend.plan.measured import Comparison, Measurement, compare

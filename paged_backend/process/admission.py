@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paged_backend.config import EngineConfig
 from paged_backend.errors import RequestRefused
+from paged_backend.options.limits import LimitOptions
 from paged_backend.outputs import QueueState
 from paged_backend.validation import shorten
 
@@ -23,7 +23,7 @@ class QueueBounds:
     max_waiting_tokens: int
 
     @classmethod
-    def of(cls, config: EngineConfig) -> QueueBounds:
+    def of(cls, config: LimitOptions) -> QueueBounds:
         """Return the limits in an engine's options."""
         return cls(config.max_waiting_requests, config.max_waiting_tokens)
 

@@ -13,13 +13,13 @@ the largest finite number, and a row without any number yields token 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
-from paged_backend.sampling.race import race, race_among
 
 # Number of most likely tokens that are considered before the rest of a row is read.
 NUM_CANDIDATES = 64
@@ -27,6 +27,18 @@ _GROUP_SIZE = 16  # neighbours of which the largest stands for all while candida
 _SUM_BLOCK = 128  # tokens whose weights are added in float32, before the sums are in float64
 _DIGIT_BITS = 10  # of the 30 bits that tell floats in [0, 1] apart
 _FIXED_POINT = 2.0**34  # weights as integers in float64: sums are exact, whatever their order
+
+
+def compile_draws() -> None:
+    """Compile what draws, which otherwise happens when the first token is sampled."""
+    _race()
+
+
+def _race() -> ModuleType:
+    # Imported where a CPU serves: a host with a GPU needs no numba.
+    from paged_backend.sampling import race
+
+    return race
 
 
 def draw_greedy(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
@@ -56,7 +68,7 @@ def draw_from_candidates(logits: Tensor, samples: Sequence[SampleSpec]) -> list[
     limit = top_p * weights.sum(1, keepdim=True)
     num_below = (weights.cumsum(1) < limit).sum(1, keepdim=True)
     weights.mul_(weights >= weights.gather(1, num_below.clamp_(max=width - 1)))
-    tokens = race_among(weights, token_ids, samples)
+    tokens: list[int] = _race().race_among(weights, token_ids, samples)
     if width < logits.shape[1]:  # tokens as likely as the last may follow
         tied = (values[:, -1:] == last) & last.isfinite()
         for row in tied.squeeze(1).nonzero().flatten().tolist():
@@ -73,7 +85,8 @@ def draw_from_all(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
         weights = _repaired(scaled).softmax(1)
     _apply_top_k_and_min_p(weights, samples)
     _apply_top_p(weights, samples)
-    return race(weights, samples)
+    tokens: list[int] = _race().race(weights, samples)
+    return tokens
 
 
 def _argmax(logits: Tensor) -> Tensor:

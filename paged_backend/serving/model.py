@@ -8,10 +8,10 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.config import EngineConfig
 from paged_backend.engine_args import EngineArgs, read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
 from paged_backend.log import LOG, log_to
+from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.request import RequestLimits
 from paged_backend.serving.calls.drain import Drain, drain_limit_s
@@ -162,7 +162,7 @@ def _start_front_end(deployment: Deployment) -> FrontEnd:
     return front_end
 
 
-def _drain(deployment: Deployment, config: EngineConfig) -> Drain:
+def _drain(deployment: Deployment, config: LifetimeOptions) -> Drain:
     server_pid = os.getppid()
     limit_s = drain_limit_s(
         config.drain_timeout_s, exit_timeout_s(server_pid), deployment.num_instances

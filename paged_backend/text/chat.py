@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError, InvalidRequest
+from paged_backend.json_file import read_json_object
 from paged_backend.text.template_client import TemplateClient
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 

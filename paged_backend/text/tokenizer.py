@@ -11,8 +11,8 @@ from typing import Any
 import tokenizers
 
 from paged_backend.checkpoint.hub import resolve_model
-from paged_backend.config import read_json_object
 from paged_backend.errors import ConfigError, InvalidRequest
+from paged_backend.json_file import read_json_object
 from paged_backend.text.chat import ChatTemplate, load_chat_template, token_content
 from paged_backend.validation import shorten
 

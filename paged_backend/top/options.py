@@ -7,16 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paged_backend.errors import ConfigError
+from paged_backend.errors import option_error
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
 METRICS_PORT = 8002  # Triton's
 _ADDRESS = re.compile(r"[^/\s]+:\d+")
-
-
-def refuse(name: str, problem: str) -> ConfigError:
-    """The error for an option that cannot be used."""
-    return ConfigError(f"option {name} {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +32,11 @@ class TopOptions:
     interval: float = checked(1.0, Rule(float, 0.1, 60), "seconds from one look to the next")
 
     def __post_init__(self) -> None:
-        check_fields(self, refuse)
+        check_fields(self, option_error)
         if not _ADDRESS.fullmatch(self.url):
-            raise refuse("url", f"must be host:port of a gRPC endpoint, got {shorten(self.url)}")
+            raise option_error(
+                "url", f"must be host:port of a gRPC endpoint, got {shorten(self.url)}"
+            )
 
     @property
     def metrics_page(self) -> str:
@@ -55,4 +52,4 @@ class TopOptions:
         Raises:
             ConfigError: a name is unknown or a value is not allowed.
         """
-        return from_mapping(cls, values, refuse)
+        return from_mapping(cls, values, option_error)

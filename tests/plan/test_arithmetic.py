@@ -14,10 +14,11 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.shape import Shape
 from paged_backend.checkpoint.shape_reader import read_shape
-from paged_backend.config import GPU_LIMITS, EngineConfig
+from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.loader import build_model
+from paged_backend.options.scheduling import GPU_LIMITS
 from paged_backend.plan.gpus import GPUS, find_gpu
 from paged_backend.plan.lengths import Lengths
 from paged_backend.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes

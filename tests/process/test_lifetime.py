@@ -31,8 +31,13 @@ CONFIG = EngineConfig(model="demo")
 
 @pytest.fixture
 def stranger() -> Iterator[psutil.Process]:
-    """A process that is none of ours."""
-    with subprocess.Popen(["sleep", "600"]) as process:
+    """A process that is none of ours, and that shows all about itself already.
+
+    Right after its program was started the kernel does not know its auxiliary vector yet.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["sh", "-c", "echo started; read line"], **pipes) as process:
+        assert process.stdout is not None and process.stdout.readline()
         yield psutil.Process(process.pid)
         process.kill()
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_backend.config import refuse
+from paged_backend.errors import option_error
 from paged_backend.validation import shorten
 
 MAX_LENGTH = 2**24
@@ -90,7 +90,7 @@ def parse_lengths(name: str, text: str) -> Lengths:
     try:
         return _parse(text)
     except (ValueError, TypeError, OverflowError):
-        raise refuse(
+        raise option_error(
             name, f"must be {FORMS}, with lengths that ascend from 1, got {shorten(text)}"
         ) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.config import refuse
+from paged_backend.errors import option_error
 from paged_backend.validation import Rule, check_fields, checked
 from paged_loadtest.workloads.lengths import MAX_LENGTH, parse_lengths
 
@@ -93,19 +93,21 @@ class WorkloadOptions:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, refuse)
+        check_fields(self, option_error)
         self._choose_lengths()
         for name in ("input_len", "output_len", "num_turns"):
             if (text := getattr(self, name)) is not None:
                 parse_lengths(name, text)
         if self.dataset_name == "conversations" and self.prompt_format not in (None, "chat"):
-            raise refuse(
+            raise option_error(
                 "dataset_name",
                 f"must not be conversations where prompts are {self.prompt_format}: only a chat "
                 "can grow by the answers",
             )
         if self.dataset_path is None and self.dataset_name in ("sharegpt", "trace"):
-            raise refuse("dataset_path", f"must name the file of the {self.dataset_name} dataset")
+            raise option_error(
+                "dataset_path", f"must name the file of the {self.dataset_name} dataset"
+            )
 
     def _choose_lengths(self) -> None:
         """Put the lengths that a recipe has by default where results show them."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paged_backend.config import refuse
+from paged_backend.errors import option_error
 from paged_loadtest.request import Request, Turn
 from paged_loadtest.workloads.candidates import Candidate, chat_candidate
 from paged_loadtest.workloads.lengths import Array, parse_lengths
@@ -56,7 +56,7 @@ def _prompts(
     for number, (group, given, wanted) in enumerate(zip(groups, inputs, outputs, strict=True), 1):
         own = given - writer.overhead
         if own < 1:
-            raise refuse(
+            raise option_error(
                 "input_len",
                 f"must be above {writer.overhead}, the tokens that the tokenizer adds by itself; "
                 f"request {number} has {given}",

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backend.config import StepLimits
 from paged_backend.core.scheduled_batch import (
     PromptLogprobsSpec,
     SampleSpec,
@@ -28,6 +27,7 @@ from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
+from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import (
     Replay,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from paged_backend.config import GPU_LIMITS, EngineConfig, StepLimits
+from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
 from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner

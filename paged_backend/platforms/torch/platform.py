@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from paged_backend.config import CPU_LIMITS, MIB, EngineConfig, StepLimits
+from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
 from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.options.scheduling import CPU_LIMITS, StepLimits
 from paged_backend.platforms.torch import layers
 from paged_backend.platforms.torch.attention import TorchAttention
 from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
+from paged_backend.sampling.draws import compile_draws
 
-DEFAULT_KV_CACHE_BYTES = 512 * MIB
+DEFAULT_KV_CACHE_BYTES = 512 * 2**20
 
 
 class TorchPlatform:
@@ -53,4 +55,5 @@ class TorchPlatform:
         config: EngineConfig,
     ) -> TorchModelRunner:
         """Make a model runner with a KV pool of `num_blocks` blocks."""
+        compile_draws()
         return TorchModelRunner(model, self.attention(spec, num_blocks), spec.block_size)

@@ -1,0 +1,1 @@
+"""The engine's options, by concern; :class:`paged_backend.config.EngineConfig` has all of them."""

@@ -1,0 +1,43 @@
+"""The model: what is loaded, and in which number format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.validation import Rule, checked
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """See :class:`paged_backend.config.EngineConfig`."""
+
+    model: str = checked(
+        "demo", Rule(str), "folder or Hugging Face id of the checkpoint; demo is the bundled model"
+    )
+    tokenizer: str | None = checked(
+        None, Rule(str, optional=True), "folder or id of the tokenizer; default: the model's"
+    )
+    device: str = checked(
+        "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"
+    )
+    dtype: str = checked(
+        "auto", Rule(str, choices=DTYPES), "auto: float32 on a CPU, the checkpoint's on a GPU"
+    )
+    load_format: str = checked(
+        "auto", Rule(str, choices=("auto", "dummy")), "dummy makes random weights"
+    )
+    quantization: str | None = checked(
+        None,
+        Rule(str, max_length=64, optional=True),
+        "number format of linear layers, by the name under which it was registered; default: dtype",
+    )
+    seed: int = checked(
+        0, Rule(int, 0, 2**63 - 1), "seed of requests without one, and of dummy weights"
+    )
+    max_model_len: int | None = checked(
+        None,
+        Rule(int, 2, 2**24, optional=True),
+        "maximum number of tokens of prompt and output; default: the model's",
+    )
