@@ -62,6 +62,8 @@ class EngineClient:
         self._run_dir = run_dir
         enrol(run_dir)
         self._pidfd, self._process = _start_or_find(config, run_dir, server)
+        self._end = select.poll()  # for `send`; the poller belongs to `receive`
+        self._end.register(self._pidfd, select.POLLIN)
         self._identity = uuid.uuid4().hex.encode()
         self._page: StatusPage | None = None  # once the engine is ready
         self._watch = _HeartbeatWatch()
@@ -100,9 +102,12 @@ class EngineClient:
         """The engine's status page; None until the engine is ready."""
         return self._page
 
-    def send(self, message: wire.ToEngine) -> None:
-        """Queue a message; it is dropped if the engine has ended."""
+    def send(self, message: wire.ToEngine) -> bool:
+        """Queue a message; returns False, and drops it, if the engine has ended."""
+        if self._end.poll(0):
+            return False
         self._requests.send_multipart([self._identity, wire.encode(message)])
+        return True
 
     def receive(self, timeout_s: float) -> list[wire.FromEngine]:
         """Wait for a message, and return all that have arrived.

@@ -106,11 +106,15 @@ class EngineSupervisor:
 
     # --- what is sent -----------------------------------------------------------------------
 
-    def send(self, message: wire.ToEngine) -> None:
-        """Send a message to the engine, if there is one."""
+    def send(self, message: wire.ToEngine) -> bool:
+        """Send a message to the engine; returns False, and drops it, if there is none.
+
+        An engine that has ended counts as none, even before ``receive`` reports it.
+        """
         with self._lock:
-            if self._client is not None and self._is_ready:
-                self._client.send(message)
+            if self._client is None or not self._is_ready:
+                return False
+            return self._client.send(message)
 
     def check_rate(self, tenant: str) -> None:
         """Refuse a tenant's call before any work is done for it, if the engine refuses the tenant.

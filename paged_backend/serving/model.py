@@ -15,7 +15,8 @@ from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.request import RequestLimits
 from paged_backend.serving.calls.drain import Drain, drain_limit_s
-from paged_backend.serving.calls.front_end import Cancelled, FrontEnd
+from paged_backend.serving.calls.front_end import FrontEnd
+from paged_backend.serving.calls.intake import Cancelled
 from paged_backend.serving.calls.open_calls import Arrival
 from paged_backend.serving.calls.parsing import RequestParser
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array

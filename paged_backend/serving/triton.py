@@ -18,7 +18,7 @@ from paged_backend.errors import (
     as_exception,
     place_of,
 )
-from paged_backend.serving.calls.front_end import Cancelled
+from paged_backend.serving.calls.intake import Cancelled
 from paged_backend.serving.contract import Array, TensorSpec
 
 

@@ -1,0 +1,232 @@
+"""The calls that have no final response yet, and what the engine knows of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from itertools import count
+from typing import NamedTuple
+
+from paged_backend.errors import EngineDead, PagedError, RequestRefused
+from paged_backend.process import wire
+from paged_backend.process.engine_supervisor import EngineSupervisor
+from paged_backend.serving.calls.open_calls import Arrival, Deadlines, OpenCall, Sender
+
+MAX_HELD_CANCELS = 4096
+
+
+class Cancel(NamedTuple):
+    """A call that cancels the calls of a name."""
+
+    call_id: str
+    sender: Sender
+
+
+class CallTable:
+    """The calls of one front end; any thread may use it.
+
+    Messages to the engine are sent under the table's lock, so that the engine gets them in the
+    order in which the table changed: no cancellation overtakes its request.
+    """
+
+    def __init__(self, link: EngineSupervisor) -> None:
+        self._link = link
+        self._open: dict[str, OpenCall] = {}  # request_id -> call, the earliest first
+        self._inspecting: dict[str, Sender] = {}  # by request_id
+        self._cancelling: dict[str, Cancel] = {}  # by request_id, until the engine confirms it
+        self._preparing: set[Arrival] = set()
+        self._deadlines = Deadlines(self._open)
+        self._refused: Counter[str] = Counter()
+        self._has_engine = True
+        self._held_cancels: deque[str] = deque(maxlen=MAX_HELD_CANCELS)  # for the next engine
+        self._closed: PagedError | None = None
+        self._lock = threading.Lock()
+        self._ids = count()
+
+    # --- whether calls are accepted -------------------------------------------------------
+
+    @property
+    def closed(self) -> PagedError | None:
+        """Why no call is accepted; None while calls are."""
+        return self._closed
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine takes requests now; without one they wait."""
+        return self._has_engine
+
+    def check_open(self) -> None:
+        """Raise the reason why no call is accepted, if there is one."""
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)  # else each raise would add to it
+
+    def close(self, reason: PagedError) -> None:
+        """Accept no more calls; the first reason stays."""
+        with self._lock:
+            self._closed = self._closed or reason
+
+    @property
+    def refused(self) -> Counter[str]:
+        """The number of refused calls so far, by reason."""
+        return self._refused
+
+    def count_refusal(self, error: RequestRefused) -> None:
+        """Count a refused call."""
+        with self._lock:
+            self._refused[error.reason] += 1
+
+    # --- calls on their way to the engine -------------------------------------------------
+
+    @property
+    def num_starting(self) -> int:
+        """The number of requests that are being prepared."""
+        with self._lock:
+            return sum(arrival.is_request for arrival in self._preparing)
+
+    def begin_preparing(self, arrival: Arrival) -> None:
+        """Remember a call while it is prepared, so that it can be canceled by its name."""
+        with self._lock:
+            self._preparing.add(arrival)
+
+    def end_preparing(self, arrival: Arrival) -> None:
+        """Forget a call that was prepared; unknown ones are ignored."""
+        with self._lock:
+            self._preparing.discard(arrival)
+
+    def new_id(self) -> str:
+        """Return an id that no other request of any front end has."""
+        return f"{self._link.identity}-{next(self._ids)}"
+
+    def start(self, call: OpenCall, arrival: Arrival) -> None:
+        """Add a call, and send its request to the engine.
+
+        Raises:
+            PagedError: no call is accepted, or the request cannot be sent; it was not added.
+        """
+        request = call.answer.request
+        with self._lock:
+            self.check_open()
+            self._open[request.request_id] = call
+            if self._has_engine:
+                try:
+                    call.is_in_flight = self._link.send(wire.AddRequest(request))
+                except Exception:
+                    del self._open[request.request_id]
+                    raise
+            self._deadlines.add(request.request_id)
+            if arrival.is_cancelled:
+                self._send_cancel(request.call_id)
+
+    def inspect(self, sender: Sender) -> None:
+        """Ask the engine for a view of its sequences.
+
+        Raises:
+            PagedError: no call is accepted, or there is no engine.
+        """
+        request_id = self.new_id()
+        with self._lock:
+            self.check_open()
+            if not self._has_engine:
+                raise EngineDead("the engine is being started again")
+            self._inspecting[request_id] = sender
+        self._link.send(wire.Inspect(request_id))
+
+    # --- cancellation ---------------------------------------------------------------------
+
+    def cancel(self, cancel: Cancel) -> str | None:
+        """Cancel the calls of a name.
+
+        Returns:
+            The id to pass to ``confirm_cancel`` if there is no engine that confirms it later.
+        """
+        with self._lock:
+            for arrival in self._preparing:
+                if arrival.call_id == cancel.call_id:
+                    arrival.is_cancelled = True
+            request_id = self._send_cancel(cancel.call_id)
+            self._cancelling[request_id] = cancel
+            return None if self._has_engine else request_id
+
+    def confirm_cancel(self, request_id: str) -> Cancel | None:
+        """Remove a cancellation that has been carried out; returns it."""
+        with self._lock:
+            return self._cancelling.pop(request_id, None)
+
+    def _send_cancel(self, call_id: str) -> str:
+        """Ask the engine, or the next one, to cancel calls; returns the id of its confirmation."""
+        request_id = self.new_id()
+        if not self._has_engine:
+            self._held_cancels.append(call_id)
+        self._link.send(wire.CancelCall(request_id, call_id))
+        return request_id
+
+    # --- open calls -----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """The number of open requests."""
+        return len(self._open)
+
+    def get(self, request_id: str) -> OpenCall | None:
+        """Return an open request; None if it has ended."""
+        return self._open.get(request_id)
+
+    def request_ids(self) -> list[str]:
+        """The ids of all open requests, the earliest first."""
+        with self._lock:
+            return list(self._open)
+
+    def overdue(self) -> dict[str, float]:
+        """Open requests whose deadline has passed since the last call, with their timeouts."""
+        with self._lock:
+            return {id_: self._open[id_].timeout_s or 0.0 for id_ in self._deadlines.due()}
+
+    def remove(self, request_id: str) -> Sender | None:
+        """Remove a request or an inspection; returns who waits for it, None if nobody does."""
+        with self._lock:
+            call = self._open.pop(request_id, None)
+            return self._inspecting.pop(request_id, None) if call is None else call.sender
+
+    # --- without an engine ----------------------------------------------------------------
+
+    def lose_engine(self) -> LostCalls:
+        """Keep requests for the next engine; returns what cannot be kept as it is."""
+        with self._lock:
+            self._has_engine = False
+            in_flight = {id_: call for id_, call in self._open.items() if call.is_in_flight}
+            for call in in_flight.values():
+                call.is_in_flight = False
+                call.num_crashes += 1
+            self._held_cancels.extend(cancel.call_id for cancel in self._cancelling.values())
+            return LostCalls(in_flight, list(self._inspecting), list(self._cancelling))
+
+    def resume(self) -> None:
+        """Send open requests to a new engine, with the tokens that previous engines generated."""
+        with self._lock:
+            for call in self._open.values():
+                message = wire.AddRequest(call.answer.request, call.answer.progress)
+                call.is_in_flight = self._link.send(message)
+            self._has_engine = True
+            for call_id in self._held_cancels:
+                self._send_cancel(call_id)
+            self._held_cancels.clear()
+            if isinstance(self._closed, EngineDead):
+                self._closed = None
+
+    def give_up(self, error: EngineDead) -> None:
+        """Accept no calls until an engine is there again."""
+        with self._lock:
+            self._has_engine = False
+            self._closed = self._closed or error
+
+    def waiting_ids(self) -> tuple[list[str], list[str]]:
+        """The ids of all requests and inspections, and those of all cancellations."""
+        with self._lock:
+            return [*self._open, *self._inspecting], list(self._cancelling)
+
+
+class LostCalls(NamedTuple):
+    """What was in flight when an engine ended."""
+
+    requests: dict[str, OpenCall]
+    inspections: list[str]  # request_ids
+    cancellations: list[str]  # request_ids
