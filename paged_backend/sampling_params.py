@@ -78,7 +78,7 @@ class SamplingParams:
     )
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, added to its logit
     allowed_token_ids: tuple[int, ...] = ()  # nothing else is sampled; empty: anything
-    bad_words: tuple[str, ...] = ()  # never completed; tokenised by whoever has a tokenizer
+    bad_words: tuple[str, ...] = ()  # never completed; tokenized by whoever has a tokenizer
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:

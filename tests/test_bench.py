@@ -15,7 +15,7 @@ from checkpoints import make_checkpoint
 from oracle import make_engine
 
 from paged_backend.bench.continuous_peer import PeerCase, run_peer, steady_rate
-from paged_backend.bench.decode import Roofline, Target, compilations
+from paged_backend.bench.decode import DecodeRoofline, Target, compilations
 from paged_backend.bench.device_trace import device_gaps
 from paged_backend.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 from paged_backend.checkpoint.model_config import load_model_config
@@ -150,7 +150,7 @@ def test_targets(target, met, shown):
 
 def test_the_roofline_of_the_model_to_measure():
     config = load_model_config(MODELS / "llama-3-8b")
-    roofline = Roofline(config, torch.bfloat16, 4.3e12, 790e12)
+    roofline = DecodeRoofline(config, torch.bfloat16, 4.3e12, 790e12)
     assert roofline.weight_bytes == 2 * (8_030_261_248 - 128_256 * 4096)
     assert roofline.kv_bytes_per_token == 131_072
     assert 64 / roofline.step_seconds(64, 64 * 1024) == pytest.approx(11_661, abs=1)
@@ -158,7 +158,7 @@ def test_the_roofline_of_the_model_to_measure():
 
 def test_the_products_of_a_large_batch_take_longer_than_reading_the_weights():
     config = load_model_config(MODELS / "llama-3-8b")
-    roofline = Roofline(config, torch.bfloat16, 4.3e12, 790e12)
+    roofline = DecodeRoofline(config, torch.bfloat16, 4.3e12, 790e12)
     cache = 256 * 1024 * 131_072 / 4.3e12
     products = 2 * 7_504_924_672 * 256 / 790e12
     assert roofline.step_seconds(256, 256 * 1024) == pytest.approx(products + cache)
@@ -173,11 +173,11 @@ def test_a_tied_embedding_is_read_and_a_window_bounds_the_cache(tmp_path):
     make_checkpoint("mistral", tmp_path)
     config = load_model_config(tmp_path)
     (window,) = set(config.windows)
-    roofline = Roofline(config, torch.float32, 1e9, 1e12)
+    roofline = DecodeRoofline(config, torch.float32, 1e9, 1e12)
     assert roofline.step_seconds(2, 20 * window) == roofline.step_seconds(2, 2 * window)
     assert roofline.step_seconds(2, 2 * window) > roofline.step_seconds(2, window)
     smol = load_model_config(MODELS / "smollm2-135m")
-    weights = Roofline(smol, torch.float32, 1e9, 1e12).weight_bytes
+    weights = DecodeRoofline(smol, torch.float32, 1e9, 1e12).weight_bytes
     assert weights == 4 * 134_515_008
 
 

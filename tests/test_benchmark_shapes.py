@@ -58,8 +58,8 @@ def test_a_gpus_shapes_pass_all_checks_and_need_no_binary_after_the_warm_up(name
         monkeypatch.setattr(module, other, lambda *_: None, raising=False)
     if hasattr(module, "on_host"):
         monkeypatch.setattr(module, "on_host", module.on_device)
-    if hasattr(module, "QUANTISED"):  # chosen by the device that is there
-        monkeypatch.setattr(module, "QUANTISED", torch.float8_e4m3fn)
+    if hasattr(module, "QUANTIZED"):  # chosen by the device that is there
+        monkeypatch.setattr(module, "QUANTIZED", torch.float8_e4m3fn)
     with aot.record(90) as launches:
         bench = MetaBench(launches)
         module.run(bench)

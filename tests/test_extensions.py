@@ -23,7 +23,7 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import Architecture, register_architecture, tensors_of
 from paged_backend.checkpoint.rope import read_rope
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role, Tensors, decoder_tensors
 from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import (
@@ -128,7 +128,7 @@ def local_rope(config: ModelConfig):
     return read_rope(file, config.head_dim, config.max_position_embeddings)
 
 
-def toy_tensors(shape: Shape) -> Tensors:
+def toy_tensors(shape: ModelShape) -> Tensors:
     tensors = decoder_tensors(shape)
     new = {"input_layernorm": "post_feedforward_layernorm"}
     return {

@@ -9,7 +9,7 @@ from attention import BLOCK_SIZE, DTYPE, LLAMA_8B
 from measure import Bench, Call, Work, main
 from paged_kernels.kv_write import write_kv
 
-QUANTISED = torch.float8_e4m3fn
+QUANTIZED = torch.float8_e4m3fn
 
 
 def write(bench: Bench, tokens: int, cache_dtype: torch.dtype) -> Call:
@@ -41,8 +41,8 @@ def moved(tokens: int, cache_dtype: torch.dtype) -> Work:
 
 
 def run(bench: Bench) -> None:
-    bench.warm_up(*(write(bench, 1, dtype) for dtype in (DTYPE, QUANTISED)))
-    for dtype in (DTYPE, QUANTISED):
+    bench.warm_up(*(write(bench, 1, dtype) for dtype in (DTYPE, QUANTIZED)))
+    for dtype in (DTYPE, QUANTIZED):
         for tokens in bench.sizes(1, 64, 256, 8192):
             make = partial(write, bench, tokens, dtype)
             bench.time("write_kv", f"{tokens} tokens", moved(tokens, dtype), make, dtype=dtype)

@@ -52,7 +52,7 @@ RAGGED_LENGTHS = {
 }
 RAGGED = Target("ratio", 1 / 1.1, aim=1.0)
 PEERS = ("1x32k", "64x1k", "32x8k")
-QUANTISED = torch.float8_e4m3fn
+QUANTIZED = torch.float8_e4m3fn
 CHOICES = {
     "tile": (32, 64, 128),
     "num_warps": (4, 8),
@@ -105,7 +105,7 @@ def time_launches(shape: str, batch: Batch) -> None:
 
 
 def run(bench: Bench) -> None:
-    for dtype in (DTYPE, QUANTISED):
+    for dtype in (DTYPE, QUANTIZED):
         for count in (1, 64):  # few rows and many are merged by two versions of the kernel
             batch = Batch(bench, [KIB] * count, cache_dtype=dtype)
             layer = batch.layer()
@@ -117,7 +117,7 @@ def run(bench: Bench) -> None:
     for shape, lengths in RAGGED_LENGTHS.items():
         time_ragged(bench, shape, lengths)
     for shape in ("32x8k", "256x1k"):
-        time_decode(shape, Batch(bench, UNIFORM[shape], cache_dtype=QUANTISED))
+        time_decode(shape, Batch(bench, UNIFORM[shape], cache_dtype=QUANTIZED))
     for shape in ("1x1k", "64x1k", "256x1k"):
         time_plan(shape, Batch(bench, UNIFORM[shape]))
     time_launches("1x1k", Batch(bench, UNIFORM["1x1k"]))

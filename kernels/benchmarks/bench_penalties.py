@@ -22,7 +22,7 @@ def counts(bench: Bench, rows: int) -> Tensor:
     return table.scatter_(1, tokens, 2)
 
 
-def penalise(bench: Bench, rows: int, strength: float) -> Call:
+def penalize(bench: Bench, rows: int, strength: float) -> Call:
     """With no `strength` the penalties have nothing to do, as those of most sequences."""
     slots = torch.arange(rows, dtype=torch.int32, device=bench.device)
     strengths = torch.full((rows,), strength, device=bench.device)
@@ -38,15 +38,15 @@ def count(bench: Bench, rows: int) -> Call:
 
 
 def run(bench: Bench) -> None:
-    bench.warm_up(penalise(bench, 1, 0.1), count(bench, 1))
+    bench.warm_up(penalize(bench, 1, 0.1), count(bench, 1))
     for rows in bench.sizes(1, 64, 256):
         shape = f"{rows} rows"
         none = Work(bytes=rows * (4 * _INT + 3 * _FLOAT))  # what its slot asks for
         full = Work(bytes=rows * (_vocab(bench) * _INT + 2 * SEEN * _FLOAT))
         counted = Work(bytes=rows * 4 * _INT)  # slot, token, and a count to and fro
         for name, work, make in (
-            ("apply_penalties, none", none, partial(penalise, bench, rows, 0.0)),
-            ("apply_penalties", full, partial(penalise, bench, rows, 0.1)),
+            ("apply_penalties, none", none, partial(penalize, bench, rows, 0.0)),
+            ("apply_penalties", full, partial(penalize, bench, rows, 0.1)),
             ("count_tokens", counted, partial(count, bench, rows)),
         ):
             bench.time(name, shape, work, make, dtype=torch.float32)

@@ -93,7 +93,7 @@ def _make(calls: Sequence[Call]) -> None:
 
 
 def _capture(calls: Sequence[Call]) -> Call:
-    _make(calls)  # compiles and initialises what cannot be while capturing
+    _make(calls)  # compiles and initializes what cannot be while capturing
     torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     collects = gc.isenabled()

@@ -78,7 +78,7 @@ def _accumulate(q, s, v, highest, total, acc):
     weights = tl.exp2(s - now[:, None])
     shrink = tl.exp2(highest - now)
     total = total * shrink + tl.sum(weights, 1)
-    # A quantised value is exact in the queries' type; its scale waits until the end.
+    # A quantized value is exact in the queries' type; its scale waits until the end.
     acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision="ieee")
     return now, total, acc
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paged_kernels.block_copy import copy_blocks
-from paged_kernels.dtypes import QUANTISED_DTYPES
+from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.kv_write import write_kv
 from paged_kernels.logprobs import LogProbs, logprobs
 from paged_kernels.merge_attention import merge_attention
@@ -72,8 +72,8 @@ class _Model:
         return _empty(4096, 2, self.kv_heads, _BLOCK_SIZE, self.dim, dtype=dtype)
 
     def scales(self, cached: torch.dtype) -> dict[str, Any]:
-        """Those of keys and values, where the cache is quantised."""
-        if cached not in QUANTISED_DTYPES:
+        """Those of keys and values, where the cache is quantized."""
+        if cached not in QUANTIZED_DTYPES:
             return {}
         return {name: _empty(self.kv_heads, dtype=_FP32) for name in ("k_scale", "v_scale")}
 

@@ -5,4 +5,4 @@ from __future__ import annotations
 import torch
 
 MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-QUANTISED_DTYPES = (torch.float8_e4m3fn, torch.int8)  # of a cache, with a scale for each head
+QUANTIZED_DTYPES = (torch.float8_e4m3fn, torch.int8)  # of a cache, with a scale for each head

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels.device import device_of
-from paged_kernels.dtypes import MODEL_DTYPES, QUANTISED_DTYPES
+from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES
 from paged_kernels.errors import check, check_tensor
 
 _FP8_MAX = tl.constexpr(448.0)
@@ -47,7 +47,7 @@ def _rotated(first, second, cos, sin):
 
 
 @triton.jit
-def _quantised(x, scale, dtype: tl.constexpr):
+def _quantized(x, scale, dtype: tl.constexpr):
     x = x / scale
     if dtype == tl.int8:
         x = tl.clamp(x, -_INT8_MAX, _INT8_MAX)
@@ -62,8 +62,8 @@ def _store_head(ptrs, first, second, scale_ptr, head, inside, HALF: tl.constexpr
     dtype: tl.constexpr = ptrs.dtype.element_ty
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + head)
-        first = _quantised(first, scale, dtype)
-        second = _quantised(second, scale, dtype)
+        first = _quantized(first, scale, dtype)
+        second = _quantized(second, scale, dtype)
     tl.store(ptrs, first.to(dtype), mask=inside)
     tl.store(ptrs + HALF, second.to(dtype), mask=inside)
 
@@ -212,7 +212,7 @@ def write_kv(
 
 
 def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int) -> None:
-    dtypes = (qkv.dtype, *QUANTISED_DTYPES)
+    dtypes = (qkv.dtype, *QUANTIZED_DTYPES)
     check_tensor("kv_cache", kv_cache, (None, 2, None, None, None), dtypes, like=qkv)
     _, _, num_kv_heads, _, head_dim = kv_cache.shape
     whole = head_dim % 16 == 0 and 16 <= head_dim <= 256
@@ -226,7 +226,7 @@ def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int) -> No
 
 
 def _check_scale(name: str, scale: Tensor | None, kv_cache: Tensor) -> None:
-    if kv_cache.dtype not in QUANTISED_DTYPES:
+    if kv_cache.dtype not in QUANTIZED_DTYPES:
         check(scale is None, name, f"must be None for a cache in {str(kv_cache.dtype)[6:]}")
         return
     check(scale is not None, name, f"is needed for a cache in {str(kv_cache.dtype)[6:]}")

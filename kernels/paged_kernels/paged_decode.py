@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOG2E, LOWEST, attend_tiles
 from paged_kernels.device import device_of
-from paged_kernels.dtypes import MODEL_DTYPES, QUANTISED_DTYPES
+from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.scores import Scores
 from paged_kernels.tuning import DecodeConfig, decode_config
@@ -70,7 +70,7 @@ class _Shape:
             triton.next_power_of_2(head_dim),
             q.element_size(),
             rows,
-            quantised=kv_cache.dtype != q.dtype,
+            quantized=kv_cache.dtype != q.dtype,
         )
         return cls(
             num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device.num_sms
@@ -500,7 +500,7 @@ def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int)
     """
     num_heads, head_dim = q.shape[1:]
     check_tensor(
-        "kv_cache", kv_cache, (None, 2, None, None, head_dim), (q.dtype, *QUANTISED_DTYPES), like=q
+        "kv_cache", kv_cache, (None, 2, None, None, head_dim), (q.dtype, *QUANTIZED_DTYPES), like=q
     )
     num_kv_heads, block_size = kv_cache.shape[2:4]
     powers = block_size & (block_size - 1) == 0 and 8 <= block_size <= 256

@@ -91,7 +91,7 @@ class Penalties:
 def apply_penalties(
     logits: Tensor, slots: Tensor, positions: Tensor, token_counts: Tensor, penalties: Penalties
 ) -> None:
-    """Penalise earlier tokens and forbid early stops, in place.
+    """Penalize earlier tokens and forbid early stops, in place.
 
     Tokens of prompt or output: positive logits are divided by `repetition`, others multiplied.
     Tokens of the output: `presence` and, for each occurrence, `frequency` are subtracted. Then, if

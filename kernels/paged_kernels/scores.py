@@ -12,7 +12,7 @@ from paged_kernels.errors import check, check_tensor
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scale, limits and additions to the scores, and the scales of a quantised cache."""
+    """Scale, limits and additions to the scores, and the scales of a quantized cache."""
 
     scale: float  # factor on the products before the softmax
     window: int | None = None  # positions that a token sees, its own included

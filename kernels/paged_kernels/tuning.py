@@ -35,7 +35,7 @@ class PrefillConfig:
 
 
 def decode_config(
-    arch: int, head_dim: int, item_size: int, rows: int, quantised: bool
+    arch: int, head_dim: int, item_size: int, rows: int, quantized: bool
 ) -> DecodeConfig:
     """For `rows` queries with heads of `head_dim` (padded), `item_size` bytes an element."""
     if item_size == 4:  # float32 has no tensor cores: registers decide
@@ -46,7 +46,7 @@ def decode_config(
             64 if head_dim <= 128 and arch >= 90 else 32, 8, stages, programs_per_sm=2
         )
     tile = {64: 128, 128: 64, 256: 32}.get(max(64, head_dim), 64)
-    registers = 200 if arch >= 100 or quantised else 168
+    registers = 200 if arch >= 100 or quantized else 168
     return DecodeConfig(tile, 4, 3, programs_per_sm=4, max_registers=registers)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Self
 
 from paged_backend.errors import ConfigError, PagedError
-from paged_loadtest.endpoints import Facts, open_endpoint
+from paged_loadtest.endpoints import ServerInfo, open_endpoint
 from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions
 from paged_loadtest.progress import progress_bar
@@ -16,7 +16,7 @@ from paged_loadtest.request import Request
 from paged_loadtest.results import Run, ServerSample, summarise
 from paged_loadtest.sampling import ServerSampler
 from paged_loadtest.slo import Slo
-from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 _UNLIMITED = 2**31 - 1
 _PROBE_TOKENS = 2
@@ -37,7 +37,7 @@ class Bench:
         on_run: Callable[[], None],
     ) -> None:
         self.runs: list[Run] = []
-        self.facts = Facts("unknown")
+        self.facts = ServerInfo("unknown")
         self._target = target
         self._slos = slos
         self._on_run = on_run
@@ -70,7 +70,7 @@ class Bench:
         target, facts = self._target, self.facts
         return make_requests(
             workload,
-            Material(
+            TokenizerContext(
                 vocab_size=target.vocab_size or facts.vocab_size,
                 max_model_len=target.max_model_len or facts.max_model_len or _UNLIMITED,
                 tokenizer=target.tokenizer,

@@ -111,10 +111,10 @@ def _table(label: str, lines: list[Line]) -> Table:
     for name in ("A", "B", "B / A"):
         table.add_column(name, justify="right")
     table.add_column("B is")
-    colours = {"better": "green", "worse": "red", "same": "dim"}
+    colors = {"better": "green", "worse": "red", "same": "dim"}
     for line in lines:
         ratio = "-" if line.ratio is None else f"{line.ratio:.2f}"
-        verdict = f"[{colours[line.verdict]}]{line.verdict}"
+        verdict = f"[{colors[line.verdict]}]{line.verdict}"
         table.add_row(line.name, f"{line.first:.2f}", f"{line.second:.2f}", ratio, verdict)
     return table
 

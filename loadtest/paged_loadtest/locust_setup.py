@@ -16,9 +16,9 @@ from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
 from paged_loadtest.locust_options import NUM_PROMPTS, STOP_TIMEOUT_S, LocustOptions
 from paged_loadtest.locust_users import StreamingUser
-from paged_loadtest.locust_wires import Unreachable, Wire
+from paged_loadtest.locust_wires import Transport, Unreachable
 from paged_loadtest.request import Request
-from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 _LEAST_VOCABULARY = 256  # ids that every model has
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Setup:
 
     options: LocustOptions
     requests: Sequence[Request]
-    wires: Mapping[type[Wire], Wire]
+    wires: Mapping[type[Transport], Transport]
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -110,7 +110,7 @@ def prepare(user_classes: Iterable[type[User]], common: Any) -> Setup:
     workload = WorkloadOptions(**flag_values(common, WorkloadOptions))
     if workload.num_prompts is None and workload.dataset_name != "trace":
         workload = replace(workload, num_prompts=NUM_PROMPTS)
-    wires: dict[type[Wire], Wire] = {}
+    wires: dict[type[Transport], Transport] = {}
     try:
         for user in user_classes:
             if issubclass(user, StreamingUser):
@@ -123,7 +123,7 @@ def prepare(user_classes: Iterable[type[User]], common: Any) -> Setup:
         raise
 
 
-def _make_requests(workload: WorkloadOptions, material: Material) -> list[Request]:
+def _make_requests(workload: WorkloadOptions, material: TokenizerContext) -> list[Request]:
     """In a thread: a tokenizer takes seconds, and a worker that is silent is taken for dead."""
 
     def make() -> list[Request] | ConfigError:
@@ -138,11 +138,11 @@ def _make_requests(workload: WorkloadOptions, material: Material) -> list[Reques
     return made
 
 
-def _material(wires: Iterable[Wire], options: LocustOptions) -> Material:
+def _material(wires: Iterable[Transport], options: LocustOptions) -> TokenizerContext:
     facts = [wire.check() for wire in wires]
     vocab_sizes = [fact.vocab_size for fact in facts if fact.vocab_size is not None]
     limits = [fact.max_model_len for fact in facts if fact.max_model_len is not None]
-    return Material(
+    return TokenizerContext(
         options.vocab_size or min(vocab_sizes, default=_LEAST_VOCABULARY),
         options.max_model_len or min(limits, default=sys.maxsize),
         options.tokenizer,

@@ -21,7 +21,7 @@ MAX_SPAWN_RATE = 100.0  # above it Locust warns
 _LOG = logging.getLogger(__name__)
 
 
-class Shape(LoadTestShape):
+class LoadCurve(LoadTestShape):
     """A number of users that depends on the time."""
 
     abstract = True
@@ -47,7 +47,7 @@ class Shape(LoadTestShape):
         return None if users is None else (users, min(float(most), MAX_SPAWN_RATE))
 
 
-class Burst(Shape):
+class Burst(LoadCurve):
     """All users at the end of each interval, and few before."""
 
     def users(self, at_s: float, most: int) -> int:
@@ -57,7 +57,7 @@ class Burst(Shape):
         return most if at_s % options.burst_every >= before_s else _part(most, options.floor)
 
 
-class Wave(Shape):
+class Wave(LoadCurve):
     """A day from night to night: fewest users at its ends, most in the middle."""
 
     def users(self, at_s: float, most: int) -> int:
@@ -66,7 +66,7 @@ class Wave(Shape):
         return _part(most, self.options.floor + (1 - self.options.floor) * height)
 
 
-class Ramp(Shape):
+class Ramp(LoadCurve):
     """1, 2, 4, ... users, until twice as many get hardly more tokens a second, or all are there."""
 
     def reset_time(self) -> None:
@@ -99,7 +99,7 @@ class Ramp(Shape):
         return self._users
 
 
-class Replay(Shape):
+class Replay(LoadCurve):
     """All users until a trace's last request has been sent."""
 
     def __init__(self, options: LocustOptions, last_arrival_s: float) -> None:
@@ -111,10 +111,10 @@ class Replay(Shape):
         return None if at_s > self._last_arrival_s + 2.0 else most
 
 
-SHAPES: dict[str, type[Shape]] = {"ramp": Ramp, "burst": Burst, "wave": Wave}
+SHAPES: dict[str, type[LoadCurve]] = {"ramp": Ramp, "burst": Burst, "wave": Wave}
 
 
-def make_shape(options: LocustOptions, requests: Sequence[Request]) -> Shape | None:
+def make_shape(options: LocustOptions, requests: Sequence[Request]) -> LoadCurve | None:
     """The shape of a run; None leaves the number of users to Locust."""
     last_arrival_s = requests[-1].arrival_s
     if last_arrival_s is not None:

@@ -15,7 +15,7 @@ from locust.env import Environment
 
 from paged_backend.errors import ConfigError
 from paged_loadtest.locust_statistics import record
-from paged_loadtest.locust_wires import Wire
+from paged_loadtest.locust_wires import Transport
 from paged_loadtest.request import Request
 
 
@@ -32,7 +32,7 @@ class Traffic:
         self,
         environment: Environment,
         requests: Sequence[Request],
-        wires: Mapping[type[Wire], Wire],
+        wires: Mapping[type[Transport], Transport],
         give_up: Callable[[str], None],
         *,
         user_rate: float | None,
@@ -57,7 +57,7 @@ class Traffic:
         """The next to be sent; None when there will be no more."""
         return None if self._is_over.is_set() else next(self._requests, None)
 
-    def begin(self, wire_type: type[Wire], request: Request) -> Greenlet:
+    def begin(self, wire_type: type[Transport], request: Request) -> Greenlet:
         """Send a request, and what follows its answer, without waiting."""
         return self._calls.spawn(self._converse, self._wires[wire_type], request)
 
@@ -67,7 +67,7 @@ class Traffic:
         self._calls.join(timeout_s)
         self._calls.kill()
 
-    def _converse(self, wire: Wire, request: Request | None) -> None:
+    def _converse(self, wire: Transport, request: Request | None) -> None:
         while request is not None:
             timeline, is_lost = wire.send(request)
             record(self._environment, wire.name, timeline)
@@ -76,7 +76,7 @@ class Traffic:
             goes_on = timeline.is_success and not self._is_over.is_set()
             request = request.follow_up(timeline.text) if goes_on else None
 
-    def _check(self, wire: Wire) -> None:
+    def _check(self, wire: Transport) -> None:
         """See whether the server is still there, once for all calls that failed together."""
         if self._is_checking or self._is_over.is_set():
             return

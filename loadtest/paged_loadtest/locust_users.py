@@ -9,7 +9,7 @@ from locust import User, tag, task
 from locust.exception import StopUser
 
 from paged_loadtest.locust_traffic import Traffic
-from paged_loadtest.locust_wires import GenerateStreamWire, GrpcWire, OpenAIWire, Wire
+from paged_loadtest.locust_wires import GenerateStreamWire, GrpcWire, OpenAIWire, Transport
 from paged_loadtest.request import Request
 
 
@@ -20,7 +20,7 @@ class StreamingUser(User):
     """
 
     abstract = True
-    wire_type: ClassVar[type[Wire]]
+    wire_type: ClassVar[type[Transport]]
     traffic: ClassVar[Traffic]
 
     def on_start(self) -> None:

@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
-from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Facts
+from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, ServerInfo
 from paged_loadtest.endpoints.openai import KEY_VARIABLE
 from paged_loadtest.locust_options import LocustOptions
 from paged_loadtest.locust_statistics import CUT_OFF
@@ -46,7 +46,7 @@ class ConnectionLost(Exception):
     """Nobody is there, or who was there left in the middle."""
 
 
-class Wire(ABC):
+class Transport(ABC):
     """One protocol to one server, for any number of greenlets at once."""
 
     name: ClassVar[str]  # in the statistics
@@ -79,7 +79,7 @@ class Wire(ABC):
         """Where the server is."""
 
     @abstractmethod
-    def check(self) -> Facts:
+    def check(self) -> ServerInfo:
         """See that the server is there and has the model.
 
         Raises:
@@ -123,7 +123,7 @@ class Wire(ABC):
         )
 
 
-class GrpcWire(Wire):
+class GrpcWire(Transport):
     """Triton's gRPC: a stream of its own for each call, all over one connection."""
 
     name = "gRPC"
@@ -139,7 +139,7 @@ class GrpcWire(Wire):
         """``host:port``."""
         return options.grpc_url.rpartition("://")[2]
 
-    def check(self) -> Facts:
+    def check(self) -> ServerInfo:
         """Ask for the model, and a model of ours what it says about itself."""
         try:
             if not self._stub.ModelReady(ready_request(self.model), timeout=PROBE_TIMEOUT_S).ready:
@@ -151,8 +151,8 @@ class GrpcWire(Wire):
             with Client(self.address, self.model, timeout=PROBE_TIMEOUT_S) as client:
                 info = client.info()
         except ClientError:  # a peer's model
-            return Facts("triton")
-        return Facts("triton", info.vocab_size, info.max_model_len)
+            return ServerInfo("triton")
+        return ServerInfo("triton", info.vocab_size, info.max_model_len)
 
     def encode(self, request: Request) -> Any:
         """A ``ModelInferRequest``."""
@@ -178,7 +178,7 @@ class GrpcWire(Wire):
         self._channel.close()
 
 
-class HttpWire(Wire):
+class HttpWire(Transport):
     """Posts a body and reads a stream of events."""
 
     def __init__(self, options: LocustOptions) -> None:
@@ -254,7 +254,7 @@ class GenerateStreamWire(HttpWire):
         """A base URL."""
         return _base_url(options.http_url)
 
-    def check(self) -> Facts:
+    def check(self) -> ServerInfo:
         """Ask for the model, and a model of ours what it says about itself."""
         status, _ = self.ask("GET", "/v2")
         if status != 200:
@@ -264,9 +264,9 @@ class GenerateStreamWire(HttpWire):
             raise self.unknown_model(model["name"] for model in index)
         status, answer = self.ask("POST", f"{self._path}/generate", {"task": "info"})
         if status != 200:  # a peer's model
-            return Facts("triton")
+            return ServerInfo("triton")
         info = json.loads(answer["text_output"])
-        return Facts("triton", info["vocab_size"], info["max_model_len"])
+        return ServerInfo("triton", info["vocab_size"], info["max_model_len"])
 
     def path(self, request: Request) -> str:
         """Where every request is posted to."""
@@ -296,7 +296,7 @@ class OpenAIWire(HttpWire):
         """A base URL, with or without the path that OpenAI's clients end it with."""
         return _base_url(options.openai_url.rstrip("/").removesuffix("/v1"))
 
-    def check(self) -> Facts:
+    def check(self) -> ServerInfo:
         """Look for the model in the list."""
         status, answer = self.ask("GET", "/v1/models")
         if status in (401, 403):
@@ -307,7 +307,7 @@ class OpenAIWire(HttpWire):
         if self.model not in cards:
             raise self.unknown_model(cards)
         card = cards[self.model]
-        return Facts("openai", card.get("vocab_size"), card.get("max_model_len"))
+        return ServerInfo("openai", card.get("vocab_size"), card.get("max_model_len"))
 
     def path(self, request: Request) -> str:
         """Chats have a place of their own."""

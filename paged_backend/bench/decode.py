@@ -64,7 +64,7 @@ class DecodeFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRow:
+class BatchResult:
     """One batch: its figures, or why there are none."""
 
     context: int  # tokens of each prompt
@@ -149,7 +149,7 @@ class DecodeReport:
     weight_bytes_per_step: int
     kv_bytes_per_token: int
     timed_steps: int
-    rows: list[DecodeRow]
+    rows: list[BatchResult]
     prefix: PrefixFigures | None
     compiled_after_warm_up: list[str] | None  # kernels; None where none are compiled
     idle: IdleShare | None
@@ -222,7 +222,7 @@ class DecodeReport:
         )
 
 
-class Roofline:
+class DecodeRoofline:
     """The least time of a step of decodes on a device of a given speed."""
 
     def __init__(
@@ -263,7 +263,7 @@ class DecodeBench:
         self._rng = np.random.default_rng(config.seed)
         self._num_requests = 0
         self.device, self.dtype = worker.platform.device, worker.platform.dtype
-        self.roofline = Roofline(
+        self.roofline = DecodeRoofline(
             load_model_config(folder),
             self.dtype,
             copy_bandwidth(self.device),
@@ -271,12 +271,12 @@ class DecodeBench:
         )
         _free_memory(self.device)
 
-    def rows(self, contexts: Iterable[int], batch_sizes: Sequence[int]) -> Iterator[DecodeRow]:
+    def rows(self, contexts: Iterable[int], batch_sizes: Sequence[int]) -> Iterator[BatchResult]:
         """Measure each batch at each context, on prompts that share nothing."""
         for context, batch_size in itertools.product(contexts, batch_sizes):
             problem = self._misfit(context, batch_size)
             if problem is not None:
-                yield DecodeRow(context, batch_size, problem=f"does not fit: {problem}")
+                yield BatchResult(context, batch_size, problem=f"does not fit: {problem}")
                 continue
             with self._decoding(context, batch_size):
                 yield self._time_steps(context, batch_size)
@@ -333,7 +333,7 @@ class DecodeBench:
                 engine.abort_request(name)
             drain(engine)
 
-    def _time_steps(self, context: int, batch_size: int) -> DecodeRow:
+    def _time_steps(self, context: int, batch_size: int) -> BatchResult:
         """Time the steps of a batch that is decoding."""
         engine = self._engine
         slots_before = engine.stats().num_used_slots
@@ -342,12 +342,12 @@ class DecodeBench:
             fewest = min(fewest, len(engine.step()))
             times.append(time.perf_counter())
         if fewest < batch_size:
-            return DecodeRow(context, batch_size, problem=f"a step decoded only {fewest}")
+            return BatchResult(context, batch_size, problem=f"a step decoded only {fewest}")
         kv_tokens = (slots_before + engine.stats().num_used_slots) // 2
         mean = (times[-1] - times[0]) / self._num_steps
         least = self.roofline.step_seconds(batch_size, kv_tokens)
         step_seconds = statistics.median(b - a for a, b in itertools.pairwise(times))
-        return DecodeRow(
+        return BatchResult(
             context,
             batch_size,
             DecodeFigures(
@@ -474,7 +474,7 @@ def compilations(device: torch.device) -> Iterator[list[str] | None]:
         knobs.runtime.jit_post_compile_hook = before
 
 
-def _reference(rows: Iterable[DecodeRow]) -> DecodeRow | None:
+def _reference(rows: Iterable[BatchResult]) -> BatchResult | None:
     """Of the rows measured at the shortest context, the one nearest to `REFERENCE_BATCH`."""
     measured = [row for row in rows if row.figures is not None]
     return min(

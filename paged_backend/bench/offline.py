@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from paged_loadtest.request import Request
-from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -100,7 +100,7 @@ class OfflineReport:
         yield "median TTFT, ITL", f"{engine.median_ttft_ms:.1f} ms, {engine.median_itl_ms:.2f} ms"
         if engine.outside_model_share is not None:
             yield "step time outside the model", f"{engine.outside_model_share:.2%}"
-        yield "KV utilisation", f"{engine.kv_utilization:.2%} of allocated slots"
+        yield "KV utilization", f"{engine.kv_utilization:.2%} of allocated slots"
         yield "preemptions", str(engine.num_preemptions)
         if self.prefix is not None:
             yield self._prefix_row(self.prefix)
@@ -154,10 +154,10 @@ class OfflineBench:
             environment=environment(self._worker.platform.device),
         )
 
-    def _material(self) -> Material:
+    def _material(self) -> TokenizerContext:
         limits = self._engine.limits
         tokenizer = self._config.tokenizer or str(self._folder)
-        return Material(limits.vocab_size, limits.max_model_len, tokenizer)
+        return TokenizerContext(limits.vocab_size, limits.max_model_len, tokenizer)
 
     def _warm_up(self) -> None:
         half = self._engine.limits.max_model_len // 2

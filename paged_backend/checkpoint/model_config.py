@@ -9,7 +9,7 @@ import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.rope import Rope, read_rope
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
@@ -22,7 +22,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig(Shape):
+class ModelConfig(ModelShape):
     """Sizes and variants of one decoder, and the numbers that it computes with."""
 
     rms_norm_eps: float

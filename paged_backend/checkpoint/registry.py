@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.shape import Biases, Shape, Windows
+from paged_backend.checkpoint.shape import Biases, ModelShape, Windows
 from paged_backend.checkpoint.tensors import Tensors, decoder_tensors
 from paged_backend.validation import shorten
 
@@ -37,7 +37,7 @@ class Architecture:
     windows: Callable[[ConfigFile, int], Windows] = _no_windows
     qk_norm: bool = False
     head_dim: int | None = None
-    tensors: Callable[[Shape], Tensors] = decoder_tensors
+    tensors: Callable[[ModelShape], Tensors] = decoder_tensors
     model: str = "paged_backend.models.llama:LlamaModel"
 
 
@@ -108,6 +108,6 @@ def find_architecture(config: ConfigFile) -> str:
     raise config.error("architectures", f"must be one of {supported}; got {shorten(names)}")
 
 
-def tensors_of(shape: Shape) -> Tensors:
+def tensors_of(shape: ModelShape) -> Tensors:
     """Return the tensors that a checkpoint of this shape holds."""
     return ARCHITECTURES[shape.architecture].tensors(shape)

@@ -18,7 +18,7 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """Sizes and variants of one decoder."""
 
     architecture: str  # a key of `registry.ARCHITECTURES`

@@ -6,7 +6,7 @@ from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.registry import ARCHITECTURES, Architecture, find_architecture
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.validation import shorten
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -21,7 +21,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_shape(config: ConfigFile) -> Shape:
+def read_shape(config: ConfigFile) -> ModelShape:
     """Read the sizes in a config.json.
 
     Raises:
@@ -34,7 +34,7 @@ def read_shape(config: ConfigFile) -> Shape:
             raise config.error(key, f"is {shorten(config.value(key))}, which is not supported")
     num_heads = config.integer("num_attention_heads")
     num_layers = config.integer("num_hidden_layers")
-    return Shape(
+    return ModelShape(
         architecture=name,
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),

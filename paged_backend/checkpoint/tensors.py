@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 
 
 class Role(Enum):
@@ -49,7 +49,7 @@ Tensors = dict[str, TensorSpec]
 """Specifications by the names that Hugging Face gives the tensors."""
 
 
-def decoder_tensors(shape: Shape) -> Tensors:
+def decoder_tensors(shape: ModelShape) -> Tensors:
     """Return the tensors of a Llama-like decoder."""
     table = (shape.vocab_size, shape.hidden_size)
     tensors = {"model.embed_tokens.weight": TensorSpec(table, Role.EMBEDDING, shard=0)}
@@ -63,7 +63,7 @@ def decoder_tensors(shape: Shape) -> Tensors:
     return tensors
 
 
-def _layer_tensors(shape: Shape) -> Iterator[tuple[str, TensorSpec]]:
+def _layer_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
     hidden, inner = shape.hidden_size, shape.intermediate_size
     query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     biases = shape.biases

@@ -21,7 +21,7 @@ from paged_backend.launch.server_process import start_server
 from paged_backend.launch.storage import temporary_folder
 
 NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
-COLOURS = ("cyan", "magenta", "green")
+COLORS = ("cyan", "magenta", "green")
 REFRESH_PER_S = 30
 PANEL_HEIGHT = 8
 
@@ -52,7 +52,7 @@ class Conversation:
 
     question: Question
     prompt: str
-    colour: str
+    color: str
     text: str = ""
     completion: Completion | None = None
 
@@ -72,7 +72,7 @@ class Conversation:
 
     def panel(self) -> Panel:
         """The column of this stream."""
-        return Panel(self.text, title=self.question.name, style=self.colour, height=PANEL_HEIGHT)
+        return Panel(self.text, title=self.question.name, style=self.color, height=PANEL_HEIGHT)
 
 
 def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
@@ -111,13 +111,13 @@ def _conversations() -> list[Conversation]:
     template = AutoTokenizer.from_pretrained(MODEL_DIR).apply_chat_template
     by_name = {question.name: question for question in load_questions()}
     conversations = []
-    for name, colour in zip(NAMES, COLOURS, strict=True):
+    for name, color in zip(NAMES, COLORS, strict=True):
         messages = [
             {"role": "system", "content": SYSTEM_PROMPT},
             {"role": "user", "content": by_name[name].question},
         ]
         prompt = str(template(messages, tokenize=False, add_generation_prompt=True))
-        conversations.append(Conversation(by_name[name], prompt, colour))
+        conversations.append(Conversation(by_name[name], prompt, color))
     return conversations
 
 
@@ -153,7 +153,7 @@ def _server_table(
     )
     blocks = metrics.peak("kv_blocks_used")
     table.add_row(
-        "KV utilisation at the peak",
+        "KV utilization at the peak",
         f"{metrics.at_peak('kv_blocks_used', 'kv_cache_utilization_perc'):.0%} of the slots of "
         f"{blocks:.0f} blocks",
     )

@@ -100,7 +100,7 @@ def train(
     steps: int,
     log: TextIO,
 ) -> None:
-    """Run `steps` optimiser steps on a cosine schedule, logging loss and accuracy as JSON lines."""
+    """Run `steps` optimizer steps on a cosine schedule, logging loss and accuracy as JSON lines."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
     started = time.monotonic()
     losses = []
@@ -203,7 +203,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--output", type=Path, default=MODEL_DIR.parent, help="folder to write to (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
-    parser.add_argument("--steps", type=int, default=600, help="optimiser steps (%(default)s)")
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (%(default)s)")
     return parser.parse_args(arguments)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.plan.gpus import MIB, Gpu
 from paged_backend.plan.number_types import KvType, WeightType
@@ -41,7 +41,7 @@ class Memory:
 class MemoryPlanner:
     """Divides the memory of GPUs of one kind."""
 
-    shape: Shape
+    shape: ModelShape
     weights: WeightType
     kv: KvType
     gpu: Gpu
@@ -82,7 +82,7 @@ class MemoryPlanner:
         return 2 * (tokens + self.limits.max_num_seqs * shape.vocab_size * 4 * 2)
 
 
-def group_sizes(shape: Shape) -> Iterator[int]:
+def group_sizes(shape: ModelShape) -> Iterator[int]:
     """Numbers of GPUs that can share the heads evenly, from 1 up."""
     for number in range(1, MAX_GPUS + 1):
         kv_heads = shape.num_kv_heads

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.config import EngineConfig
 from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
@@ -30,7 +30,7 @@ class ModelFacts:
     """What holds on any GPU."""
 
     config: str
-    shape: Shape
+    shape: ModelShape
     attention: str
     dtype: str
     kv_cache_dtype: str
@@ -292,7 +292,7 @@ class Planner:
         )
 
 
-def _attention(shape: Shape) -> str:
+def _attention(shape: ModelShape) -> str:
     """The kind, by how many query heads share keys and values, and windows if there are any."""
     if shape.num_kv_heads == shape.num_heads:
         kind = "MHA"

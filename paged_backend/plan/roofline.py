@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.plan.gpus import Gpu
 from paged_backend.plan.number_types import KvType, WeightType
 from paged_backend.plan.sizes import (
@@ -37,7 +37,7 @@ class Roofline:
     """Of one model on `num_gpus` GPUs that share each layer between them."""
 
     def __init__(
-        self, shape: Shape, weights: WeightType, kv: KvType, gpu: Gpu, num_gpus: int
+        self, shape: ModelShape, weights: WeightType, kv: KvType, gpu: Gpu, num_gpus: int
     ) -> None:
         parameters = count_parameters(shape)
         self._shape = shape

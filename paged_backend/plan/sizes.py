@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.registry import tensors_of
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.plan.number_types import KvType, WeightType
 
@@ -36,7 +36,7 @@ class Parameters:
         return self.bytes(weights) - unread * weights.rest_bits // 8
 
 
-def count_parameters(shape: Shape) -> Parameters:
+def count_parameters(shape: ModelShape) -> Parameters:
     """Count the parameters of a checkpoint of this shape."""
     count: Counter[Role] = Counter()
     for spec in tensors_of(shape).values():
@@ -57,7 +57,7 @@ class KvSizes:
     windows: tuple[int | None, ...]  # of each layer
 
     @classmethod
-    def of(cls, shape: Shape, kv: KvType, num_gpus: int = 1) -> KvSizes:
+    def of(cls, shape: ModelShape, kv: KvType, num_gpus: int = 1) -> KvSizes:
         """With more GPUs than heads, several hold the same head."""
         heads = max(1, shape.num_kv_heads // num_gpus)
         head_bits = shape.head_dim * kv.bits + kv.scale_bits
@@ -73,12 +73,12 @@ class KvSizes:
         return self.layer_bytes * _seen(self.windows, num_tokens)
 
 
-def attention_flops(shape: Shape, num_tokens: float) -> float:
+def attention_flops(shape: ModelShape, num_tokens: float) -> float:
     """Multiplications and additions for the last of so many tokens, all layers and heads."""
     return 4 * shape.num_heads * shape.head_dim * _seen(shape.windows, num_tokens)
 
 
-def prompt_attention_flops(shape: Shape, num_tokens: int) -> float:
+def prompt_attention_flops(shape: ModelShape, num_tokens: int) -> float:
     """The same for all tokens of a prompt, each of which attends to itself and those before."""
     pairs = sum(_pairs(num_tokens, window or num_tokens) for window in shape.windows)
     return 4 * shape.num_heads * shape.head_dim * pairs

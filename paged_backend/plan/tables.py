@@ -162,7 +162,7 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"{gpu.gpu.source}."
         )
     if plan.model.dtype not in DTYPES or plan.model.kv_cache_dtype not in DTYPES:
-        yield "paged-backend serves no quantised weights or KV caches yet."
+        yield "paged-backend serves no quantized weights or KV caches yet."
     if any(gpu.capacity and gpu.capacity.memory.num_gpus > 1 for gpu in plan.gpus):
         yield "paged-backend serves a model on one GPU so far; more of them is a plan only."
 

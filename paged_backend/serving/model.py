@@ -22,7 +22,7 @@ from paged_backend.serving.calls.parsing import RequestParser
 from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
 from paged_backend.serving.metrics.observer import Observer
-from paged_backend.serving.metrics.publisher import VLLM_PREFIX, Metrics
+from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher
 from paged_backend.serving.metrics.vllm_metrics import VllmMetrics
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
@@ -176,7 +176,7 @@ def _observer(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -
     prefix = args.config.metrics_prefix
     # Under vLLM's prefix there are vllm_backend's names already.
     both = deployment.report_vllm_metrics and args.log_stats and prefix != VLLM_PREFIX
-    kind = VllmMetrics if both else Metrics
+    kind = VllmMetrics if both else MetricsPublisher
     try:
         return kind(pb_utils.MetricFamily, deployment.labels, prefix, limits)
     except pb_utils.TritonModelException as error:

@@ -1,4 +1,4 @@
-"""The text of one answer as its reader gets it: detokenised, cut at stop strings."""
+"""The text of one answer as its reader gets it: detokenized, cut at stop strings."""
 
 from __future__ import annotations
 

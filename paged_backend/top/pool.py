@@ -13,9 +13,9 @@ from paged_client import EngineView, SequenceView
 
 MANY: Final = 10  # owners from which on they are not counted
 MANY_MARK = "+"
-# Letters tell sequences apart without colour. 52 letters and 9 colours meet again after 468.
+# Letters tell sequences apart without color. 52 letters and 9 colors meet again after 468.
 MARKS = ascii_letters
-COLOURS = (114, 176, 75, 209, 80, 147, 150, 216, 180)  # light ones, of the 256 that terminals know
+COLORS = (114, 176, 75, 209, 80, 147, 150, 216, 180)  # light ones, of the 256 that terminals know
 
 # How busy a block is; a shared one is by one more than it has owners.
 _NOBODY, _FREE, _CACHED, _PRIVATE = range(-1, 3)
@@ -34,7 +34,7 @@ FREE, CACHED = Cell("·", "bright_black"), Cell("░", "cyan")
 
 def private(mark: int) -> Cell:
     """A block of one sequence."""
-    return Cell(MARKS[mark % len(MARKS)], f"black on color({COLOURS[mark % len(COLOURS)]})")
+    return Cell(MARKS[mark % len(MARKS)], f"black on color({COLORS[mark % len(COLORS)]})")
 
 
 def shared(num_owners: int) -> Cell:

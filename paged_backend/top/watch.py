@@ -34,7 +34,7 @@ class Frame:
 
 
 class Watch:
-    """Looks at a server from time to time and remembers what it needs for rates and colours."""
+    """Looks at a server from time to time and remembers what it needs for rates and colors."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -63,7 +63,7 @@ class Batch:
         return heads[:, : self.num_heads]
 
     def scores(self, **options: object) -> Scores:
-        """The usual scale and, for a quantised cache, a scale for each head."""
+        """The usual scale and, for a quantized cache, a scale for each head."""
         scales = {}
         if self.kv_cache.dtype != self.dtype:
             heads = torch.arange(self.num_kv_heads, dtype=torch.float32, device=self.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 # The kernel rounds once: half of the last place, relative, and float32's own error where a
 # rotation cancels.
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11 * 1.01, torch.bfloat16: 2**-8 * 1.01}
-QUANTISED = [torch.float8_e4m3fn, torch.int8]
+QUANTIZED = [torch.float8_e4m3fn, torch.int8]
 PADDING = 8  # elements after each row of qkv
 
 
@@ -114,10 +114,10 @@ def test_equals_the_reference(
     assert written == 4 * 2 * num_kv_heads * head_dim  # four of the five rows have a slot
 
 
-@pytest.mark.parametrize("cache_dtype", QUANTISED)
+@pytest.mark.parametrize("cache_dtype", QUANTIZED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [32, 80])
-def test_quantised_caches_equal_the_reference(
+def test_quantized_caches_equal_the_reference(
     head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
 ) -> None:
     step = Step(4, 2, head_dim, dtype, device, cache_dtype=cache_dtype, norms=True)
@@ -131,7 +131,7 @@ def test_quantised_caches_equal_the_reference(
 
 
 @pytest.mark.parametrize(("cache_dtype", "limit"), [(torch.float8_e4m3fn, 448), (torch.int8, 127)])
-def test_quantisation_saturates(cache_dtype: torch.dtype, limit: int, device: torch.device) -> None:
+def test_quantization_saturates(cache_dtype: torch.dtype, limit: int, device: torch.device) -> None:
     step = Step(1, 1, 16, torch.float32, device, cache_dtype=cache_dtype, slots=[3])
     step.options.update(k_scale=torch.ones(1, device=device), v_scale=torch.ones(1, device=device))
     step.positions.zero_()
@@ -142,7 +142,7 @@ def test_quantisation_saturates(cache_dtype: torch.dtype, limit: int, device: to
     assert (cache[0, 1, 0, 3].float() == -limit).all()
 
 
-@pytest.mark.parametrize("cache_dtype", QUANTISED)
+@pytest.mark.parametrize("cache_dtype", QUANTIZED)
 def test_halves_are_rounded_to_even(cache_dtype: torch.dtype, device: torch.device) -> None:
     step = Step(1, 1, 16, torch.float32, device, cache_dtype=cache_dtype, slots=[3])
     step.options.update(v_scale=torch.full((1,), 0.5, device=device))
@@ -192,7 +192,7 @@ def test_no_tokens(device: torch.device) -> None:
 
 def test_bad_calls_name_the_argument(device: torch.device) -> None:
     step = Step(4, 2, 16, torch.float32, device, norms=True)
-    quantised = Step(4, 2, 16, torch.float32, device, torch.int8)
+    quantized = Step(4, 2, 16, torch.float32, device, torch.int8)
     cache, scale = step.cache, torch.ones(2, device=device)
     bad: dict[str, list[Any]] = {
         "qkv": [step.rows, step.qkv[:, :64], step.qkv.long(), step.qkv[0], step.rows[:, 1:]],
@@ -216,7 +216,7 @@ def test_bad_calls_name_the_argument(device: torch.device) -> None:
     cases = [(step, name, value) for name, values in bad.items() for value in values]
     for name in ("k_scale", "v_scale"):
         for wrong in (None, scale[:1], scale.half(), scale.to("meta")):
-            cases.append((quantised, name, wrong))
+            cases.append((quantized, name, wrong))
     for case, name, value in cases:
         arguments: dict[str, Any] = {
             "qkv": case.qkv,

@@ -92,7 +92,7 @@ def test_alibi(device):
 
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_quantised_cache_with_a_scale_for_each_head(device, dtype, cache_dtype):
+def test_quantized_cache_with_a_scale_for_each_head(device, dtype, cache_dtype):
     batch = Batch(MIXED[:5], dtype=dtype, cache_dtype=cache_dtype, device=device)
     check(batch, num_decodes=3)
 

@@ -62,7 +62,7 @@ def test_penalties(vocab: int, device: torch.device) -> None:
 
 
 def test_stops_are_forbidden_before_their_position(device: torch.device) -> None:
-    """Penalised ones too, in any chunk; ids that are no tokens are ignored."""
+    """Penalized ones too, in any chunk; ids that are no tokens are ignored."""
     vocab = 20000
     stop_ids = [[5, 16384, 19999, vocab, 2**31 - 1, -1]] * 3
     penalties = penalties_of([(2.0, 0.5, 0.5), NONE, NONE], device, [10, 10, 0], stop_ids)

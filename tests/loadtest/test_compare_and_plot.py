@@ -98,13 +98,13 @@ def test_one_report_shows_all_runs_and_several_one_level():
     levels = [run(f"concurrency {n}", concurrency=n) for n in (1, 2, 4)]
     (only,) = make_series(["a"], [report(*levels)])
     assert [drawn.name for drawn in only.drawn] == [level.label for level in levels]
-    assert len({drawn.colour for drawn in only.drawn}) == 3
+    assert len({drawn.color for drawn in only.drawn}) == 3
     both = make_series(["a", "b"], [report(*levels), report(*levels[:2])])
     assert [drawn.name for s in both for drawn in s.drawn] == [
         "a, concurrency 2",
         "b, concurrency 2",
     ]
-    assert both[0].colour != both[1].colour
+    assert both[0].color != both[1].color
 
 
 class Page(HTMLParser):
@@ -151,8 +151,8 @@ def test_a_picture_is_large_enough_to_be_halved(tmp_path):
         io.BytesIO(drawn(tmp_path, report(run(), run("concurrency 4")), kind="png"))
     )
     assert picture.width >= 1600
-    colours = picture.convert("RGB").getcolors(2**24)
-    assert len(colours) > 50
+    colors = picture.convert("RGB").getcolors(2**24)
+    assert len(colors) > 50
 
 
 def test_without_samples_of_the_server_its_panels_are_left_out(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -91,7 +91,7 @@ def save(tokenizer, folder, *, begins=True, template=TEMPLATE):
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", chat_template=template, model_max_length=64
     ).save_pretrained(folder)
-    return Material(vocab_size=1200, max_model_len=4096, tokenizer=str(folder))
+    return TokenizerContext(vocab_size=1200, max_model_len=4096, tokenizer=str(folder))
 
 
 def make(material, prompt_format, **values):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 from paged_loadtest.workloads.lengths import parse_lengths
 
 from paged_backend import LLM, SamplingParams
@@ -22,7 +22,7 @@ from paged_backend.errors import ConfigError
 
 DATA = Path(__file__).parent.parent.parent / "loadtest" / "workloads"
 SHAREGPT, TRACE = str(DATA / "demo_sharegpt.json"), str(DATA / "sample_trace.jsonl")
-DEMO = Material(vocab_size=2048, max_model_len=2048, tokenizer="demo")
+DEMO = TokenizerContext(vocab_size=2048, max_model_len=2048, tokenizer="demo")
 IDS = replace(DEMO, tokenizer=None)
 WIDE = replace(IDS, max_model_len=2**24)
 RECIPES = ("random", "shared-prefix", "conversations")
@@ -184,7 +184,7 @@ class TestRandom:
         assert not any(request.ignore_eos for request in heeding)
 
     def test_what_does_not_fit_is_named(self):
-        tight = Material(vocab_size=10, max_model_len=20)
+        tight = TokenizerContext(vocab_size=10, max_model_len=20)
         fits = options(input_len="15", output_len="5")
         assert len(make_requests(fits, tight)) == 64
         problem = "^request 1 does not fit: prompt and answer have 21 tokens, max_model_len is 20"
@@ -192,7 +192,7 @@ class TestRandom:
             make_requests(replace(fits, output_len="6"), tight)
 
     def test_what_does_not_fit_can_be_left_out(self):
-        tight = Material(vocab_size=10, max_model_len=20)
+        tight = TokenizerContext(vocab_size=10, max_model_len=20)
         recipe = options(
             input_len="uniform:min=10,max=29", output_len="1", num_prompts=400, skip_too_long=True
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from paged_client import Client
-from paged_loadtest.workloads import Material, WorkloadOptions, make_requests
+from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
@@ -28,7 +28,7 @@ def client(tmp_path_factory):
 def ask(client, **values):
     """The requests of a workload, and what became of each, one after the other."""
     info = client.info()
-    material = Material(info.vocab_size, info.max_model_len, "demo")
+    material = TokenizerContext(info.vocab_size, info.max_model_len, "demo")
     requests = make_requests(WorkloadOptions(**values), material)
     return [
         (

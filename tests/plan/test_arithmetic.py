@@ -12,7 +12,7 @@ import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.checkpoint.shape import Shape
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
@@ -33,7 +33,7 @@ KIB, GIB = 2**10, 2**30
 BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]
 
 
-def shape_of(name: str) -> Shape:
+def shape_of(name: str) -> ModelShape:
     return read_shape(ConfigFile.read(find_config(name)))
 
 
@@ -50,7 +50,7 @@ MHA = replace(LLAMA_8B, num_kv_heads=32)  # Llama-2-7B's cache
 MQA = replace(LLAMA_8B, num_kv_heads=1)
 
 
-def kv(shape: Shape, kind: str = "bfloat16", num_gpus: int = 1) -> KvSizes:
+def kv(shape: ModelShape, kind: str = "bfloat16", num_gpus: int = 1) -> KvSizes:
     return KvSizes.of(shape, KV_TYPES[kind], num_gpus)
 
 
@@ -76,7 +76,7 @@ def test_weights_take_two_bytes_each_in_bfloat16() -> None:
     assert count_parameters(LLAMA_8B).bytes(WEIGHT_TYPES["float32"]) == 4 * 8_030_261_248
 
 
-def test_quantised_weights_leave_the_embedding_and_norms_alone() -> None:
+def test_quantized_weights_leave_the_embedding_and_norms_alone() -> None:
     linear, others = 6_979_321_856, 8_030_261_248 - 6_979_321_856
     parameters = count_parameters(LLAMA_8B)
     assert parameters.bytes(WEIGHT_TYPES["fp8"]) == linear + 2 * others
@@ -171,7 +171,7 @@ def test_gpus_share_heads_until_there_are_none_left() -> None:
 # Memory
 
 
-def planner(shape: Shape, gpu: str, block_size: int = 16) -> MemoryPlanner:
+def planner(shape: ModelShape, gpu: str, block_size: int = 16) -> MemoryPlanner:
     limits = EngineConfig().step_limits(GPU_LIMITS)
     return MemoryPlanner(shape, BF16, KV16, find_gpu(gpu), 0.9, block_size, limits)
 
@@ -189,7 +189,7 @@ def test_memory_of_llama_3_8b_on_an_h200() -> None:
 
 
 def test_the_least_number_of_gpus() -> None:
-    def least(shape: Shape, gpu: str, sequences: int = 1) -> int | None:
+    def least(shape: ModelShape, gpu: str, sequences: int = 1) -> int | None:
         memory = planner(shape, gpu).least(8192, sequences)
         return memory and memory.num_gpus
 

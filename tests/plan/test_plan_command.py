@@ -11,7 +11,7 @@ import torch
 from paged_loadtest.results import Report, summarise
 from paged_loadtest.timeline import Timeline
 
-from paged_backend.bench.decode import Roofline
+from paged_backend.bench.decode import DecodeRoofline
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
@@ -166,7 +166,7 @@ def test_results_of_the_decode_bench_stand_beside_the_roofline(
     written = json.loads(path.read_text())
     # Both count the same bytes: at the same speeds the two rooflines are one.
     config = load_model_config(resolve_model("demo"))
-    roofline = Roofline(config, torch.float32, 20e9, 0.19e12)
+    roofline = DecodeRoofline(config, torch.float32, 20e9, 0.19e12)
     for row, measured in zip(rows, written["rows"], strict=False):
         tokens = measured["figures"]["kv_tokens"]
         limit = measured["batch_size"] / roofline.step_seconds(measured["batch_size"], tokens)

@@ -18,7 +18,7 @@ def test_free_cached_private_and_shared_blocks_look_different():
     )
     expected = [shared(3), shared(2), private(0), private(1), private(2), CACHED, FREE, FREE]
     assert [pool.cell(block_id) for block_id in range(1, 9)] == expected
-    assert len({cell.glyph for cell in expected}) == 7  # without any colour
+    assert len({cell.glyph for cell in expected}) == 7  # without any color
     assert pool.map(1)[:8] == expected
     assert len(pool.map(1)) == 99  # block 0 is nobody's
     assert (pool.num_private, pool.num_shared, pool.num_cached) == (3, 2, 2)
@@ -56,7 +56,7 @@ def test_a_sequence_keeps_its_mark_while_it_lives():
     assert marks.of([y, sequence("y", index=1)]) == (0, 1)  # two answers of one request
 
 
-def test_marks_repeat_letters_only_in_other_colours():
+def test_marks_repeat_letters_only_in_other_colors():
     cells = [private(mark) for mark in range(468)]
     assert len(set(cells)) == len(cells)
     assert len({cell.glyph for cell in cells[:52]}) == 52

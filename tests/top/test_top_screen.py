@@ -1,4 +1,4 @@
-"""The screen in several sizes, with and without colour, and in every state of the server."""
+"""The screen in several sizes, with and without color, and in every state of the server."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def frame_of(*answers):
     return frame
 
 
-def lines_of(frame, width=80, height=24, *, colour=False):
+def lines_of(frame, width=80, height=24, *, color=False):
     console = Console(
         width=width,
         height=height,
-        force_terminal=colour,
-        color_system="256" if colour else None,
+        force_terminal=color,
+        color_system="256" if color else None,
     )
     with console.capture() as capture:
         console.print(draw(frame, TopOptions(), width, height))
@@ -99,7 +99,7 @@ def test_figures_are_there():
     assert ">10 s" in "\n".join(lines_of(frame, 120, 40))
 
 
-def test_shared_blocks_are_seen_without_colour():
+def test_shared_blocks_are_seen_without_color():
     lines = lines_of(sharing_frame())
     first_row = next(line for line in lines if line.startswith("│"))
     free = "·" * 69
@@ -111,8 +111,8 @@ def test_shared_blocks_are_seen_without_colour():
     assert next(line for line in lines if "late" in line).split()[:3] == ["e", "late", "waiting"]
 
 
-def test_owners_and_sharing_have_colours():
-    text = "\n".join(lines_of(sharing_frame(), colour=True))
+def test_owners_and_sharing_have_colors():
+    text = "\n".join(lines_of(sharing_frame(), color=True))
     assert "\x1b[1;30;48;5;226m444\x1b[0m" in text
     assert "\x1b[30;48;5;114maa\x1b[0m" in text and "\x1b[30;48;5;176mbb\x1b[0m" in text
 

@@ -22,13 +22,13 @@ from paged_client import ClientError, InvalidRequest, Unavailable
 from paged_client.gateway.auth import ApiKey, RequireApiKey, tenant_of
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
-from paged_client.gateway.drain import Drain
+from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
-from paged_client.gateway.fleet import Call, Fleet
+from paged_client.gateway.fleet import BackendPool, Call
 from paged_client.gateway.limits import DEFAULT_BODY_BYTES, RequestLimits
-from paged_client.gateway.metrics import Metrics, RequestMetrics
-from paged_client.gateway.replies import ClientGone, Reply, respond, while_connected
+from paged_client.gateway.metrics import GatewayMetrics, RequestMetrics
+from paged_client.gateway.replies import ClientGone, GatewayResponse, respond, while_connected
 from paged_client.gateway.schema import (
     ChatRequest,
     CompletionRequest,
@@ -65,28 +65,28 @@ class GatewayOptions:
     share_prefix_cache: bool = False
 
 
-async def _fleet(request: Request) -> Fleet:  # a plain function would run in a thread
+async def _fleet(request: Request) -> BackendPool:  # a plain function would run in a thread
     request.app.state.drain.check()
-    fleet: Fleet = request.app.state.fleet
+    fleet: BackendPool = request.app.state.fleet
     return fleet
 
 
-Servers: TypeAlias = Annotated[Fleet, Depends(_fleet)]
+Servers: TypeAlias = Annotated[BackendPool, Depends(_fleet)]
 ChatBody = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
 CompletionBody = Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
 TokenizeBody = Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
 DetokenizeBody = Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]
 
 
-def create_app(options: GatewayOptions, drain: Drain | None = None) -> ASGIApp:
+def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> ASGIApp:
     """The whole gateway as an ASGI application; ``drain`` is for whoever stops it."""
-    metrics = Metrics()
-    drain = drain or Drain()
+    metrics = GatewayMetrics()
+    drain = drain or GatewayDrain()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(log_unhandled)
-        async with Fleet(options.triton, metrics, drain, options.request_timeout_s) as fleet:
+        async with BackendPool(options.triton, metrics, drain, options.request_timeout_s) as fleet:
             app.state.fleet = fleet
             with contextlib.closing(app.state.bodies):
                 yield
@@ -153,7 +153,9 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     call = Call(model, body.routed(), params, whole=not body.stream)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     shape = ChatShape(num_top, body.prompt_logprobs is not None)
-    return await respond(request, Reply(model, shape, [servers.stream(call)]), _stream(body))
+    return await respond(
+        request, GatewayResponse(model, shape, [servers.stream(call)]), _stream(body)
+    )
 
 
 async def complete(request: Request, body: CompletionBody, servers: Servers) -> Response:
@@ -175,7 +177,7 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
     streams = [servers.stream(call) for call in calls]
-    return await respond(request, Reply(model, shape, streams), _stream(body))
+    return await respond(request, GatewayResponse(model, shape, streams), _stream(body))
 
 
 async def list_models(servers: Servers) -> Response:
@@ -226,12 +228,12 @@ async def health(servers: Servers) -> Response:
 
 async def show_metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    metrics: Metrics = request.app.state.metrics
+    metrics: GatewayMetrics = request.app.state.metrics
     return Response(metrics.page(), media_type="text/plain; version=0.0.4")
 
 
 async def _echoed_prompts(
-    servers: Fleet, model: str, body: CompletionRequest, tenant: str | None
+    servers: BackendPool, model: str, body: CompletionRequest, tenant: str | None
 ) -> list[EchoedPrompt]:
     """The prompts' texts, and their first tokens where log-probabilities are wanted."""
     special = body.add_special_tokens
@@ -246,14 +248,14 @@ async def _echoed_prompts(
     ]
 
 
-async def _text(servers: Fleet, model: str, prompt: TextOrIds, tenant: str | None) -> str:
+async def _text(servers: BackendPool, model: str, prompt: TextOrIds, tenant: str | None) -> str:
     if isinstance(prompt, str):
         return prompt
     return await servers.ask(model, lambda client: client.detokenize(prompt, tenant=tenant))
 
 
 async def _first_token(
-    servers: Fleet, model: str, prompt: TextOrIds, special: bool, tenant: str | None
+    servers: BackendPool, model: str, prompt: TextOrIds, special: bool, tenant: str | None
 ) -> str:
     if not isinstance(prompt, str):
         return await _text(servers, model, prompt[:1], tenant)
@@ -263,7 +265,7 @@ async def _first_token(
     return await _text(servers, model, array("i", ids[:1]), tenant)
 
 
-async def _model_card(servers: Fleet, model: str) -> dict[str, Any]:
+async def _model_card(servers: BackendPool, model: str) -> dict[str, Any]:
     info = await servers.info(model)
     return {
         "id": model,

@@ -9,7 +9,7 @@ from paged_client import AsyncStream, RequestCancelled
 from paged_client.gateway.errors import ApiError
 
 
-class Drain:
+class GatewayDrain:
     """First no new requests, then an end for those that still run."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from paged_client import AsyncClient, Chunk, ClientError, ModelInfo, Unavailable, UnknownModel
-from paged_client.gateway.drain import Drain
-from paged_client.gateway.metrics import Metrics
+from paged_client.gateway.drain import GatewayDrain
+from paged_client.gateway.metrics import GatewayMetrics
 from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
 
 REFRESH_S = 5.0  # between looks at what each server serves
@@ -103,14 +103,14 @@ class Backend:
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
 
-class Fleet:
+class BackendPool:
     """All servers. To be made and used inside of one event loop."""
 
     def __init__(
         self,
         addresses: Sequence[str],
-        metrics: Metrics,
-        drain: Drain,
+        metrics: GatewayMetrics,
+        drain: GatewayDrain,
         timeout_s: float | None = None,
     ) -> None:
         self._drain = drain

@@ -21,7 +21,7 @@ class Watched(Protocol):
     is_up: bool
 
 
-class Metrics:
+class GatewayMetrics:
     """Written on the event loop, read by whoever asks for the page."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Metrics:
 class RequestMetrics:
     """ASGI middleware that reports each request."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
 

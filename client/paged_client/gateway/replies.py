@@ -19,7 +19,7 @@ from paged_client import Chunk, ClientError, Completion, CompletionBuilder
 from paged_client.gateway.backlog import Backlog
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema import StreamOptions
-from paged_client.gateway.shapes import Json, Shape
+from paged_client.gateway.shapes import Json, ResponseFormat
 
 T = TypeVar("T")
 Chunks = AsyncGenerator[Chunk, None]
@@ -63,10 +63,10 @@ class Usage:
         }
 
 
-class Reply:
+class GatewayResponse:
     """The reply to one request: ``calls`` has the answers to each of its prompts."""
 
-    def __init__(self, model: str, shape: Shape, calls: Sequence[Chunks]) -> None:
+    def __init__(self, model: str, shape: ResponseFormat, calls: Sequence[Chunks]) -> None:
         self._model = model
         self._shape = shape
         self._calls = calls
@@ -155,7 +155,9 @@ class EventStream(StreamingResponse):
             await self._rest.aclose()
 
 
-async def respond(request: Request, reply: Reply, stream: StreamOptions | None) -> Response:
+async def respond(
+    request: Request, reply: GatewayResponse, stream: StreamOptions | None
+) -> Response:
     """The HTTP response. Raises ClientError, and ClientGone if the client does not wait for it."""
     if stream is None:
         content = await while_connected(request, reply.whole())

@@ -12,7 +12,7 @@ import uvicorn
 
 from paged_client.gateway.app import GatewayOptions, create_app
 from paged_client.gateway.connections import TimedConnection
-from paged_client.gateway.drain import Drain
+from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.limits import MAX_HEADER_BYTES
 
 CLOSE_S = 5  # for connections to close after the drain
@@ -25,7 +25,7 @@ SWITCH_S = 0.0005
 def serve(options: GatewayOptions, listener: socket.socket) -> None:
     """Serve on a socket that listens until SIGINT or SIGTERM. Must run on the main thread."""
     sys.setswitchinterval(SWITCH_S)
-    drain = Drain()
+    drain = GatewayDrain()
     config = uvicorn.Config(
         create_app(options, drain),
         http=TimedConnection,  # of h11, which unlike httptools bounds the size of headers
@@ -54,7 +54,7 @@ class _DrainingServer(uvicorn.Server):
     uvicorn alone would close the port first, which looks to clients as if nobody were there.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, drain: GatewayDrain, timeout_s: float) -> None:
         super().__init__(config)
         self._drain = drain
         self._timeout_s = timeout_s

@@ -13,7 +13,7 @@ from paged_client import Answer, Chunk, Completion, Position, TokenLogprob
 Json = dict[str, Any]
 
 
-class Shape(Protocol):
+class ResponseFormat(Protocol):
     """What differs between chats and completions; one for each request."""
 
     id_prefix: ClassVar[str]

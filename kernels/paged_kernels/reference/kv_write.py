@@ -28,8 +28,8 @@ def write_kv(
     q, k, v = torch.split(heads.double(), [num_heads, num_kv_heads, num_kv_heads], dim=1)
     angles = rotary[positions.long()].double().unsqueeze(1)
     heads[:, :num_heads] = _rotate(_norm(q, q_norm, norm_eps), angles).to(qkv.dtype)
-    k = _quantise(_rotate(_norm(k, k_norm, norm_eps), angles), k_scale, kv_cache.dtype)
-    v = _quantise(v, v_scale, kv_cache.dtype)
+    k = _quantize(_rotate(_norm(k, k_norm, norm_eps), angles), k_scale, kv_cache.dtype)
+    v = _quantize(v, v_scale, kv_cache.dtype)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             kv_cache[slot // block_size, 0, :, slot % block_size] = k[token]
@@ -47,7 +47,7 @@ def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1)
 
 
-def _quantise(heads: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _quantize(heads: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     if scale is None:
         return heads.to(dtype)
     limit = _LIMITS[dtype]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paged_loadtest.endpoints.endpoint import Endpoint, Facts
+from paged_loadtest.endpoints.endpoint import Endpoint, ServerInfo
 from paged_loadtest.options import TargetOptions
 
-__all__ = ["Endpoint", "Facts", "open_endpoint"]
+__all__ = ["Endpoint", "ServerInfo", "open_endpoint"]
 
 
 def open_endpoint(target: TargetOptions) -> Endpoint:

@@ -14,7 +14,7 @@ PROBE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerInfo:
     """What a server says about itself and its model; None where it does not."""
 
     server: str
@@ -38,7 +38,7 @@ class Endpoint(ABC):
             self._cache_salt = uuid.uuid4().hex
 
     @abstractmethod
-    async def check(self) -> Facts:
+    async def check(self) -> ServerInfo:
         """See that the server is there and has the model.
 
         Raises:

@@ -6,7 +6,7 @@ import os
 
 from paged_backend.errors import ConfigError
 from paged_loadtest.endpoints.complaints import unknown_model, unreachable
-from paged_loadtest.endpoints.endpoint import Facts
+from paged_loadtest.endpoints.endpoint import ServerInfo
 from paged_loadtest.endpoints.http import HttpEndpoint
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols import openai
@@ -29,7 +29,7 @@ class OpenAIEndpoint(HttpEndpoint):
         self._path = openai.CHATS if self._is_chat else openai.COMPLETIONS
         self._continuous_usage = False
 
-    async def check(self) -> Facts:
+    async def check(self) -> ServerInfo:
         """Find the model, and whether the server knows what vLLM has beyond OpenAI."""
         status, answer = await self._ask("GET", _MODELS)
         if status in (401, 403):
@@ -41,7 +41,7 @@ class OpenAIEndpoint(HttpEndpoint):
             raise unknown_model(self._target, cards)
         await self._try_extras()
         card = cards[self._target.model]
-        return Facts(
+        return ServerInfo(
             str(card.get("owned_by", "unknown")), card.get("vocab_size"), card.get("max_model_len")
         )
 

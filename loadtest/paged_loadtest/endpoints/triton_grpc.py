@@ -11,7 +11,7 @@ from paged_client.protocol import channel_options
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
-from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Endpoint, Facts
+from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Endpoint, ServerInfo
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols.triton_grpc import ResponseDecoder, encode
 from paged_loadtest.request import Request
@@ -30,7 +30,7 @@ class TritonGrpcEndpoint(Endpoint):
         )
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    async def check(self) -> Facts:
+    async def check(self) -> ServerInfo:
         """Read the model's inputs, and what a model of ours says about itself."""
         try:
             server = await self._stub.ServerMetadata(
@@ -46,11 +46,11 @@ class TritonGrpcEndpoint(Endpoint):
         check_inputs(self._target, self._inputs)
         name = f"{server.name} {server.version}"
         if "task" not in self._inputs:  # a peer's
-            return Facts(name)
+            return ServerInfo(name)
         self._knows_salt = True
         async with AsyncClient(self._target.address, self._target.model) as client:
             info = await client.info()
-        return Facts(name, info.vocab_size, info.max_model_len)
+        return ServerInfo(name, info.vocab_size, info.max_model_len)
 
     async def is_ready(self) -> bool:
         """Whether the model takes requests now."""

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from paged_backend.errors import ConfigError
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
-from paged_loadtest.endpoints.endpoint import Facts
+from paged_loadtest.endpoints.endpoint import ServerInfo
 from paged_loadtest.endpoints.http import HttpEndpoint
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols import triton_http
@@ -24,7 +24,7 @@ class TritonHttpEndpoint(HttpEndpoint):
         self._path = triton_http.path(target.model)
         self._model = f"/v2/models/{quote(target.model, safe='')}"
 
-    async def check(self) -> Facts:
+    async def check(self) -> ServerInfo:
         """Read the model's inputs, and what a model of ours says about itself."""
         status, server = await self._ask("GET", "/v2")
         if status != 200 or not isinstance(server, dict) or "version" not in server:
@@ -36,11 +36,11 @@ class TritonHttpEndpoint(HttpEndpoint):
         check_inputs(self._target, self._inputs)
         name = f"{server['name']} {server['version']}"
         if "task" not in self._inputs:  # a peer's
-            return Facts(name)
+            return ServerInfo(name)
         self._knows_salt = True
         _, answer = await self._ask("POST", f"{self._model}/generate", {"task": "info"})
         info = json.loads(answer["text_output"])
-        return Facts(name, info["vocab_size"], info["max_model_len"])
+        return ServerInfo(name, info["vocab_size"], info["max_model_len"])
 
     async def is_ready(self) -> bool:
         """Whether the model takes requests now."""

@@ -70,11 +70,11 @@ def _draw_curve(key: str, axes: Axes, series: Sequence[Series]) -> None:
         x = [_position(run, about_hits) for run in runs]
         median = [run.latencies[key].median for run in runs]
         p99 = [run.latencies[key].p99 for run in runs]
-        axes.plot(x, p99, "--o", color=entry.colour, alpha=0.55, markersize=4)
-        axes.plot(x, median, "-o", color=entry.colour, markersize=6)
+        axes.plot(x, p99, "--o", color=entry.color, alpha=0.55, markersize=4)
+        axes.plot(x, median, "-o", color=entry.color, markersize=6)
         if not about_hits:
             points = list(zip(x, median, strict=True))
-            _name_points(axes, runs, points, entry.colour, _OFFSETS[index % len(_OFFSETS)])
+            _name_points(axes, runs, points, entry.color, _OFFSETS[index % len(_OFFSETS)])
     axes.margins(x=0.08, y=0.12)
     axes.set_yscale("log")
     _plain_numbers(axes.yaxis)
@@ -96,7 +96,7 @@ def _name_points(
     axes: Axes,
     runs: Sequence[Run],
     points: Sequence[tuple[float, float]],
-    colour: str,
+    color: str,
     offset: tuple[int, int],
 ) -> None:
     for run, point in zip(runs, points, strict=True):
@@ -107,14 +107,14 @@ def _name_points(
                 xytext=offset,
                 textcoords="offset points",
                 fontsize="small",
-                color=colour,
+                color=color,
                 path_effects=[withStroke(linewidth=3, foreground="white")],
             )
 
 
 def _curve_legend(series: Sequence[Series], about_hits: bool) -> list[Line2D]:
     median = "median" if about_hits else "median (number: concurrency)"
-    names = [Line2D([], [], color=s.colour, marker="o", label=s.name) for s in series]
+    names = [Line2D([], [], color=s.color, marker="o", label=s.name) for s in series]
     styles = [
         Line2D([], [], color=_GREY, marker="o", label=median),
         Line2D([], [], color=_GREY, linestyle="--", label="p99"),
@@ -128,7 +128,7 @@ def _draw_distribution(key: str, axes: Axes, series: Sequence[Series]) -> None:
         samples = drawn.run.samples.get(key)
         if samples:
             values = np.quantile(samples, _QUANTILES)
-            axes.plot(values, _QUANTILES, color=drawn.colour, label=drawn.name)
+            axes.plot(values, _QUANTILES, color=drawn.color, label=drawn.name)
     axes.set_xscale("log")
     _plain_numbers(axes.xaxis)
     axes.set_ylim(0, 1.02)
@@ -142,7 +142,7 @@ def _draw_kv_use(axes: Axes, series: Sequence[Series]) -> None:
     for drawn in _drawn(series):
         times = [sample.at_s for sample in drawn.run.server]
         axes.plot(
-            times, [s.kv_usage for s in drawn.run.server], color=drawn.colour, label=drawn.name
+            times, [s.kv_usage for s in drawn.run.server], color=drawn.color, label=drawn.name
         )
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylabel("KV blocks in use")
@@ -153,8 +153,8 @@ def _draw_kv_use(axes: Axes, series: Sequence[Series]) -> None:
 def _draw_requests(axes: Axes, series: Sequence[Series]) -> None:
     for drawn in _drawn(series):
         times = [sample.at_s for sample in drawn.run.server]
-        axes.plot(times, [s.num_running for s in drawn.run.server], color=drawn.colour)
-        axes.plot(times, [s.num_waiting for s in drawn.run.server], "--", color=drawn.colour)
+        axes.plot(times, [s.num_running for s in drawn.run.server], color=drawn.color)
+        axes.plot(times, [s.num_waiting for s in drawn.run.server], "--", color=drawn.color)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("requests")
     styles = [Line2D([], [], color=_GREY, label="running")]

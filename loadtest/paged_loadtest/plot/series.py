@@ -1,4 +1,4 @@
-"""What is drawn of each report, in which colour."""
+"""What is drawn of each report, in which color."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from matplotlib.colors import to_hex
 from paged_backend.errors import ConfigError
 from paged_loadtest.results import Report, Run
 
-# Told apart by people with any colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+# Told apart by people with any color vision.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class DrawnRun:
     """A run whose distributions are drawn."""
 
     name: str
-    colour: str
+    color: str
     run: Run
 
 
@@ -29,7 +29,7 @@ class Series:
     """A report."""
 
     name: str
-    colour: str
+    color: str
     report: Report
     drawn: list[DrawnRun]
 
@@ -45,12 +45,12 @@ def make_series(names: Sequence[str], reports: Sequence[Report]) -> list[Series]
         if not report.runs:
             raise ConfigError(f"{name} holds no call that succeeded; there is nothing to draw")
     if len(answered) == 1:
-        return [Series(names[0], _COLOURS[0], answered[0], _all_runs(answered[0].runs))]
+        return [Series(names[0], _COLORS[0], answered[0], _all_runs(answered[0].runs))]
     series = []
     for index, (name, report) in enumerate(zip(names, answered, strict=True)):
-        colour = _COLOURS[index % len(_COLOURS)]
+        color = _COLORS[index % len(_COLORS)]
         run = _representative(report, answered)
-        series.append(Series(name, colour, report, [DrawnRun(f"{name}, {run.label}", colour, run)]))
+        series.append(Series(name, color, report, [DrawnRun(f"{name}, {run.label}", color, run)]))
     return series
 
 

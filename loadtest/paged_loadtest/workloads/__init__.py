@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from paged_loadtest.workloads.making import make_requests
-from paged_loadtest.workloads.options import Material, WorkloadOptions
+from paged_loadtest.workloads.options import TokenizerContext, WorkloadOptions
 
-__all__ = ["Material", "WorkloadOptions", "make_requests"]
+__all__ = ["TokenizerContext", "WorkloadOptions", "make_requests"]

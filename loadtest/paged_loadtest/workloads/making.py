@@ -9,12 +9,12 @@ from dataclasses import replace
 from paged_backend.errors import ConfigError
 from paged_loadtest.request import Request
 from paged_loadtest.workloads.candidates import Candidate
-from paged_loadtest.workloads.options import NUM_PROMPTS, Material, WorkloadOptions
+from paged_loadtest.workloads.options import NUM_PROMPTS, TokenizerContext, WorkloadOptions
 from paged_loadtest.workloads.sharegpt import recorded_chats
 from paged_loadtest.workloads.synthetic import conversations, random_prompts, shared_prefixes
 from paged_loadtest.workloads.trace import trace_requests
 
-_MAKERS: Mapping[str, Callable[[WorkloadOptions, Material], Iterator[Candidate]]] = {
+_MAKERS: Mapping[str, Callable[[WorkloadOptions, TokenizerContext], Iterator[Candidate]]] = {
     "random": random_prompts,
     "shared-prefix": shared_prefixes,
     "conversations": conversations,
@@ -23,7 +23,7 @@ _MAKERS: Mapping[str, Callable[[WorkloadOptions, Material], Iterator[Candidate]]
 }
 
 
-def make_requests(options: WorkloadOptions, material: Material) -> list[Request]:
+def make_requests(options: WorkloadOptions, material: TokenizerContext) -> list[Request]:
     """The requests of a workload, the same ones whenever it is made anew.
 
     A sharegpt file with fewer conversations than are asked for is gone through again.
@@ -44,7 +44,7 @@ def make_requests(options: WorkloadOptions, material: Material) -> list[Request]
 
 
 def _fitting(
-    candidates: Iterable[Candidate], options: WorkloadOptions, material: Material
+    candidates: Iterable[Candidate], options: WorkloadOptions, material: TokenizerContext
 ) -> Iterator[Request]:
     for candidate in candidates:
         if candidate.num_tokens <= material.max_model_len:
@@ -57,7 +57,7 @@ def _fitting(
             )
 
 
-def _why_empty(options: WorkloadOptions, material: Material) -> str:
+def _why_empty(options: WorkloadOptions, material: TokenizerContext) -> str:
     where = options.dataset_path or f"the {options.dataset_name} dataset"
     if options.skip_too_long:
         return (

@@ -19,7 +19,7 @@ _LENGTHS = {"random": _MIX, "shared-prefix": _MIX, "conversations": _TURNS}
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TokenizerContext:
     """What the prompts are made of.
 
     A tokenizer (a folder, a Hugging Face id, or ``demo``) is needed for text only.

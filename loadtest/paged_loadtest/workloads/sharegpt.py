@@ -21,7 +21,7 @@ from paged_loadtest.request import Message, Prompt, Request, Turn
 from paged_loadtest.workloads.candidates import Candidate, chat_candidate
 from paged_loadtest.workloads.files import read_text
 from paged_loadtest.workloads.lengths import parse_lengths
-from paged_loadtest.workloads.options import Material, WorkloadOptions
+from paged_loadtest.workloads.options import TokenizerContext, WorkloadOptions
 from paged_loadtest.workloads.tokens import Tokens, load_tokens
 
 _USERS = ("human", "user")
@@ -36,7 +36,7 @@ class Conversation:
     exchanges: list[tuple[str, str]]
 
 
-def recorded_chats(options: WorkloadOptions, material: Material) -> Iterator[Candidate]:
+def recorded_chats(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
     """The conversations of the file in a random order, those without an answer left out.
 
     Chats have all their turns; prompts as text or ids are the first question alone.

@@ -10,24 +10,24 @@ from paged_backend.errors import option_error
 from paged_loadtest.request import Request, Turn
 from paged_loadtest.workloads.candidates import Candidate, chat_candidate
 from paged_loadtest.workloads.lengths import Array, parse_lengths
-from paged_loadtest.workloads.options import Material, WorkloadOptions
+from paged_loadtest.workloads.options import TokenizerContext, WorkloadOptions
 from paged_loadtest.workloads.tokens import load_tokens
 from paged_loadtest.workloads.writers import ChatWriter, make_writer
 
 
-def random_prompts(options: WorkloadOptions, material: Material) -> Iterator[Candidate]:
+def random_prompts(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
     """Prompts that share nothing."""
     return _prompts(options, material, num_prefixes=1, prefix_len=0)
 
 
-def shared_prefixes(options: WorkloadOptions, material: Material) -> Iterator[Candidate]:
+def shared_prefixes(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
     """Groups of equal size, in a random order, whose prompts begin alike."""
     return _prompts(
         options, material, num_prefixes=options.num_prefixes, prefix_len=options.prefix_len
     )
 
 
-def conversations(options: WorkloadOptions, material: Material) -> Iterator[Candidate]:
+def conversations(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
     """Chats in which each question has its own length."""
     tokens = load_tokens(material, "conversations")
     writer = ChatWriter(tokens)
@@ -44,7 +44,7 @@ def conversations(options: WorkloadOptions, material: Material) -> Iterator[Cand
 
 
 def _prompts(
-    options: WorkloadOptions, material: Material, *, num_prefixes: int, prefix_len: int
+    options: WorkloadOptions, material: TokenizerContext, *, num_prefixes: int, prefix_len: int
 ) -> Iterator[Candidate]:
     rng = np.random.default_rng(options.seed)
     # Lengths are drawn first, so that they are the same in each format.

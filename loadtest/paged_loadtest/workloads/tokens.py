@@ -12,7 +12,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 from paged_loadtest.request import Message
 from paged_loadtest.workloads.lengths import MAX_LENGTH
-from paged_loadtest.workloads.options import Material
+from paged_loadtest.workloads.options import TokenizerContext
 
 MAX_WORDS = 2048  # more would make no difference
 MIN_WORDS = 64
@@ -78,7 +78,7 @@ class Tokens:
                 yield word
 
 
-def load_tokens(material: Material, purpose: str) -> Tokens:
+def load_tokens(material: TokenizerContext, purpose: str) -> Tokens:
     """Load the tokenizer of the material.
 
     Raises:

@@ -21,7 +21,7 @@ from paged_loadtest.request import Request
 from paged_loadtest.workloads.candidates import Candidate
 from paged_loadtest.workloads.files import read_text
 from paged_loadtest.workloads.lengths import MAX_LENGTH, Array
-from paged_loadtest.workloads.options import Material, WorkloadOptions
+from paged_loadtest.workloads.options import TokenizerContext, WorkloadOptions
 from paged_loadtest.workloads.writers import Writer, make_writer
 
 _HASH_ID = Rule(int, 0)
@@ -46,7 +46,7 @@ class Entry:
         return ConfigError(f"{self.place}: {name} {problem}")
 
 
-def trace_requests(options: WorkloadOptions, material: Material) -> Iterator[Candidate]:
+def trace_requests(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
     """The calls in the order of their arrival, the first of them at once."""
     assert options.dataset_path is not None
     entries = read_trace(Path(options.dataset_path), options.trace_block_size)

@@ -14,7 +14,7 @@ import numpy as np
 from paged_backend.errors import ConfigError
 from paged_loadtest.request import Message, Prompt
 from paged_loadtest.workloads.lengths import Array
-from paged_loadtest.workloads.options import Material
+from paged_loadtest.workloads.options import TokenizerContext
 from paged_loadtest.workloads.tokens import Tokens, load_tokens
 
 
@@ -89,7 +89,7 @@ class ChatWriter(TextWriter):
         return ({"role": "user", "content": self.text(symbols)},)
 
 
-def make_writer(prompt_format: str, material: Material) -> Writer:
+def make_writer(prompt_format: str, material: TokenizerContext) -> Writer:
     """The writer of ids, text or chat.
 
     Raises:

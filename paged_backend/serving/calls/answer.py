@@ -17,7 +17,7 @@ from paged_backend.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class Branch:
+class Completion:
     """One of the n completions of a call, and the part of it that was not sent yet."""
 
     stream: TextStream
@@ -68,31 +68,31 @@ class Answer:
         streams = [
             TextStream(tokenizer, parsed.request.params) for _ in range(parsed.request.params.n)
         ]
-        self._branches = [Branch(stream, stream.state) for stream in streams]
+        self._completions = [Completion(stream, stream.state) for stream in streams]
 
     def append(self, output: SequenceOutput) -> bool:
         """Add the output of a step; returns whether a stop string ended the completion here."""
-        branch = self._branches[output.index]
-        if branch.finish_reason is not None:
+        completion = self._completions[output.index]
+        if completion.finish_reason is not None:
             return False  # computed before the engine was told of the stop string
-        branch.append(output)
+        completion.append(output)
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
-        return branch.finish_reason is not None and output.finish_reason is None
+        return completion.finish_reason is not None and output.finish_reason is None
 
     @property
     def is_finished(self) -> bool:
         """Whether all completions have ended."""
-        return all(branch.finish_reason is not None for branch in self._branches)
+        return all(completion.finish_reason is not None for completion in self._completions)
 
     @property
     def progress(self) -> list[list[int] | None]:
         """The tokens of each completion so far, to resume it; None for one that has ended."""
         return [
-            branch.all_token_ids if branch.finish_reason is None else None
-            for branch in self._branches
+            completion.all_token_ids if completion.finish_reason is None else None
+            for completion in self._completions
         ]
 
     @property
@@ -102,34 +102,34 @@ class Answer:
 
     def take(self) -> dict[str, Array]:
         """Return the output tensors of the next response, and drop what they contain."""
-        texts = (self._prompt_text + "".join(branch.text) for branch in self._branches)
+        texts = (self._prompt_text + "".join(completion.text) for completion in self._completions)
         tensors = {"text_output": as_strings(texts)}
         for name, write in _OUTPUTS.items():
             if name in self._options.wanted:
                 tensors |= write(self, name)
         if self._options.pass_through is not None:
             tensors["pass_through"] = self._options.pass_through
-        for branch in self._branches:
-            branch.clear()
+        for completion in self._completions:
+            completion.clear()
         self._prompt_logprobs = None
         return tensors
 
     # --- one method for each output that clients can ask for ------------------------------------
 
     def _finish_reasons(self, name: str) -> dict[str, Array]:
-        return {name: as_strings(str(branch.finish_reason) for branch in self._branches)}
+        return {name: as_strings(str(completion.finish_reason) for completion in self._completions)}
 
     def _cumulative_logprobs(self, name: str) -> dict[str, Array]:
         asked_for = self.request.params.logprobs is not None
-        values = [b.cumulative_logprob if asked_for else math.nan for b in self._branches]
+        values = [b.cumulative_logprob if asked_for else math.nan for b in self._completions]
         return {name: np.array(values, np.float32)}
 
     def _token_logprobs(self, name: str) -> dict[str, Array]:
         if self.request.params.logprobs is None:
-            return {name: as_strings(NOT_ASKED_FOR for _ in self._branches)}
+            return {name: as_strings(NOT_ASKED_FOR for _ in self._completions)}
         return {
             name: as_strings(
-                logprobs_json(self._tokenizer, b.token_ids, b.logprobs) for b in self._branches
+                logprobs_json(self._tokenizer, b.token_ids, b.logprobs) for b in self._completions
             )
         }
 
@@ -146,14 +146,14 @@ class Answer:
         return {name: np.array([self._num_cached_tokens or 0], np.uint32)}
 
     def _num_output_tokens(self, name: str) -> dict[str, Array]:
-        return {name: _counts(len(branch.token_ids) for branch in self._branches)}
+        return {name: _counts(len(completion.token_ids) for completion in self._completions)}
 
     def _output_ids(self, name: str) -> dict[str, Array]:
-        return {name: _flat(branch.token_ids for branch in self._branches)}
+        return {name: _flat(completion.token_ids for completion in self._completions)}
 
     def _context_ids(self, name: str) -> dict[str, Array]:
-        states = [branch.sent for branch in self._branches]
-        totals = [b.sent.num_tokens + len(b.token_ids) for b in self._branches]
+        states = [completion.sent for completion in self._completions]
+        totals = [b.sent.num_tokens + len(b.token_ids) for b in self._completions]
         return {
             name: _flat(state.context_ids for state in states),
             "num_context_ids": _counts(len(state.context_ids) for state in states),

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paged_backend.serving.calls.allowance import Allowance
 from paged_backend.serving.calls.answer import Answer
 from paged_backend.serving.calls.preparation import Load
+from paged_backend.serving.calls.token_bucket import TokenBucket
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.metrics.observer import CallClock
@@ -78,7 +78,7 @@ class CancelSweep:
 
     def __init__(self) -> None:
         self._queue: deque[str] = deque()
-        self._allowance = Allowance(CANCEL_CHECKS_PER_S)
+        self._allowance = TokenBucket(CANCEL_CHECKS_PER_S)
 
     def due(self, open_calls: Collection[str]) -> list[str]:
         """Return the ids to check now, each at most once."""

@@ -147,7 +147,7 @@ def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[Seri
     return series
 
 
-class Metrics(Observer):
+class MetricsPublisher(Observer):
     """Reports the engine's counts and the latencies of this instance's calls.
 
     Args:

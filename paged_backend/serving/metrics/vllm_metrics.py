@@ -9,13 +9,13 @@ from itertools import count
 from typing import Any
 
 from paged_backend.request import Request, RequestLimits
-from paged_backend.serving.calls.allowance import Allowance
+from paged_backend.serving.calls.token_bucket import TokenBucket
 from paged_backend.serving.metrics.observer import CallClock
 from paged_backend.serving.metrics.publisher import (
     VLLM_COUNTERS,
     VLLM_GAUGES,
     VLLM_PREFIX,
-    Metrics,
+    MetricsPublisher,
     stats_series,
 )
 
@@ -33,8 +33,8 @@ _NUM_ANSWERS = [1.0, 2.0, 5.0, 10.0, 20.0]
 # fmt: on
 
 
-class VllmMetrics(Metrics):
-    """The metrics of :class:`Metrics`, and vllm_backend's families.
+class VllmMetrics(MetricsPublisher):
+    """The metrics of :class:`MetricsPublisher`, and vllm_backend's families.
 
     Like vllm_backend's, these are histograms of the server's own type, which are too slow for every
     inter-token latency of a busy engine.
@@ -65,7 +65,7 @@ class VllmMetrics(Metrics):
             "request_params_n", "Answers asked for by a call", _NUM_ANSWERS
         )
         self._gaps: deque[float] = deque(maxlen=MAX_BACKLOG)
-        self._allowance = Allowance(GAPS_PER_S, BURST)
+        self._allowance = TokenBucket(GAPS_PER_S, BURST)
 
     def report_end(self, clock: CallClock, request: Request) -> None:
         """Record the size and the duration of a call."""

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import time
 
-from paged_backend.serving.calls.allowance import Allowance
+from paged_backend.serving.calls.token_bucket import TokenBucket
 
 
 def test_no_more_than_the_rate_however_often_it_is_asked():
-    allowance = Allowance(1000)
+    token_bucket = TokenBucket(1000)
     started = time.monotonic()
     granted, least, last = 0, 0.0, started
     while time.monotonic() - started < 0.1:
         time.sleep(0.001)
         # 50 at most are saved, so what a long pause of this process would bring besides is lost.
         least += min(49.0, (time.monotonic() - last) * 1000)
-        granted += allowance.take(50)
+        granted += token_bucket.take(50)
         last = time.monotonic()
     assert least > 10
     assert least - 1 <= granted <= (time.monotonic() - started) * 1000 + 1
 
 
 def test_what_was_not_wanted_is_saved_for_a_burst_only():
-    steady, bursty = Allowance(1000), Allowance(1000, burst=30)
+    steady, bursty = TokenBucket(1000), TokenBucket(1000, burst=30)
     time.sleep(0.1)
     asked = time.monotonic()
     assert steady.take(0) == bursty.take(0) == 0

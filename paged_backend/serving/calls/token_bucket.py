@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Allowance:
+class TokenBucket:
     """Token bucket: at most ``per_second`` actions, with bursts of up to ``burst``."""
 
     def __init__(self, per_second: float, burst: int = 0) -> None:
