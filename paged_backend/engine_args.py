@@ -1,4 +1,4 @@
-"""vLLM's engine arguments: which of them count here, and what for.
+"""vLLM's engine arguments: options of this engine, names without effect, and refused values.
 
 ``model.json``, the command line and :class:`paged_backend.LLM` all accept them.
 
@@ -22,14 +22,14 @@ from paged_backend.validation import check_known, coerce, shorten
 _OURS = frozenset(spec.name for spec in fields(EngineConfig))
 _SILENCE = "disable_log_stats"
 
-# vLLM's other words for values of ours.
+# Other values of vLLM for options of this engine.
 _ALIASES = {
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
-    "scheduling_policy": {"fcfs": "priority"},  # which it is where no request has a priority
+    "scheduling_policy": {"fcfs": "priority"},  # equal while no request has a priority
 }
 
-# What already happens here, by name; any other value would need what this engine lacks.
+# The values that describe what this engine does; other values are refused by name.
 _ONLY: dict[str, tuple[object, ...]] = {
     # more than one device or machine
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), (1,)),
@@ -68,14 +68,14 @@ _ONLY: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("kv_transfer_config", "kv_events_config", "ec_transfer_config"), (None,)),
     "num_gpu_blocks_override": (None,),
     "disable_sliding_window": (False,),
-    # sampling and what goes out
+    # sampling and outputs
     "generation_config": ("auto", "vllm"),
     "override_generation_config": (None, {}),
     **dict.fromkeys(("logits_processors", "logits_processor_pattern"), (None,)),
     "max_logprobs": (20,),
     "logprobs_mode": ("raw_logprobs",),
     "stream_interval": (1,),
-    # code of the user's own, and reports to elsewhere
+    # code of the user, and reports to other services
     "scheduler_cls": (None,),
     "worker_cls": (None, "auto"),
     "worker_extension_cls": (None, ""),
@@ -83,8 +83,8 @@ _ONLY: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("otlp_traces_endpoint", "collect_detailed_traces"), (None,)),
 }
 
-# Whatever they say, the answers are the same: logs, ways between processes, compilers, tuning of
-# kernels, and options of features that are not switched on.
+# Arguments that cannot change an answer: logs, transports between processes, compilers, tuning of
+# kernels, and options of features that are off.
 _NO_MEANING = frozenset(
     """
     aggregate_engine_logging disable_log_requests enable_log_requests max_log_len
@@ -166,7 +166,7 @@ def read_engine_args(path: Path) -> EngineArgs:
 
     Raises:
         ConfigError: the file is missing, is no JSON object, names an unknown option, or asks for
-            what this engine does not do.
+            something that this engine lacks.
     """
     values = read_json_object(path)
     for name in ("model", "tokenizer"):
@@ -177,7 +177,7 @@ def read_engine_args(path: Path) -> EngineArgs:
 
 
 def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
-    """Sort vLLM's engine arguments; null stands for an option's default, as it does there.
+    """Read engine arguments; null stands for the default of an option, as in vLLM.
 
     Raises:
         ConfigError: a name is unknown or a value is not allowed.
@@ -199,12 +199,12 @@ def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
 
 
 def other_names() -> list[str]:
-    """Engine arguments of vLLM that change nothing here, or are accepted with one value only."""
+    """Engine arguments of vLLM that have no effect here, or are accepted with few values only."""
     return [_SILENCE, *_ONLY, *sorted(_NO_MEANING)]
 
 
 def alias(name: str, value: Any) -> Any:
-    """Return our word for a value of an option."""
+    """Return the value of our option for a value of vLLM's."""
     return _ALIASES.get(name, {}).get(value, value) if isinstance(value, str) else value
 
 
@@ -218,7 +218,7 @@ def _check_neutral(name: str, value: object) -> None:
 
 
 def _plain(value: object) -> object:
-    """The value that a string stands for on a command line; other values as they are."""
+    """Convert a string of a command line to its value; other values are returned as they are."""
     if not isinstance(value, str):
         return value
     words: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}

@@ -1,9 +1,9 @@
-"""Errors by blame, so that each door can map them without reading their text.
+"""Errors, by who must act, so that each protocol can map them without reading their text.
 
 PagedError
 ├── InvalidRequest      the caller's mistake in one request; nobody else is affected
 ├── ConfigError         the operator's mistake in an option or a checkpoint; nothing starts
-├── RequestRefused      a sound request that cannot be taken now (``reason`` says why)
+├── RequestRefused      a valid request that is not accepted now (``reason`` says why)
 ├── DeadlineExceeded    a sound request whose time was over before its answer
 ├── CrashLimit          a request that may be what the engine dies of
 └── EngineDead          there is no engine and none comes back in time
@@ -43,7 +43,7 @@ class ConfigError(PagedError, ValueError):
 
 
 class RequestRefused(PagedError, RuntimeError):
-    """A sound request that is not accepted now; ``reason`` is machine-readable."""
+    """A valid request that is not accepted now; ``reason`` is machine-readable."""
 
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(f"{reason}: {problem}")
@@ -52,14 +52,14 @@ class RequestRefused(PagedError, RuntimeError):
 
 
 class DeadlineExceeded(PagedError, TimeoutError):
-    """The time that a request's caller gave it is over."""
+    """A request was not finished before its deadline."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"deadline: timeout_s ({timeout_s:g}) is over")
 
 
 class CrashLimit(PagedError, RuntimeError):
-    """A request was in flight whenever the engine ended, so it is not tried again."""
+    """A request was in flight at several engine crashes, so it is not retried."""
 
     def __init__(self, num_crashes: int) -> None:
         super().__init__(
@@ -69,19 +69,19 @@ class CrashLimit(PagedError, RuntimeError):
 
 
 class EngineDead(PagedError, RuntimeError):
-    """There is no engine, and none comes back in time."""
+    """There is no engine, and none was restarted in time."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"engine_dead: {problem}")
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return an error that can be answered: a panic in a library of Rust is no Exception."""
+    """Return an Exception for any error; a panic in a Rust library is a BaseException only."""
     return error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
 
 
 def place_of(error: BaseException) -> str:
-    """What kind of error it is and where it arose; its text may be a part of somebody's prompt."""
+    """Describe an error by its type and place; its text may contain a part of a prompt."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = (f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(error).__name__} at {', '.join(places)}"

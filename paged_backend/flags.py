@@ -44,5 +44,5 @@ def add_flags(
 
 
 def flag_values(args: argparse.Namespace, cls: type[DataclassInstance]) -> dict[str, Any]:
-    """What was given for each field of the dataclass."""
+    """Return the value of the flag of each field of the dataclass."""
     return {spec.name: getattr(args, spec.name) for spec in fields(cls)}

@@ -1,4 +1,4 @@
-"""Distributions that are counted as they happen, in buckets as Prometheus has them."""
+"""Histograms that are updated value by value, with the buckets of Prometheus."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 
 class HistogramCounts(NamedTuple):
-    """What a histogram has counted until a moment."""
+    """The counts of a histogram at one moment."""
 
     cumulative: tuple[int, ...]  # values up to each bound; the last one: all values
     total: float  # their sum
 
     def plus(self, other: HistogramCounts) -> HistogramCounts:
-        """The counts of both, over the same bounds."""
+        """Add the counts of a histogram with the same bounds."""
         pairs = zip(self.cumulative, other.cumulative, strict=True)
         return HistogramCounts(tuple(a + b for a, b in pairs), self.total + other.total)
 
 
 class Histogram:
-    """Counts values by upper bounds, which grow; values beyond the last bound have a bucket too."""
+    """Counts values by ascending upper bounds; a last bucket takes larger values."""
 
     __slots__ = ("_buckets", "_total", "bounds")
 

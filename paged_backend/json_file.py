@@ -1,4 +1,4 @@
-"""Reads JSON files of users."""
+"""Reads JSON files that users provide."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from paged_backend.worker import Worker
 
 Prompt: TypeAlias = str | Sequence[int]
 
-PROGRESS_AFTER_S = 1.0  # shorter work needs no bar
+PROGRESS_AFTER_S = 1.0  # no progress bar for shorter work
 
 
 class LLM:
@@ -59,7 +59,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts, each a string or a list of token ids; outputs come in their order.
+        """Generate completions of prompts, each a string or a list of token ids, in their order.
 
         Args:
             prompts: one prompt or several.
@@ -105,7 +105,7 @@ class LLM:
 
 
 class OfflineAnswer:
-    """What has come of one prompt so far."""
+    """Collects the completions of one prompt."""
 
     def __init__(self, request: Request, prompt: str | None, streams: list[TextStream]) -> None:
         self.request = request
@@ -120,7 +120,7 @@ class OfflineAnswer:
         self._num_cached_tokens = 0
 
     def append(self, output: SequenceOutput) -> bool:
-        """Add new tokens; returns whether a stop string ended the answer before the engine."""
+        """Add new tokens; returns whether a stop string ended a completion before the engine."""
         delta = self._streams[output.index].append(output.new_token_ids, output.finish_reason)
         self._texts[output.index] += delta.text
         self._token_ids[output.index] += delta.token_ids
@@ -134,7 +134,7 @@ class OfflineAnswer:
         return delta.finish_reason is not None and output.finish_reason is None
 
     def output(self) -> RequestOutput:
-        """The finished answers."""
+        """Return the finished completions."""
         parts = zip(self._texts, self._token_ids, self.reasons, self._logprobs, strict=True)
         return RequestOutput(
             self.request.request_id,

@@ -1,4 +1,4 @@
-"""What comes out: of a step for one sequence, and of a whole request for the offline API."""
+"""Outputs: of a step for one sequence, and of a whole request for the offline API."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FinishReason(StrEnum):
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of the probabilities at one position, before any adjustment."""
 
-    logprob: float  # of the token that stands there
-    rank: int  # how many tokens are at least as likely, itself included
+    logprob: float  # of the token at the position
+    rank: int  # number of tokens that are at least as likely, itself included
     top_token_ids: list[int]  # the likeliest first
     top_logprobs: list[float]
 
@@ -32,7 +32,7 @@ class SequenceOutput:
     """New tokens of one sequence after a step; the last one carries the finish reason."""
 
     request_id: str
-    index: int  # which of the request's n answers
+    index: int  # of the completion, from 0 to n - 1
     new_token_ids: list[int]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0  # prompt tokens that were served from the prefix cache
@@ -67,7 +67,7 @@ The first four are of each sequence that ended with an answer, so ``n`` answers 
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """One unfinished sequence; a block in the tables of several is shared by them."""
+    """One unfinished sequence; a block in several block tables is shared."""
 
     request_id: str
     index: int
@@ -80,7 +80,7 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """Sequences and blocks at one moment, for whoever wants to look."""
+    """The sequences and blocks of an engine at one moment, for inspection."""
 
     block_size: int
     num_blocks: int  # the null block included
@@ -109,13 +109,13 @@ class EngineStats:
 
     @property
     def utilization(self) -> float:
-        """Part of the slots of used blocks that hold a token; 1 while none is used."""
+        """The fraction of slots of used blocks that hold a token; 1 if no block is used."""
         if self.num_used_blocks == 0:
             return 1.0
         return self.num_used_slots / (self.num_used_blocks * self.block_size)
 
     def after(self, earlier: EngineStats) -> EngineStats:
-        """The present state, and the counts on top of those of an engine that has ended."""
+        """Return the present state, with the counts of an engine that has ended added."""
         return replace(
             self,
             num_preemptions=self.num_preemptions + earlier.num_preemptions,
@@ -132,7 +132,7 @@ class EngineStats:
 
 
 class QueueState(NamedTuple):
-    """How much waits, for whoever decides whether more may come."""
+    """The occupancy of the queue, for admission control."""
 
     num_waiting: int  # requests
     num_waiting_tokens: int
@@ -141,7 +141,7 @@ class QueueState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer to a prompt."""
+    """One completion of a prompt."""
 
     index: int
     text: str
@@ -152,7 +152,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """All answers to one prompt of :meth:`paged_backend.LLM.generate`."""
+    """All completions of one prompt of :meth:`paged_backend.LLM.generate`."""
 
     request_id: str
     prompt: str | None

@@ -13,10 +13,10 @@ from paged_backend.validation import Rule, check_fields, checked, coerce
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and what is wanted from it; never changes once accepted.
+    """A prompt with its parameters; it never changes after it was accepted.
 
     Requests share cached blocks only if their ``cache_salt`` is equal. ``request_id`` is made by
-    the front end and never used again; ``call_id`` is the caller's name for the request, which
+    the front end and is unique; ``call_id`` is the caller's name for the request, which
     later requests may use again.
     """
 
@@ -25,7 +25,7 @@ class Request:
     params: SamplingParams
     cache_salt: str = ""
     priority: int = 0  # lower is served first
-    tenant: str = ""  # on whose account its tokens are
+    tenant: str = ""  # the user that its tokens are charged to
     call_id: str = ""  # by which a caller can cancel it; empty: no caller can
 
     @property
@@ -67,7 +67,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What the model can take and its operator allows; the fields are named as the options."""
+    """The limits of a request, from the model and the options; fields have the options' names."""
 
     max_model_len: int  # tokens of prompt and output together
     vocab_size: int
@@ -87,7 +87,7 @@ class RequestLimits:
     def of(
         cls, config: LimitOptions, *, max_model_len: int, vocab_size: int, max_num_seqs: int
     ) -> RequestLimits:
-        """The options, where the loaded model is not narrower."""
+        """Combine the options with the limits of the loaded model."""
         return cls(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
@@ -106,16 +106,16 @@ class RequestLimits:
 
     @property
     def longest_prompt(self) -> str:
-        """How long a prompt may be, and what says so."""
+        """Describe the maximum length of a prompt and the option or limit that it comes from."""
         if self.max_prompt_tokens < self.max_model_len - 1:
             return f"{self.max_prompt_tokens} tokens (max_prompt_tokens)"
         return f"{self.max_prompt_tokens} tokens, below max_model_len ({self.max_model_len})"
 
     def bounded(self, params: SamplingParams) -> SamplingParams:
-        """The same with an end: no ``max_tokens`` stands for as many as are allowed.
+        """Return the parameters with ``max_tokens`` set; by default it is the largest allowed.
 
         Raises:
-            InvalidRequest: ``min_tokens`` are more than that.
+            InvalidRequest: ``min_tokens`` is larger.
         """
         if params.max_tokens is not None:
             return params
@@ -161,10 +161,10 @@ class RequestLimits:
                 raise InvalidRequest(name, f"must be at most {option} ({limit}), got {value}")
 
     def check_total_logprobs(self, num_prompt_tokens: int, params: SamplingParams) -> None:
-        """Check that an answer can be sent without holding up those of other callers.
+        """Limit the log-probabilities of a request, because sending them delays other requests.
 
         Raises:
-            InvalidRequest: it would have more log-probabilities than a server sends.
+            InvalidRequest: it would have more than ``max_total_logprobs``.
         """
         num_output_tokens = params.n * (params.max_tokens or self.max_output_tokens)
         for name, num_top, num_tokens in (

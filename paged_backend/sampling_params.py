@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen and where it wants them to end."""
+"""The sampling parameters and stop conditions of a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INT32_MAX = 2**31 - 1
 
 _TOKEN_ID = Rule(int, 0, INT32_MAX)
 _BIAS = Rule(float, -100, 100)
-# Known to vLLM's clients; the names are refused as what they are, not as misspelt.
+# Parameters of vLLM that are refused by name, rather than as unknown names.
 _NOT_SUPPORTED = (
     *("structured_outputs", "guided_decoding", "guided_json", "guided_regex", "guided_choice"),
     *("guided_grammar", "response_format", "tools", "tool_choice"),
@@ -34,7 +34,7 @@ _NOT_SUPPORTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """A user's choices, checked when made; names, meanings and defaults are vLLM's.
+    """Sampling parameters, checked when made; names, meanings and defaults are vLLM's.
 
     Raises:
         InvalidRequest: a field has the wrong type or lies outside its range.
@@ -77,8 +77,8 @@ class SamplingParams:
         None, Rule(int, 0, MAX_LOGPROBS, optional=True), "the same for the prompt's tokens"
     )
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, added to its logit
-    allowed_token_ids: tuple[int, ...] = ()  # nothing else is sampled; empty: anything
-    bad_words: tuple[str, ...] = ()  # never completed; tokenized by whoever has a tokenizer
+    allowed_token_ids: tuple[int, ...] = ()  # the only tokens that are sampled; empty: all tokens
+    bad_words: tuple[str, ...] = ()  # never completed; tokenized where there is a tokenizer
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,12 +105,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Whether sampling is argmax."""
         return self.temperature == 0
 
     @property
     def penalized(self) -> bool:
-        """Whether logits depend on the tokens that came before."""
+        """Whether a penalty changes logits by the tokens before them."""
         return (
             self.repetition_penalty != 1
             or self.presence_penalty != 0
@@ -119,11 +119,11 @@ class SamplingParams:
 
     @property
     def adjusts_tokens(self) -> bool:
-        """Whether single tokens are favoured or forbidden."""
+        """Whether the logits of single tokens are changed or forbidden."""
         return bool(self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids)
 
     def named_token_ids(self) -> Iterator[tuple[str, int]]:
-        """Every token id that a field names, with the field."""
+        """Yield each token id in the parameters, with the name of its field."""
         yield from (("stop_token_ids", token) for token in self.stop_token_ids)
         yield from (("logit_bias", token) for token, _ in self.logit_bias)
         yield from (("allowed_token_ids", token) for token in self.allowed_token_ids)
@@ -173,7 +173,7 @@ def _bad_words(name: str, value: object) -> tuple[tuple[int, ...], ...]:
 
 
 def _logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    """Pairs from a JSON object, whose keys are strings, or from pairs."""
+    """Return pairs of token id and bias, from a JSON object with string keys or from pairs."""
     if value is None:
         return ()
     if isinstance(value, Mapping):

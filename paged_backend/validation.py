@@ -1,7 +1,7 @@
-"""Checks of values that come from outside, written once beside each field.
+"""Checks of untrusted values, declared beside the field that they concern.
 
 A dataclass field made by :func:`checked` carries its rule; :func:`check_fields` applies the rules
-of all fields and reports the first breach with the field's name and its allowed range.
+of all fields and reports the first violation, with the field's name and its allowed range.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rule:
     optional: bool = False
 
     def describe(self) -> str:
-        """The allowed values in words, for error messages."""
+        """Describe the allowed values, for error messages."""
         noun: dict[type, str] = {
             int: "an integer",
             float: "a number",
@@ -104,7 +104,7 @@ def check_fields(instance: DataclassInstance, refuse: Refuse) -> None:
 
 
 def check_known(names: Iterable[str], known: Iterable[str], refuse: Refuse) -> None:
-    """Raise ``refuse`` for the first name that is not known, with the nearest that is."""
+    """Raise ``refuse`` for the first unknown name, and suggest the known name nearest to it."""
     allowed = list(known)
     for name in names:
         if name not in allowed:
@@ -117,7 +117,7 @@ def check_known(names: Iterable[str], known: Iterable[str], refuse: Refuse) -> N
 
 
 def coerce(cls: type[DataclassInstance], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read numbers and truth values that came as strings, where the rules of ``cls`` want them."""
+    """Convert strings to numbers and booleans where the rules of ``cls`` ask for them."""
     rules: dict[str, Rule] = {
         spec.name: spec.metadata["rule"]
         for spec in dataclasses.fields(cls)
@@ -132,7 +132,7 @@ def coerce(cls: type[DataclassInstance], values: Mapping[str, Any]) -> dict[str,
 
 
 def from_string(kind: type, text: str) -> Any:
-    """The value that a string stands for, or the string itself where it stands for none."""
+    """Convert a string to ``kind``; a string that cannot be converted is returned as it is."""
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
@@ -148,7 +148,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], refuse: Refuse) -> T:
 
 
 def shorten(value: object, limit: int = 60, *, quote: bool = True) -> str:
-    """A value as it may stand in an error message: on one line and never long."""
+    """Return a value as text for an error message: one line of limited length."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (str, bytes, list)):
@@ -158,7 +158,7 @@ def shorten(value: object, limit: int = 60, *, quote: bool = True) -> str:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a string that UTF-8 can hold; JSON may hold half of a surrogate pair."""
+    """Whether a value is a string that UTF-8 can encode; JSON allows half a surrogate pair."""
     if not isinstance(value, str):
         return False
     try:

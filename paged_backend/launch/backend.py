@@ -1,4 +1,4 @@
-"""The folders in a server's backend directory that make a model's config two lines long."""
+"""Installs our backends into a server's backend directory, for models without a model.py."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 
 
 def install_backend(directory: Path, names: Sequence[str] = BACKEND_NAMES) -> list[Path]:
-    """Put a folder for each name into a backend directory; returns the folders.
+    """Create a folder for each backend name in a backend directory; returns the folders.
 
-    The same again changes nothing. Raises ConfigError for a directory that cannot be written, a
-    name that no backend can have, and a folder that holds another backend; then nothing is written.
+    A second call changes nothing. Raises ConfigError for a directory that cannot be written, an
+    invalid name, and a folder with another backend; nothing is written in these cases.
     """
     if not directory.is_dir():
         raise ConfigError(f"no folder at {directory}: give the backend directory of a tritonserver")
@@ -54,7 +54,7 @@ def _checked(name: str) -> str:
 
 
 def _check_vacant(folder: Path) -> None:
-    """Refuse a folder with anything but our file and what Python leaves beside it."""
+    """Refuse a folder that has anything but our file and Python's cache."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The command line that starts tritonserver: all of it, so that it can be typed by hand."""
+"""The complete command line of tritonserver, which can also be run by hand."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from paged_backend.launch.ports import Endpoints
 from paged_backend.launch.server_files import ServerFiles
 from paged_backend.launch.server_version import server_is_from
 
-EXIT_TIMEOUT_S = 30  # for requests in flight when the server is told to stop
+EXIT_TIMEOUT_S = 30  # for requests in flight when the server stops
 _CLOSED_APIS = "shared-memory,trace,logging"
-# Responses of one stream that wait for a slow reader. Without a bound they fill the memory; once it
-# is reached the reader holds up the others of its model. Hardly any answer has more than these.
+# Maximum number of responses of one stream that wait for a slow reader. Without a limit they fill
+# the memory. A stream at the limit delays the other streams of its model. Few answers have more
+# responses.
 _MAX_WAITING_RESPONSES = 2**17
-# The server looks at the CPU so often, and at its end waits for the next look.
+# Interval of CPU metrics; a stopping server waits for the next interval.
 _METRICS_INTERVAL_MS = 500
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-# For the gateway alone: tritonserver's children would all inherit them.
+# For the gateway only; all children of tritonserver would inherit them.
 GATEWAY_VARIABLES = ("PAGED_API_KEYS",)
 
 
 def server_command(
     files: ServerFiles, repository: Path, endpoints: Endpoints, log_file: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """The argument vector, and the environment variables to set on top of the present ones.
+    """Return the arguments, and the environment variables to add to the present ones.
 
-    ``log_file`` takes the server's log in place of stderr.
+    The server's log goes to ``log_file``; to stderr without it.
     """
-    # The APIs stay, behind a header that no client can send: a name cannot hold a colon, neither
-    # in HTTP/1 nor in gRPC. (gRPC accepts a value with a line break.) A value that is only secret
-    # would not do, as every user of the machine can read this command line.
+    # These APIs are restricted by a header that no client can send: a header name cannot contain a
+    # colon, neither in HTTP/1 nor in gRPC. (gRPC accepts a value with a line break.) A secret value
+    # would not be enough, because every user of the machine can read this command line.
     closed = f"{_CLOSED_APIS}:paged-backend:closed={secrets.token_hex(16)}"
     flags = {
         "model-repository": repository.resolve(),
@@ -57,7 +58,7 @@ def server_command(
     if server_is_from(2, 69):  # release 26.05; the restriction above closes it in older ones
         flags["allow-client-shm"] = "false"
     if not _NVIDIA_DRIVER.exists():
-        # Without a driver the search for devices only writes an error to stderr.
+        # Without a driver, searching for devices only writes an error to stderr.
         flags["allow-gpu-metrics"] = "false"
     if log_file is not None:
         flags["log-file"] = log_file
@@ -66,16 +67,16 @@ def server_command(
 
 
 def server_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's own environment with ``variables``, but without what the server must not see.
+    """Return this process's environment with ``variables``, without the secrets of the gateway.
 
-    A variable of ``variables`` is set even then.
+    A variable in ``variables`` is always set.
     """
     own = {name: value for name, value in os.environ.items() if name not in GATEWAY_VARIABLES}
     return own | dict(variables)
 
 
 def empty_folder(directory: Path) -> Path:
-    """A server's working directory, made in ``directory``: its stubs import from it first."""
+    """Create the server's working directory: empty, because its stubs import from it first."""
     folder = directory / "empty"
     folder.mkdir()
     return folder

@@ -15,7 +15,7 @@ _CLOSE_TIMEOUT_S = 20.0  # after the drain
 
 
 class GatewayProcess:
-    """Listens on ``listener``, a bound socket, which it takes; ends with this process or before."""
+    """A gateway on ``listener``, a bound socket that it owns; it ends when this process ends."""
 
     def __init__(
         self, listener: socket.socket, grpc_url: str, drain_timeout_s: float = _DRAIN_TIMEOUT_S
@@ -37,13 +37,13 @@ class GatewayProcess:
         listener.close()
 
     def check(self) -> None:
-        """Raise LaunchError if it has ended by itself."""
+        """Raise LaunchError if the gateway has ended by itself."""
         status = self._process.poll()
         if status is not None:
             raise LaunchError(f"the gateway ended (exit status {status})")
 
     def stop(self) -> None:
-        """Let open requests finish, then end it."""
+        """Let open requests finish, then end the gateway."""
         self._process.terminate()
         try:
             self._process.wait(self._stop_timeout_s)

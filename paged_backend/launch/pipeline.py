@@ -1,4 +1,4 @@
-"""The models of a pipeline as a repository holds them: steps around a model, ensembles of them."""
+"""The models of a pipeline: the steps around a model, and the ensembles of these steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from paged_backend.launch.server_version import server_is_from
 
-# How many responses of the model may wait for the step after it, and how many calls for the model:
-# far more than run at once, and a bound to what can pile up before a step that hangs.
+# Maximum number of responses that wait for the next step, and of requests that wait for the model:
+# far more than run at once, and a limit for a step that hangs.
 MAX_INFLIGHT_REQUESTS = 1024
 _KNOWS_THE_BOUND = (2, 63)  # the first version of the server, that of release 25.11
 
@@ -38,7 +38,7 @@ _LLM_OUTPUTS: Tensors = {
     "TYPE_UINT32 dims: 1": ("num_input_tokens", "num_cached_tokens"),
     "TYPE_STRING dims: 1": ("prompt_logprobs",),
 }
-# These come from the model as they are; the others pass through postprocess.
+# These tensors come from the model unchanged; the others pass through postprocess.
 _LLM_DIRECT = (
     *("num_input_tokens", "num_cached_tokens"),
     *("logprobs", "cumulative_logprob", "prompt_logprobs"),
@@ -80,7 +80,7 @@ _TENSORRTLLM_OUTPUTS: Tensors = {
     ),
 }
 
-# What preprocess gives to the model, and the model to postprocess, in any pipeline.
+# Tensors from preprocess to the model, and from the model to postprocess, in every pipeline.
 _TO_MODEL = (
     *("input_ids", "stream", "sampling_parameters", "call_id", "pass_through"),
     *("exclude_input_in_output", "return_context_ids", "return_finish_reason"),
@@ -94,22 +94,22 @@ _FROM_MODEL = (
 
 @dataclass(frozen=True, slots=True)
 class PipelineModel:
-    """One folder of the repository."""
+    """One model of the repository."""
 
     name: str
     config: str  # config.pbtxt
-    code: tuple[str, str] | None = None  # module and class that serve it; an ensemble has none
+    code: tuple[str, str] | None = None  # module and class; None for an ensemble
 
 
 @dataclass(frozen=True, slots=True)
 class _Face:
-    """What a caller of an ensemble sees, and how that differs from what the model has."""
+    """The tensors of an ensemble, and how they differ from the tensors of the model."""
 
     inputs: Tensors
     outputs: Tensors
     required: Sequence[str] = ()
-    direct: Sequence[str] = ()  # outputs of the model that go to a caller who asks for them
-    through: Sequence[str] = ()  # others, for which and with which the steps do something
+    direct: Sequence[str] = ()  # outputs of the model that the caller can request
+    through: Sequence[str] = ()  # outputs that the steps compute or change
 
 
 _LLM = _Face(_LLM_INPUTS, _LLM_OUTPUTS, direct=_LLM_DIRECT)
@@ -122,7 +122,7 @@ _TENSORRTLLM = _Face(
 
 
 def pipeline_models(llm: str, prefix: str, *, bounded: bool) -> list[PipelineModel]:
-    """All that is around the model ``llm``; the names begin with ``prefix``.
+    """Return all models around the model ``llm``, with names that begin with ``prefix``.
 
     ``bounded`` is for servers that know ``max_inflight_requests``.
     """
@@ -149,12 +149,12 @@ def pipeline_models(llm: str, prefix: str, *, bounded: bool) -> list[PipelineMod
 
 
 def knows_the_bound(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is an image of NVIDIA's whose server knows ``max_inflight_requests``."""
+    """Whether this is an NVIDIA image with a server that knows ``max_inflight_requests``."""
     return server_is_from(*_KNOWS_THE_BOUND, variables)
 
 
 def _python(parameters: Mapping[str, str], comment: str = "", lines: Sequence[str] = ()) -> str:
-    """A step, or a model that calls them."""
+    """Return the config of a step, or of a model that calls the steps."""
     return "".join(
         f"{line}\n"
         for line in (
@@ -214,10 +214,10 @@ def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> 
 
 
 def _same(names: Iterable[str]) -> dict[str, str]:
-    """Tensors that the caller knows by these names."""
+    """Return mappings of tensors whose names are the same for the caller."""
     return {name: name for name in names}
 
 
 def _inner(way: str, names: Iterable[str]) -> dict[str, str]:
-    """Tensors that only the steps see, on their way to the model or from it."""
+    """Return mappings of tensors between the steps and the model, which the caller does not see."""
     return {name: f"{way}_model_{name}" for name in names}

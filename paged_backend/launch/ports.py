@@ -1,4 +1,4 @@
-"""Ports that stay ours from the moment they are chosen until the server listens on them."""
+"""Reserves ports from the moment they are chosen until the server listens on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Endpoints:
 
     @property
     def grpc_url(self) -> str:
-        """Target of the gRPC endpoint, as gRPC wants it: ``host:port`` without a scheme."""
+        """Target of the gRPC endpoint: ``host:port`` without a scheme."""
         return self._reachable(self.grpc_port)
 
     @property
@@ -43,15 +43,18 @@ class Endpoints:
 
 
 def reachable(address: str, port: int) -> str:
-    """Where a client on this machine finds who listens there."""
+    """Return the address at which a client on this machine reaches a listener."""
     return f"{'127.0.0.1' if address == '0.0.0.0' else address}:{port}"
 
 
 class ReservedEndpoints:
-    """Holds three ports (0: any free one) until closed. Raises ConfigError for one in use.
+    """Reserves three ports (0: any free one) until it is closed.
 
     The sockets are bound with SO_REUSEADDR and never listen: Linux then lets tritonserver, which
-    sets the same option, bind the same ports, and gives them to nobody who asks for a free one.
+    sets the same option, bind the same ports, and does not assign them as free ports.
+
+    Raises:
+        ConfigError: a port is in use.
     """
 
     def __init__(self, host: str, *, http_port: int, grpc_port: int, metrics_port: int) -> None:
@@ -70,7 +73,7 @@ class ReservedEndpoints:
         self.endpoints = Endpoints(self._sockets[0].getsockname()[0], http, grpc, metrics)
 
     def close(self) -> None:
-        """Let go of the ports; a server that listens on them keeps them."""
+        """Release the ports; a server that listens on them keeps them."""
         for bound in self._sockets:
             bound.close()
 
@@ -82,7 +85,7 @@ class ReservedEndpoints:
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
-    """A bound socket, for any free port if it is 0. Raises ConfigError, naming ``--option``."""
+    """Bind a socket; port 0 stands for any free port. Raises ConfigError, naming ``--option``."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"--{option}: must be between 0 and 65535, got {port}")
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""The model repository that tritonserver loads: short files for a model, and for a pipeline."""
+"""Writes the model repository that tritonserver loads, for a model or a pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paged_backend.serving.{module} import {imported}
 __all__ = ["TritonPythonModel"]
 '''
 
-_CLASS = "TritonPythonModel"  # what the server looks for in a model.py
+_CLASS = "TritonPythonModel"  # the class that the server expects in a model.py
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -36,8 +36,8 @@ def write_model_repository(
     """Write the model ``name`` below ``root`` and return its folder.
 
     ``engine_options`` becomes ``1/model.json``; ``instances`` is the number of stub processes
-    that share one engine. Raises ConfigError for a name that cannot stand in a URL or a path,
-    and for one that is there already.
+    that share one engine. Raises ConfigError for a name that is not valid in a URL or a path, and
+    for a name in use.
     """
     _check_name(name)
     if instances < 1:
@@ -57,12 +57,13 @@ def write_pipeline(
     prefix: str = "",
     bounded: bool | None = None,
 ) -> list[Path]:
-    """Write a model and the pipeline around it; the folders of all of them.
+    """Write a model and the pipeline around it; returns the folders of all models.
 
     Args:
         root, name, engine_options, instances: as for ``write_model_repository``.
-        prefix: what the names of the other models begin with, where there are several pipelines.
-        bounded: whether the server knows ``max_inflight_requests``; default: the one here.
+        prefix: prefix of the names of the other models, for several pipelines.
+        bounded: whether the server knows ``max_inflight_requests``; default: whether the server
+            here does.
 
     Raises:
         ConfigError: as ``write_model_repository``.
@@ -85,7 +86,7 @@ def _check_name(name: str) -> None:
 
 
 def _write(root: Path, name: str, config: str, code: tuple[str, str] | None) -> Path:
-    """A model's folder; ``code`` is the module and the class that serve it, if any do."""
+    """Write a model's folder; ``code`` is the module and the class of its implementation."""
     folder = root / name
     if folder.exists():
         raise ConfigError(f"{folder} is there already: give another folder or another model name")
@@ -94,7 +95,7 @@ def _write(root: Path, name: str, config: str, code: tuple[str, str] | None) -> 
         version.mkdir(parents=True)
         (folder / "config.pbtxt").write_text(config)
         if code is None:
-            (version / ".gitkeep").touch()  # the server wants the folder, git wants a file in it
+            (version / ".gitkeep").touch()  # the server needs the folder, git needs a file
         else:
             (version / "model.py").write_text(_model_file(*code))
     return folder
@@ -106,7 +107,7 @@ def _model_file(module: str, name: str) -> str:
 
 
 def model_names(repository: Path) -> list[str]:
-    """The models of a repository, sorted. Raises ConfigError where there is none."""
+    """Return the sorted names of a repository's models. Raises ConfigError if there is none."""
     if not repository.is_dir():
         raise ConfigError(f"no model repository at {repository}")
     names = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))

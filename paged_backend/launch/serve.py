@@ -37,15 +37,14 @@ def serve(
 ) -> None:
     """Serve one model until SIGINT, SIGTERM or SIGHUP; a second signal does not wait for requests.
 
-    With ``pipeline`` the steps and ensembles around it are served too.
-    With ``openai_port`` an OpenAI gateway listens there. Says where it listens, on one line on
-    stdout, once the model is ready. Raises ConfigError or LaunchError where it cannot go on. Must
-    run on the main thread.
+    With ``pipeline`` the steps and ensembles around it are served, too. With ``openai_port`` an
+    OpenAI gateway listens on that port. Prints the addresses on one line to stdout once the model
+    is ready. Raises ConfigError or LaunchError if it cannot continue. Must run on the main thread.
     """
     with ExitStack() as stack:
         signals = stack.enter_context(_StopSignals())
         listener = None
-        if openai_port is not None:  # before the model loads, which may take long
+        if openai_port is not None:  # before the model loads, which can take long
             listener = stack.enter_context(bind(host, openai_port, "openai-port"))
         repository = stack.enter_context(temporary_folder())
         _write(repository, name, engine_options, instances, pipeline)
@@ -86,7 +85,7 @@ def command_by_hand(
     pipeline: bool,
     endpoints: Endpoints,
 ) -> str:
-    """Write all that the server needs into ``folder``; the shell line that then does the same."""
+    """Write all files of a server to ``folder``; returns the shell command that starts it."""
     repository = folder / "models"
     _write(repository, name, engine_options, instances, pipeline)
     with writing(folder):

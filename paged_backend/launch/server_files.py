@@ -1,4 +1,4 @@
-"""Where tritonserver is, and what it needs around it to run this interpreter's code."""
+"""Finds tritonserver, and prepares the files that it needs to run this interpreter's code."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from paged_backend.launch.backend import install_backend
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """A tritonserver, the backend directory to hand it (None: its own), its libraries' folders."""
+    """A tritonserver, its backend directory (None: the default one), and its library folders."""
 
     executable: Path
     backend_directory: Path | None
     library_folders: tuple[Path, ...]
 
     def environment(self) -> dict[str, str]:
-        """The variables that differ from this process's own.
+        """Return the variables that differ from this process's environment.
 
         The stub embeds Python, which finds its prefix, and so the site-packages, through the
-        first ``python3`` on PATH: that has to be the one running now.
+        first ``python3`` on PATH, which must be the present interpreter.
         """
         changes = {"PATH": _prepend([Path(sys.executable).parent], "PATH")}
         if self.library_folders:
@@ -37,11 +37,10 @@ class ServerFiles:
 
 
 def find_server_files(directory: Path) -> ServerFiles:
-    """The tritonserver on PATH, else the one in the nvidia-pytriton wheel.
+    """Find the tritonserver on PATH, or else the one in the nvidia-pytriton wheel.
 
-    For the wheel's, a backend directory of links, and of our own backends, is built in
-    ``directory``. Raises ConfigError where there is no server, or none that can load this
-    interpreter.
+    For the wheel, a backend directory with links and with our backends is created in ``directory``.
+    Raises ConfigError if there is no server, or none that can load this interpreter.
     """
     on_path = shutil.which("tritonserver")
     if on_path is not None:
@@ -85,14 +84,14 @@ def _link_python_backend(server: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for source in (*(server / "backends" / "python").iterdir(), stub):
         if source.suffix == ".so":
-            # Backends of plain Python run on it, if its real path is in the backend directory.
+            # Backends in Python use this library, if its real path is in the backend directory.
             shutil.copyfile(source, target / source.name)
         elif source.is_file():
             (target / source.name).symlink_to(source)
 
 
 def _libpython_folder() -> Path | None:
-    """The folder of the libpython that the stub links against; None: the loader knows it."""
+    """Return the folder of the libpython that the stub links to; None if the loader finds it."""
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = f"lib{python}.so.1.0"
     for folder in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"):

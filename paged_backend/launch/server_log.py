@@ -1,4 +1,4 @@
-"""The file that takes the server's own log, kept only for someone who was told of it."""
+"""The file with the server's log, which is kept only if an error message names it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paged_backend.launch.storage import writing
 from paged_backend.validation import shorten
 
 _ERROR = re.compile(r'^E\d{4} .*?\] "?(.*?)"?$', re.MULTILINE)
-_NO_CAUSE = "CudaDriverHelper"  # what the server says wherever there is no GPU
-_STACK = r"\n\nAt:"  # begins the place of a Python error; line breaks are escaped
+_NO_CAUSE = "CudaDriverHelper"  # logged on every machine without a GPU
+_STACK = r"\n\nAt:"  # precedes the place of a Python error; line breaks are escaped
 _MAX_LENGTH = 400
 
 
 class ServerLog:
-    """A private log file, or none (``path`` is None) where the log goes to stderr."""
+    """A private log file; ``path`` is None if the log goes to stderr."""
 
     def __init__(self, *, to_file: bool) -> None:
         self.path: Path | None = None
@@ -30,7 +30,7 @@ class ServerLog:
             self.path = Path(name)
 
     def last_error(self) -> str | None:
-        """The last error in the file, on one line, if there is any."""
+        """Return the last error in the file, if any, as one line."""
         if self.path is None:
             return None
         errors = _ERROR.findall(self.path.read_text(errors="replace"))
@@ -41,7 +41,7 @@ class ServerLog:
         return shorten(line, _MAX_LENGTH, quote=False)
 
     def mention(self) -> str:
-        """The end of an error message that sends the reader to the file, which then stays."""
+        """Return the end of an error message, which names the file; the file is then kept."""
         if self.path is None:
             return ""
         self._keep = True

@@ -1,4 +1,4 @@
-"""A tritonserver as a child process: started, waited for, stopped, and cleaned up after."""
+"""Runs a tritonserver as a child process: start, wait, stop, clean up."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _CHILDREN_GRACE_S = 5.0
 
 
 class LaunchError(PagedError, RuntimeError):
-    """The server did not start, or ended by itself; the message says what it knew of the cause."""
+    """The server did not start, or ended by itself; the message has the known cause."""
 
 
 class RunningServer:
-    """A started tritonserver; ``endpoints`` says where it listens."""
+    """A tritonserver that was started; ``endpoints`` are its addresses."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RunningServer:
         self._models = models
         self._relay = relay
         self._log = log
-        # Not an Event: a signal handler could meet its lock held by the thread it interrupts.
+        # Not an Event, whose lock could be held by the thread that a signal handler interrupts.
         self._stopping = False
         self._ready = False
 
@@ -79,7 +79,7 @@ class RunningServer:
         return self.endpoints.metrics_url
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Block until every model answers; False if ``request_stop`` came first.
+        """Block until every model is ready; returns False if ``request_stop`` was called before.
 
         Raises LaunchError if the server ends, or is not ready in ``timeout_s`` seconds.
         """
@@ -99,7 +99,7 @@ class RunningServer:
     def wait(self, check: Callable[[], None] | None = None) -> None:
         """Block until ``request_stop``; raises LaunchError if the server ends by itself.
 
-        ``check`` looks after what runs beside the server, and raises if it has ended.
+        ``check`` is called at intervals; it raises if a process beside the server has ended.
         """
         while not self._stopping:
             if self._process.poll() is not None:
@@ -113,7 +113,7 @@ class RunningServer:
         self._stopping = True
 
     def stop(self) -> int:
-        """Let open requests finish, then end the server and its children; the exit status.
+        """Let open requests finish, then end the server and its children; returns the exit status.
 
         After ``STOP_TIMEOUT_S`` they are killed.
         """
@@ -131,7 +131,7 @@ class RunningServer:
         return self._process.wait()
 
     def kill(self) -> None:
-        """End the server at once; its children notice, tidy up and end by themselves."""
+        """End the server at once; its children notice this, clean up and end by themselves."""
         if self._process.returncode is None:
             self._process.kill()
 
@@ -156,7 +156,7 @@ class RunningServer:
         return LaunchError(f"tritonserver {what}{code}{causes}{self._log.mention()}")
 
     def _causes(self) -> str:
-        """What may have kept the server from starting, as the middle of a message."""
+        """Return possible causes of a failed start, as a part of a message."""
         causes = [cause for cause in (self._log.last_error(), shortage()) if cause is not None]
         return f": {'; '.join(causes)}" if causes else ""
 
@@ -172,11 +172,11 @@ def launch_server(
     verbose: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """Start tritonserver on ``repository`` and stop it in the end; a port of 0 is any free one.
+    """Start tritonserver on ``repository``, and stop it at the end; port 0 is any free port.
 
-    Yields at once, before the server is ready. ``environment`` is set on top of this process's.
-    The server's log goes to a file that outlives the server only if an error mentions it, or to
-    stderr if ``verbose``. Raises ConfigError for what cannot be started.
+    Yields at once, before the server is ready. ``environment`` is added to this process's. The
+    server's log goes to stderr if ``verbose``, and otherwise to a file that is kept only if an
+    error message names it. Raises ConfigError if the server cannot be started.
     """
     models = model_names(repository)
     with (
@@ -206,9 +206,9 @@ def start_server(
     ready_timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """A server on free loopback ports, ready to use; for the demo, the benchmarks and the tests.
+    """Start a server on free loopback ports and wait until it is ready, for tests and benchmarks.
 
-    Raises LaunchError where it is not ready within ``ready_timeout_s`` seconds.
+    Raises LaunchError if it is not ready within ``ready_timeout_s`` seconds.
     """
     with launch_server(repository, environment=environment) as server:
         server.wait_until_ready(ready_timeout_s)
@@ -218,7 +218,7 @@ def start_server(
 def _start(
     argv: list[str], variables: dict[str, str], folder: Path, log_file: Path | None
 ) -> tuple[subprocess.Popen[bytes], StderrRelay]:
-    """Start the server in ``folder`` and a new process group: Ctrl-C reaches only this process."""
+    """Start the server in a new process group, so that Ctrl-C reaches this process only."""
     read_end, write_end = os.pipe()
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, write_end)
@@ -241,15 +241,15 @@ def _on_main_thread() -> bool:
 
 
 def end_with_this_process() -> None:
-    """Have the kernel stop a child when the thread that started it ends, however it does.
+    """Make the kernel stop a child when the thread that started it ends for any reason.
 
-    Only the main thread ends no sooner than its process.
+    Only the main thread lives as long as its process.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _terminal_variables() -> dict[str, str]:
-    """What a progress bar below the server has to know of our stderr, as its own is a pipe."""
+    """Return variables about our stderr for progress bars in the server, whose stderr is a pipe."""
     if not os.isatty(_STDERR):
         return {"TQDM_DISABLE": "1"}
     return {"COLUMNS": str(shutil.get_terminal_size().columns)}

@@ -1,4 +1,4 @@
-"""Which server NVIDIA's image carries; outside of it nothing is known."""
+"""The version of the server in NVIDIA's image; it is unknown elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from collections.abc import Mapping
 
 
 def server_is_from(major: int, minor: int, variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is an image of NVIDIA's whose server has this version or a later one."""
+    """Whether this is an NVIDIA image with a server of this version or a later one."""
     version = variables.get("TRITON_SERVER_VERSION", "0").split(".")[:2]
     return all(map(str.isdecimal, version)) and tuple(map(int, version)) >= (major, minor)

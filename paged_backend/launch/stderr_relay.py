@@ -1,4 +1,4 @@
-"""Passes the server's stderr on as it comes, without saying the same thing twice."""
+"""Forwards the server's stderr without repeating error lines."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 
 ERROR_PREFIX = "paged-backend: error: "
 _OURS = ERROR_PREFIX.encode()
-# Triton's own last word when a model cannot be loaded: it names no cause.
+# Triton's last line when a model cannot be loaded; it has no cause.
 _NO_CAUSE = b"error: creating server: "
 
 
 class StderrRelay:
-    """Reads the pipe ``source`` in a thread of its own and writes to the descriptor ``target``.
+    """Reads the pipe ``source`` in a separate thread, and writes to the descriptor ``target``.
 
-    Each instance of a model reports the same failure: lines that start with ERROR_PREFIX are
-    kept in ``errors``, once each, and are written only after ``release`` was called.
-    Nothing is written after ``mute``.
+    All instances of a model report the same failure. So lines that start with ERROR_PREFIX are
+    stored in ``errors``, once each, and are written only after ``release`` was called. Nothing is
+    written after ``mute``.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -30,15 +30,15 @@ class StderrRelay:
         self._thread.start()
 
     def release(self) -> None:
-        """From now on error lines are written as well as kept."""
+        """Write error lines from now on, in addition to storing them."""
         self._released = True
 
     def mute(self) -> None:
-        """Drop what is still to come: the complaints of processes that are being ended."""
+        """Drop everything from now on, as processes that are ended write errors."""
         self._target = os.open(os.devnull, os.O_WRONLY)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until every process that holds the other end is gone; False: some still do."""
+        """Wait until every process with the other end has ended; returns False if one has not."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -81,7 +81,7 @@ class StderrRelay:
         try:
             os.write(self._target, data)
         except OSError:
-            # Nobody reads our stderr any more; the server's must be drained all the same.
+            # Our stderr is closed, but the server's stderr must still be read.
             self.mute()
 
 

@@ -1,4 +1,4 @@
-"""Writes of the launcher, and clear errors for a full disk or a folder that cannot be written."""
+"""Clear errors for a full disk or a folder that cannot be written."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from paged_backend.errors import ConfigError
 
 _SHARED_MEMORY = "/dev/shm"
-_LEAST_FREE = 2**20  # bytes; an instance of a model takes as much shared memory when it starts
+_LEAST_FREE = 2**20  # bytes; an instance of a model takes this much shared memory when it starts
 
 
 @contextmanager
 def writing(what: object) -> Iterator[None]:
-    """Turn an OSError of the block into a ConfigError that names the file, or else ``what``."""
+    """Turn an OSError in the block into a ConfigError that names the file, or else ``what``."""
     try:
         yield
     except OSError as error:
@@ -26,7 +26,7 @@ def writing(what: object) -> Iterator[None]:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A new folder of mode 0700, removed in the end. Raises ConfigError where there can be none."""
+    """Create a folder of mode 0700, and remove it at the end. Raises ConfigError if that fails."""
     with writing("a temporary folder"):
         folder = tempfile.TemporaryDirectory(prefix="paged-backend-")
     with folder as name:
@@ -34,7 +34,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def shortage() -> str | None:
-    """What keeps a server from writing on this machine; None where nothing does."""
+    """Describe why a server cannot write on this machine; None if it can."""
     for folder in (tempfile.gettempdir(), _SHARED_MEMORY):
         try:
             status = os.statvfs(folder)

@@ -1,4 +1,4 @@
-"""Words that must not come, as the token sequences that would spell them."""
+"""Converts bad words to the token sequences that spell them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_backend.text.tokenizer import Tokenizer
 
 
 def resolve_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
-    """Replace ``bad_words`` by ``bad_words_token_ids``: each word with and without a space before.
+    """Replace ``bad_words`` by ``bad_words_token_ids``: each word with and without a leading space.
 
     Raises:
         InvalidRequest: a word has no tokens.

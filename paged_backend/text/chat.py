@@ -1,4 +1,4 @@
-"""From chat messages to the text of a prompt, by the template that comes with a model."""
+"""Renders chat messages as the text of a prompt, with the chat template of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_backend.text.template_client import TemplateClient
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
 MAX_MESSAGES = 4096
-_PREPARE_AFTER_S = 1.0  # when the server is done with loading
+_PREPARE_AFTER_S = 1.0  # when the server has finished loading
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
 _RESERVED = (
@@ -26,7 +26,7 @@ _TOOL_FIELDS = ("tool_calls", "function_call")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation and how it is to be rendered, checked when made; names are vLLM's.
+    """A conversation with its rendering options, checked when made; names are vLLM's.
 
     Raises:
         InvalidRequest: naming the field and what it accepts.
@@ -58,7 +58,7 @@ class Chat:
 
     @classmethod
     def from_json(cls, value: object) -> Chat:
-        """Build from what a caller sent: an array of messages, or an object with these fields.
+        """Build from the JSON of a client: an array of messages, or an object with these fields.
 
         Raises:
             InvalidRequest: naming the field and what it accepts.
@@ -69,11 +69,11 @@ class Chat:
 
 
 class ChatTemplate:
-    """A model's template, rendered in transformers' sandbox in a process of its own.
+    """A model's chat template, rendered in transformers' sandbox in a separate process.
 
     Args:
         source: the Jinja template.
-        special_tokens: what the template may name, such as ``bos_token``.
+        special_tokens: tokens that the template can refer to, such as ``bos_token``.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -82,13 +82,13 @@ class ChatTemplate:
         self._client = TemplateClient()
 
     def prepare(self) -> None:
-        """Get ready to render, in a while; otherwise the first prompt takes a second longer."""
+        """Start the process soon, because otherwise the first prompt takes a second longer."""
         timer = threading.Timer(_PREPARE_AFTER_S, self._client.start)
         timer.daemon = True
         timer.start()
 
     def render(self, chat: Chat) -> str:
-        """The prompt's text, special tokens included.
+        """Return the text of the prompt, special tokens included.
 
         Raises:
             InvalidRequest: the template refuses these messages, or takes too long or too much.
@@ -106,7 +106,7 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template in a checkpoint's folder: its own file, or one in ``tokenizer_config.json``.
+    """Load the chat template of a checkpoint, from its own file or ``tokenizer_config.json``.
 
     Raises:
         ConfigError: the folder's files cannot be read.
@@ -130,7 +130,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def token_content(token: object) -> str | None:
-    """The text of a token that a file gives as a string or as an object."""
+    """Return the text of a token that a file stores as a string or as an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -159,7 +159,7 @@ def _message(index: int, message: object) -> dict[str, Any]:
 
 
 def _text(name: str, content: object) -> str:
-    """A message's text; one in parts is joined by line breaks, as vLLM does it."""
+    """Return the text of a message; its parts are joined by line breaks, as in vLLM."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,13 +1,14 @@
-"""Text piece by piece while tokens arrive.
+"""Streaming detokenization: text is returned while tokens arrive.
 
-A piece is given out once no later token can change it, so pieces never show half a character and
-joined are exactly the decode of all tokens at once. What can still change depends on the decoder:
+Text is returned once no later token can change it, so that a chunk never ends within a character
+and all chunks together equal the decoded text of all tokens. What a later token can change depends
+on the decoder:
 
-- *ByteLevel* tokens are bytes of UTF-8: only an unfinished character is waited for.
+- *ByteLevel* tokens are bytes of UTF-8: only an incomplete character is held back.
 - *ByteFallback* decodes a run of byte tokens as a whole: one bad byte, and each byte of the run
-  becomes U+FFFD. So a run is waited for until another token ends it.
-- Every other token is final, but may look different as the first of all: it is decoded together
-  with the tokens before it.
+  becomes U+FFFD. So a run is held back until another token ends it.
+- Every other token is final, but may decode differently at the start of a text, so it is decoded
+together with the tokens before it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BYTE_TOKEN = re.compile(r"<0x..>")
 
 
 class Detokenizer:
-    """Decodes one sequence; its cost for a token does not grow with the sequence."""
+    """Decodes one sequence; the cost per token does not grow with the sequence."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -35,15 +36,15 @@ class Detokenizer:
 
     @property
     def context_ids(self) -> list[int]:
-        """The last tokens, as many as a new detokenizer must have seen to go on from here."""
+        """The last tokens: those that a new detokenizer needs to continue from here."""
         return self._decoder.context_ids
 
     def append(self, token_ids: Iterable[int]) -> str:
-        """Take the next tokens; the text that became certain with them, often empty."""
+        """Add the next tokens; returns the text that is now final, which is often empty."""
         return "".join(map(self._append_one, token_ids))
 
     def finish(self) -> str:
-        """The text that was waiting for tokens that now never come."""
+        """Return the text that was held back for tokens that will not come."""
         return self._decoder.finish()
 
     def _append_one(self, token_id: int) -> str:
@@ -63,9 +64,9 @@ class _Decoder(Protocol):
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+    """Return the byte that each character of a byte-level vocabulary stands for.
 
-    Bytes that print stand for themselves; the others take, in order, the characters from 256 on.
+    Printable bytes stand for themselves; the others are the characters from 256 on, in order.
     """
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printing]
@@ -78,7 +79,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _bytes_of(token: str) -> bytes:
-    """The bytes that an entry of a byte-level vocabulary stands for."""
+    """Return the bytes that an entry of a byte-level vocabulary stands for."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:  # an added token, which is plain text
@@ -86,7 +87,7 @@ def _bytes_of(token: str) -> bytes:
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """The UTF-8 of one token by itself, which may begin or end within a character."""
+    """Return the UTF-8 bytes of one token, which may begin or end within a character."""
     token = tokenizer.token(token_id)
     if token is None:
         return b""
@@ -94,7 +95,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
         return _bytes_of(token)
     if "ByteFallback" in tokenizer.decoder_steps and _BYTE_TOKEN.fullmatch(token):
         return bytes([int(token[1:-1], 16)])
-    # As it looks after another token: the first of all loses its space with some decoders.
+    # Decoded after another token, because some decoders drop the space before the first one.
     once, twice = (
         tokenizer.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2)
     )
@@ -128,7 +129,7 @@ class _Window:
         self._tokenizer = tokenizer
         self._waits_for_runs = "ByteFallback" in tokenizer.decoder_steps
         self._waits_for_bytes = "ByteLevel" in tokenizer.decoder_steps
-        self._context: list[int] = []  # given out already, but decides how the next ones look
+        self._context: list[int] = []  # returned already; precedes the next ones
         self._context_text = ""
         self._pending: list[int] = []
 
@@ -150,7 +151,7 @@ class _Window:
 
     def _give_out(self, text: str) -> str:
         piece = text[len(self._context_text) :]
-        if text == self._context_text:  # nothing to see of the new tokens: keep what shows
+        if text == self._context_text:  # the new tokens have no text: keep the context
             self._context += self._pending
         else:
             self._context = self._pending

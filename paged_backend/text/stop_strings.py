@@ -1,4 +1,4 @@
-"""Search for stop strings in text that comes in pieces."""
+"""Searches for stop strings in text that arrives in chunks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """Where a stop string lies, in characters relative to the piece that completed it."""
+    """The position of a stop string, in characters relative to the chunk that completed it."""
 
-    start: int  # negative where it began in an earlier piece
+    start: int  # negative if it began in an earlier chunk
     end: int
 
 
 class StopMatcher:
     """An automaton over all stop strings at once (Aho and Corasick, 1975).
 
-    Of several matches the one that ends first counts, and of those the longest: what a reader of
-    the text would have stopped at. The cost for a character does not depend on their number.
+    The match that ends first is returned, and of those the longest. The cost per character does not
+    depend on the number of stop strings.
     """
 
     def __init__(self, stop_strings: Iterable[str]) -> None:
@@ -33,11 +33,11 @@ class StopMatcher:
 
     @property
     def num_undecided(self) -> int:
-        """Trailing characters so far that the next ones may turn into a stop string."""
+        """Number of trailing characters that may be the beginning of a stop string."""
         return self._depth[self._state]
 
     def find(self, piece: str) -> Match | None:
-        """Go on with ``piece`` up to the first match, which leaves the rest of it unread."""
+        """Read ``piece`` up to the first match; the rest of it is not read."""
         for position, character in enumerate(piece, 1):
             self._state = self._step(self._state, character)
             length = self._match[self._state]
@@ -46,7 +46,7 @@ class StopMatcher:
         return None
 
     def skip(self, piece: str) -> None:
-        """Go on with ``piece``, whose own end no match may lie before."""
+        """Read ``piece`` without matching; a later match must end after it."""
         for character in piece:
             self._state = self._step(self._state, character)
 

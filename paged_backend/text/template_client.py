@@ -1,4 +1,4 @@
-"""The way to the process that renders chat templates: starts it, and again after its end."""
+"""The client of the process that renders chat templates; it restarts the process if needed."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.text.template_process import TIME_LIMIT_S
 from paged_backend.validation import shorten
 
-ANSWER_LIMIT_S = 10.0  # by the clock: a process that is stopped uses no processor time
-START_LIMIT_S = 60.0  # in which a new process has to be ready, on a machine that is busy
-TURN_LIMIT_S = 30.0  # for which a caller waits until the callers before it have their answers
+ANSWER_LIMIT_S = 10.0  # wall-clock time, because a stopped process uses no processor time
+START_LIMIT_S = 60.0  # for a new process to be ready, on a busy machine
+TURN_LIMIT_S = 30.0  # for which a caller waits for the callers before it
 _KILL_LIMIT_S = 5.0
 _PIECE = 2**20  # bytes
 
 
 class TemplateClient:
-    """Renders one template at a time; any thread may ask."""
+    """Renders one template at a time; any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._renderer: _Renderer | None = None
 
     def start(self) -> None:
-        """Have the process ready for the first request; it takes a second to start."""
+        """Start the process, so that the first request need not wait a second for it."""
         with self._lock:
             self._running()
 
     def render(self, arguments: Mapping[str, Any]) -> str:
-        """What `transformers` makes of a template.
+        """Render a template with `transformers`.
 
         Raises:
             InvalidRequest: the template refuses these messages, or takes too long or too much; or
                 the process does not answer in time.
-            RequestRefused: those of other callers were rendered all the time.
+            RequestRefused: the requests of other clients took all of the time.
         """
         line = json.dumps(arguments).encode() + b"\n"
         if not self._lock.acquire(timeout=TURN_LIMIT_S):
@@ -62,13 +62,17 @@ class TemplateClient:
         return str(answer["text"])
 
     def _exchange(self, line: bytes) -> bytes:
-        """The answer to a line. Raises InvalidRequest where none comes; then a process starts."""
+        """Send a line and return the answer; without one, a new process is started.
+
+        Raises:
+            InvalidRequest: there is no answer.
+        """
         renderer = self._running()
         try:
             return renderer.exchange(line)
         except _NoAnswer as error:
             renderer.end()
-            self._running()  # the next caller need not wait for a new process
+            self._running()  # so that the next caller need not wait for a new process
             raise _error(str(error)) from None
 
     def _running(self) -> _Renderer:
@@ -78,11 +82,11 @@ class TemplateClient:
 
 
 class _NoAnswer(Exception):
-    """The process has ended or does not answer; the message says which."""
+    """The process has ended or does not answer, as the message says."""
 
 
 class _Renderer:
-    """One process."""
+    """One rendering process."""
 
     def __init__(self) -> None:
         # -P: nothing is imported from the working directory, which others may be able to write.
@@ -95,11 +99,11 @@ class _Renderer:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Whether the process is gone; then its pipes are closed."""
+        """Whether the process has ended; if so, its pipes are closed."""
         if self._process.poll() is None:
             return False
         self.end()
@@ -155,14 +159,14 @@ class _Renderer:
 
 
 class _Limit:
-    """The moment until which one waits, and what is wrong after it."""
+    """A deadline, and the error message after it."""
 
     def __init__(self, seconds: float, problem: str) -> None:
         self._end_s = time.monotonic() + seconds
         self._problem = problem
 
     def wait_for(self, pipe: IO[bytes], event: int) -> None:
-        """Wait until a pipe can be used. Raises _NoAnswer when the time is over."""
+        """Wait until a pipe can be used. Raises _NoAnswer after the deadline."""
         poll = select.poll()
         poll.register(pipe, event)
         left_s = self._end_s - time.monotonic()
@@ -176,7 +180,7 @@ def _error(problem: str) -> InvalidRequest:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    # It could be in a system call that nothing interrupts; then it is not waited for.
+    # A process in an uninterruptible system call is not waited for.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_KILL_LIMIT_S)
     for pipe in (process.stdin, process.stdout):

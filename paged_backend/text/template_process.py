@@ -1,9 +1,9 @@
 """The process that renders chat templates: ``python -P -m paged_backend.text.template_process``.
 
-A template is a program that comes with a checkpoint. The sandbox of `transformers` bounds what it
-can reach; only a process can bound its time and memory, as a template can be busy or grow inside of
-one call of a C function. Requests and answers are lines of JSON; an empty line says that the
-process is ready.
+A template is a program in a checkpoint. The sandbox of `transformers` limits what it can access.
+Only a separate process can limit its time and memory, because a single call of a C function can use
+any amount of both. Requests and answers are lines of JSON; an empty line means that the process is
+ready.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-TIME_LIMIT_S = 2.0  # of a processor; real templates take milliseconds
-MEMORY_LIMIT = 2**30  # bytes, besides what the process starts with
+TIME_LIMIT_S = 2.0  # of processor time; real templates take milliseconds
+MEMORY_LIMIT = 2**30  # bytes, in addition to what the process starts with
 MAX_LENGTH = 2**26  # characters of a prompt
 
 
 def main() -> None:
-    """Answer each line of stdin until its other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
-    # May have been inherited otherwise, and is what ends a process whose time is over.
+    """Answer each line of stdin until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server
+    # The default action, which ends a process at its time limit, may not have been inherited.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     from transformers.utils.chat_template_utils import render_jinja_template
 
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # nothing else may write between the answers
+        os.dup2(2, 1)  # so that nothing else writes between the answers
         _limit_memory()
         _send(answers, b"")
         for line in sys.stdin.buffer:
@@ -45,7 +45,7 @@ def _send(answers: BinaryIO, line: bytes) -> None:
     try:
         answers.write(line + b"\n")
         answers.flush()
-    except BrokenPipeError:  # nobody is there any more
+    except BrokenPipeError:  # the client has ended
         os._exit(0)
 
 
@@ -56,7 +56,7 @@ def _limit_memory() -> None:
 
 
 def _answer(render: Callable[..., Any], line: bytes) -> bytes:
-    """What the template makes of the arguments in ``line``, or what is wrong with it."""
+    """Render the template in ``line``; returns the text or an error."""
     try:
         (text,), _ = render(**json.loads(line))
         if len(text) > MAX_LENGTH:
@@ -64,7 +64,7 @@ def _answer(render: Callable[..., Any], line: bytes) -> bytes:
         return json.dumps({"text": text}).encode()
     except MemoryError:
         return _error(f"the chat template needs over {MEMORY_LIMIT // 2**20} MiB of memory")
-    except Exception as error:  # templates raise what they like
+    except Exception as error:  # templates may raise any exception
         return _error(f"the chat template says: {str(error).strip() or type(error).__name__}")
 
 

@@ -1,4 +1,4 @@
-"""The text of one answer as its reader gets it: detokenized, cut at stop strings."""
+"""The text of one completion: detokenized and cut at stop strings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_backend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What is new in an answer."""
+    """The new text and tokens of a completion."""
 
     text: str
     token_ids: list[int]
@@ -22,18 +22,19 @@ class TextDelta:
 
 
 class StreamState(NamedTuple):
-    """Enough of a stream's past to go on without its memory."""
+    """The state that a stateless detokenizer needs to continue a stream."""
 
     context_ids: list[int]  # the last tokens
-    num_held: int  # so many of these, the last ones, may belong to a stop string
-    num_tokens: int  # of the answer so far
+    num_held: int  # number of the last of these that may belong to a stop string
+    num_tokens: int  # of the completion so far
 
 
 class TextStream:
-    """Turns the tokens of one answer into pieces of text.
+    """Turns the tokens of one completion into chunks of text.
 
-    Text that may become a stop string is held back until it is clear. The first token that can
-    complete a stop string is the one after ``min_tokens`` others, as with stop tokens.
+    Text that may be the beginning of a stop string is held back until that is known. The first
+    token that can complete a stop string is the one after ``min_tokens`` others, as with stop
+    tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
@@ -45,11 +46,11 @@ class TextStream:
         self._held = ""
         self._stopped = False
         self._shown_context_ids: list[int] = []  # of the detokenizer, before the held ones
-        self._held_ids: list[int] = []  # whose text may become a stop string
+        self._held_ids: list[int] = []  # text that may become a stop string
 
     @classmethod
     def resume(cls, tokenizer: Tokenizer, params: SamplingParams, state: StreamState) -> Self:
-        """A stream that goes on where another one was, with the same tokenizer and parameters."""
+        """Return a stream that continues from a state, with the same tokenizer and parameters."""
         stream = cls(tokenizer, params)
         shown = len(state.context_ids) - state.num_held
         stream._detokenizer.append(state.context_ids[:shown])
@@ -59,22 +60,21 @@ class TextStream:
 
     @property
     def state(self) -> StreamState:
-        """What ``resume`` needs; its size does not grow with the answer."""
+        """The state for ``resume``; its size does not grow with the completion."""
         context_ids = self._shown_context_ids + self._held_ids
         return StreamState(context_ids, len(self._held_ids), self._num_tokens)
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found: the engine need not go on with the sequence."""
+        """Whether a stop string was found, so that the engine can end the sequence."""
         return self._stopped
 
     def append(
         self, new_token_ids: list[int], finish_reason: FinishReason | None = None
     ) -> TextDelta:
-        """Take tokens from the engine, with the reason if it ended the sequence with them.
+        """Add tokens of the engine, with the finish reason if the engine ended the sequence.
 
-        Tokens after the one that completes a stop string are dropped, as is everything in later
-        calls.
+        Tokens after the one that completes a stop string are dropped, and so are later tokens.
         """
         if self._stopped:
             return TextDelta("", [], FinishReason.STOP)
@@ -83,7 +83,7 @@ class TextStream:
         for count, token_id in enumerate(new_token_ids, 1):
             self._num_tokens += 1
             if hidden and count == len(new_token_ids):
-                break  # the token that ended the sequence is no part of its text
+                break  # the token that ended the sequence has no text
             pieces.append(self._release(self._detokenizer.append((token_id,))))
             self._keep_context(token_id)
             if self._stopped:
@@ -105,7 +105,7 @@ class TextStream:
             self._held_ids = []
 
     def _release(self, piece: str) -> str:
-        """The text that is clear once ``piece`` has come."""
+        """Return the text that is final after ``piece``."""
         if self._matcher is None or not piece:
             return piece
         text = self._held + piece
@@ -128,10 +128,12 @@ def resumed_delta(
     new_token_ids: list[int],
     finish_reason: FinishReason | None,
 ) -> TextDelta:
-    """What a stream in ``state`` adds with these tokens, where ``finish_reason`` may be its own.
+    """Return what a stream in ``state`` adds with these tokens; ``finish_reason`` may come from
+    itself.
 
-    The reason a reader hears says nothing of who ended the answer: a stop string, whose token has
-    text, or the engine, whose stop token has none. So it is tried without the reason first.
+    A finish reason does not say whether a stop string ended the completion, with a token that has
+    text, or the engine, with a stop token that has none. So the tokens are first added without the
+    reason.
     """
     stream = TextStream.resume(tokenizer, params, state)
     delta = stream.append(new_token_ids)

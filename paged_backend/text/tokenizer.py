@@ -1,4 +1,4 @@
-"""Text to token ids and back, as `transformers` does it but without importing it if it can be."""
+"""Converts text to token ids and back, as `transformers` does, without importing it if possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class Tokenizer:
-    """A tokenizer of the `tokenizers` library with what serving needs to know about it."""
+    """A tokenizer of the `tokenizers` library, with the facts that serving needs."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Tokenizer:
         eos_token_id: int | None = None,
         chat_template: ChatTemplate | None = None,
     ) -> None:
-        """Take over ``backend``: its truncation and padding are turned off."""
+        """Own ``backend``; its truncation and padding are turned off."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -48,56 +48,56 @@ class Tokenizer:
 
     @functools.cached_property
     def max_token_length(self) -> int:
-        """Characters of the longest token: a text of n tokens has at most n times as many."""
+        """Number of characters of the longest token: n tokens have at most n times as many."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     @functools.cached_property
     def decoder_steps(self) -> tuple[str, ...]:
-        """Types of the decoder's steps, such as ``("ByteLevel",)``; empty without a decoder."""
+        """The types of the decoder's steps, such as ``("ByteLevel",)``; empty without a decoder."""
         if self._backend.decoder is None:
             return ()
         state = json.loads(self._backend.to_str())["decoder"]
         return tuple(step["type"] for step in state.get("decoders", [state]))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``, by default with the special tokens that frame a prompt.
+        """Return the token ids of ``text``, by default with the special tokens of a prompt.
 
         Raises:
-            InvalidRequest: the text holds half of a surrogate pair.
+            InvalidRequest: the text contains half of a surrogate pair.
         """
         try:
-            # Unlike the call for a single text, this one lets other threads run meanwhile.
+            # Unlike the call for a single text, this call releases the GIL.
             (encoding,) = self._backend.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
             return encoding.ids
-        except TypeError as error:  # what the library makes of it
+        except TypeError as error:  # raised by the library for such text
             raise InvalidRequest(
                 "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"
             ) from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``token_ids`` as the tokenizer's own decoder gives it, never cleaned up.
+        """Decode ``token_ids`` with the tokenizer's own decoder, without cleaning up spaces.
 
         Ids outside the vocabulary have no text.
         """
         if len(token_ids) <= _MANY:
             return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        # Lets other threads run meanwhile, which the call for a single list does not.
+        # Unlike the call for a single list, this call releases the GIL.
         (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's entry for ``token_id`` before decoding; None if there is none."""
+        """Return the vocabulary entry of ``token_id``, not decoded; None if there is none."""
         return self._backend.id_to_token(token_id)
 
 
 def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     """Load a checkpoint's tokenizer: from `demo`, a folder, or a Hugging Face id.
 
-    A ``tokenizer.json`` is read directly unless ``tokenizer_config.json`` changes what it does;
-    then, and where there is none, `transformers` (seconds to import) makes a fast tokenizer of
-    what there is. Code that comes with a checkpoint is never run.
+    A ``tokenizer.json`` is read directly unless ``tokenizer_config.json`` changes its behavior. In
+    that case, or if there is none, `transformers` (which takes seconds to import) converts the
+    files to a fast tokenizer. Code of a checkpoint is never run.
 
     Raises:
         ConfigError: there is no such tokenizer, it cannot be read, or it has no fast version.
@@ -118,12 +118,12 @@ def _read(file: Path) -> tokenizers.Tokenizer | None:
         return None
     try:
         return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise ConfigError(f"{file} holds no tokenizer: {_first_line(error)}") from error
 
 
 def _agrees(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
-    """Whether ``config`` asks for nothing that ``backend`` does not do as it is."""
+    """Whether ``backend`` already behaves as ``config`` says."""
     added = {str(id_): token for id_, token in backend.get_added_tokens_decoder().items()}
     special = {token.content for token in added.values() if token.special}
     wanted = config.get("added_tokens_decoder") or {}
@@ -146,7 +146,7 @@ def _is_token(token: tokenizers.AddedToken | None, entry: object) -> bool:
 
 
 def _frames_as(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
-    """Whether prompts get the first and last token that ``add_bos/eos_token`` ask for."""
+    """Whether prompts get the special tokens that ``add_bos_token/add_eos_token`` ask for."""
     frame = backend.encode("", add_special_tokens=True).tokens
     for flag, name, at in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", -1)):
         token = token_content(config.get(name))
@@ -165,12 +165,12 @@ def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, str | None]:
-    """A fast tokenizer by way of `transformers`, and its end-of-sequence token."""
+    """Return a fast tokenizer made by `transformers`, and its end-of-sequence token."""
     from transformers import AutoTokenizer
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # whatever its many converters raise
+    except Exception as error:  # its converters raise various types
         raise ConfigError(
             f"no tokenizer can be made of the files in {folder}: {_first_line(error)}"
         ) from error
