@@ -17,6 +17,7 @@ PACKAGES = {
 }
 VALUES = {
     "config",
+    "contract",
     "engine_args",
     "errors",
     "flags",

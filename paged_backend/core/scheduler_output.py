@@ -57,12 +57,17 @@ class SchedulerOutput:
         """The step for a log: sizes, positions and blocks, but no token ids."""
         slices = [
             f"sequence {item.seq_id}: {item.num_tokens} tokens from position {item.start}, "
-            f"{len(item.draft_token_ids)} of them drafts, {len(item.sample_seq_ids)} samples, "
+            f"{_drafts(item)}{len(item.sample_seq_ids)} samples, "
             f"blocks from {item.first_new_block} on {item.new_block_ids}"
             for item in self.slices
         ]
         copies = f"block copies {self.block_copies}, freed sequences {self.freed_seq_ids}"
         return "; ".join([f"{self.num_tokens} tokens", *slices, copies])
+
+
+def _drafts(item: Slice) -> str:
+    number = len(item.draft_token_ids)
+    return f"{number} of them drafts, " if number else ""
 
 
 @dataclass(frozen=True, slots=True)

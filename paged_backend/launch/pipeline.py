@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from paged_backend import contract
+from paged_backend.contract import TensorSpec, named
 from paged_backend.launch.server_version import server_is_from
 
 # Maximum number of responses that wait for the next step, and of requests that wait for the model:
@@ -16,69 +18,54 @@ _KNOWS_THE_BOUND = (2, 63)  # the first version of the server, that of release 2
 _FILLED_IN = "The model's auto_complete_config fills in what is not here."
 _IN_ORDER = "\n# One instance keeps the pieces of a stream in order."
 
-Tensors = Mapping[str, Iterable[str]]
-"""Names of tensors by their type and dimensions."""
-
-_LLM_INPUTS: Tensors = {
-    "TYPE_STRING dims: 1": ("text_input", "messages", "sampling_parameters"),
-    "TYPE_INT32 dims: -1": ("input_ids", "stop_token_ids", "allowed_token_ids"),
-    "TYPE_STRING dims: -1": ("stop", "bad_words"),
-    "TYPE_BOOL dims: 1": (
-        *("stream", "add_special_tokens", "exclude_input_in_output"),
-        *("return_finish_reason", "return_num_output_tokens", "return_output_ids"),
-        *("return_num_input_tokens", "return_num_cached_tokens", "return_cumulative_logprob"),
-        *("return_logprobs", "return_prompt_logprobs"),
-    ),
-}
-_LLM_OUTPUTS: Tensors = {
-    "TYPE_STRING dims: -1": ("text_output", "finish_reason", "logprobs"),
-    "TYPE_UINT32 dims: -1": ("num_output_tokens",),
-    "TYPE_INT32 dims: -1": ("output_ids",),
-    "TYPE_FP32 dims: -1": ("cumulative_logprob",),
-    "TYPE_UINT32 dims: 1": ("num_input_tokens", "num_cached_tokens"),
-    "TYPE_STRING dims: 1": ("prompt_logprobs",),
-}
+# Inputs of the model that an ensemble does not have: other tasks, and notes for its own steps.
+_INNER_INPUTS = (
+    *("image", "embedding_request", "task"),
+    *("call_id", "pass_through", "return_context_ids"),
+)
+_LLM_INPUTS = tuple(spec for spec in contract.INPUTS if spec.name not in _INNER_INPUTS)
+_LLM_OUTPUTS = named(
+    contract.OUTPUTS,
+    *("text_output", "finish_reason", "logprobs", "num_output_tokens", "output_ids"),
+    *("cumulative_logprob", "num_input_tokens", "num_cached_tokens", "prompt_logprobs"),
+)
 # These tensors come from the model unchanged; the others pass through postprocess.
 _LLM_DIRECT = (
     *("num_input_tokens", "num_cached_tokens"),
     *("logprobs", "cumulative_logprob", "prompt_logprobs"),
 )
 
+
+def _specs(data_type: str, dims: tuple[int, ...], *names: str) -> list[TensorSpec]:
+    return [TensorSpec(name, data_type, dims) for name in names]
+
+
 # The names of tensorrtllm_backend, whose clients send a batch dimension.
-_TENSORRTLLM_INPUTS: Tensors = {
-    "TYPE_STRING dims: [ -1, 1 ]": (
-        *("text_input", "decoder_text_input"),
-        *("guided_decoding_guide_type", "guided_decoding_guide"),
-    ),
-    "TYPE_STRING dims: [ -1, -1 ]": ("bad_words", "stop_words", "embedding_bias_words"),
-    "TYPE_INT32 dims: [ -1, 1 ]": (
-        *("max_tokens", "min_tokens", "num_return_sequences", "beam_width", "top_k"),
-        *("end_id", "pad_id", "num_draft_tokens", "prompt_vocab_size"),
-    ),
-    "TYPE_FP32 dims: [ -1, 1 ]": (
-        *("top_p", "temperature", "length_penalty"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    ),
-    "TYPE_FP32 dims: [ -1, -1 ]": ("embedding_bias_weights",),
-    "TYPE_UINT64 dims: [ -1, 1 ]": ("seed", "lora_task_id", "prompt_table_extra_id"),
-    "TYPE_BOOL dims: [ -1, 1 ]": (
-        *("stream", "exclude_input_in_output", "use_draft_logits", "return_log_probs"),
-        *("return_context_logits", "return_generation_logits", "return_perf_metrics"),
-        *("return_num_input_tokens", "return_num_output_tokens"),
-    ),
-    "TYPE_FP16 dims: [ -1, -1, -1 ]": ("prompt_embedding_table", "lora_weights"),
-    "TYPE_INT32 dims: [ -1, -1, 3 ]": ("lora_config",),
-}
-_TENSORRTLLM_REQUIRED = ("text_input", "max_tokens")
-_TENSORRTLLM_OUTPUTS: Tensors = {
-    "TYPE_STRING dims: -1": ("text_output",),
-    "TYPE_FP32 dims: [ -1, -1, -1 ]": ("output_log_probs",),
-    "TYPE_FP32 dims: [ -1, -1 ]": ("cum_log_probs",),
-    "TYPE_INT32 dims: [ -1, -1 ]": (
-        *("sequence_length", "batch_index", "sequence_index"),
-        *("num_input_tokens", "num_output_tokens"),
-    ),
-}
+_TENSORRTLLM_INPUTS = (
+    *_specs("TYPE_STRING", (-1, 1), "text_input", "decoder_text_input"),
+    *_specs("TYPE_STRING", (-1, 1), "guided_decoding_guide_type", "guided_decoding_guide"),
+    *_specs("TYPE_STRING", (-1, -1), "bad_words", "stop_words", "embedding_bias_words"),
+    *_specs("TYPE_INT32", (-1, 1), "max_tokens", "min_tokens", "num_return_sequences"),
+    *_specs("TYPE_INT32", (-1, 1), "beam_width", "top_k", "end_id", "pad_id"),
+    *_specs("TYPE_INT32", (-1, 1), "num_draft_tokens", "prompt_vocab_size"),
+    *_specs("TYPE_FP32", (-1, 1), "top_p", "temperature", "length_penalty"),
+    *_specs("TYPE_FP32", (-1, 1), "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *_specs("TYPE_FP32", (-1, -1), "embedding_bias_weights"),
+    *_specs("TYPE_UINT64", (-1, 1), "seed", "lora_task_id", "prompt_table_extra_id"),
+    *_specs("TYPE_BOOL", (-1, 1), "stream", "exclude_input_in_output", "use_draft_logits"),
+    *_specs("TYPE_BOOL", (-1, 1), "return_log_probs", "return_context_logits"),
+    *_specs("TYPE_BOOL", (-1, 1), "return_generation_logits", "return_perf_metrics"),
+    *_specs("TYPE_BOOL", (-1, 1), "return_num_input_tokens", "return_num_output_tokens"),
+    *_specs("TYPE_FP16", (-1, -1, -1), "prompt_embedding_table", "lora_weights"),
+    *_specs("TYPE_INT32", (-1, -1, 3), "lora_config"),
+)
+_TENSORRTLLM_OUTPUTS = (
+    TensorSpec("text_output", "TYPE_STRING", -1),
+    *_specs("TYPE_FP32", (-1, -1, -1), "output_log_probs"),
+    *_specs("TYPE_FP32", (-1, -1), "cum_log_probs"),
+    *_specs("TYPE_INT32", (-1, -1), "sequence_length", "batch_index", "sequence_index"),
+    *_specs("TYPE_INT32", (-1, -1), "num_input_tokens", "num_output_tokens"),
+)
 
 # Tensors from preprocess to the model, and from the model to postprocess, in every pipeline.
 _TO_MODEL = (
@@ -105,8 +92,8 @@ class PipelineModel:
 class _Face:
     """The tensors of an ensemble, and how they differ from the tensors of the model."""
 
-    inputs: Tensors
-    outputs: Tensors
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
     required: Sequence[str] = ()
     direct: Sequence[str] = ()  # outputs of the model that the caller can request
     through: Sequence[str] = ()  # outputs that the steps compute or change
@@ -171,8 +158,8 @@ def _python(parameters: Mapping[str, str], comment: str = "", lines: Sequence[st
 
 
 def _ensemble(face: _Face, pre: str, llm: str, post: str, *, bounded: bool) -> str:
-    given = [name for names in face.inputs.values() for name in names]
-    wanted = [name for names in face.outputs.values() for name in names]
+    given = [spec.name for spec in face.inputs]
+    wanted = [spec.name for spec in face.outputs]
     flags = [f"return_{name}" for name in face.direct]
     to_model = _inner("to", [*_TO_MODEL, *(f"return_{name}" for name in face.through)])
     from_model = _inner("from", [*_FROM_MODEL, *face.through])
@@ -193,14 +180,18 @@ def _ensemble(face: _Face, pre: str, llm: str, post: str, *, bounded: bool) -> s
     return "".join(f"{line}\n" for line in lines)
 
 
-def _declared(kind: str, tensors: Tensors, required: Sequence[str] = ()) -> list[str]:
-    optional = kind == "input"
+def _declared(kind: str, specs: Sequence[TensorSpec], required: Sequence[str] = ()) -> list[str]:
     return [
-        f'{kind} {{ name: "{name}" data_type: {type_and_dims}'
-        + (" optional: true }" if optional and name not in required else " }")
-        for type_and_dims, names in tensors.items()
-        for name in names
+        f'{kind} {{ name: "{spec.name}" data_type: {spec.data_type} dims: {_dims(spec)}'
+        + (" optional: true }" if kind == "input" and spec.name not in required else " }")
+        for spec in specs
     ]
+
+
+def _dims(spec: TensorSpec) -> str:
+    if isinstance(spec.dims, int):
+        return str(spec.dims)
+    return f"[ {', '.join(map(str, spec.dims))} ]"
 
 
 def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Iterator[str]:

@@ -15,9 +15,11 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.serving import contract, fields, postprocess, preprocess, triton
+from paged_backend import contract
+from paged_backend.contract import named
+from paged_backend.serving import fields, postprocess, preprocess, triton
 from paged_backend.serving.contract import Array
-from paged_backend.serving.pipeline import load_llm, named, parameter
+from paged_backend.serving.pipeline import load_llm, parameter
 
 MAX_CALLS = 256  # at once; each has a thread
 _LOOK_S = 0.05  # between looks at who has left

@@ -1,84 +1,22 @@
-"""The tensors that clients and this model exchange: vllm_backend's, and token ids."""
+"""Tensors between Triton and the models here; `paged_backend.contract` declares them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+# Copies of bls.py import them from here.
+from paged_backend.contract import INPUTS, OUTPUTS, TensorSpec, named
+
+__all__ = ["INPUTS", "OUTPUTS", "Array", "TensorSpec", "as_strings", "named"]
+
 Array = npt.NDArray[Any]
-"""A tensor on its way between Triton and this model."""
-
-
-class TensorSpec(NamedTuple):
-    """A tensor in the model's configuration; -1 stands for any length."""
-
-    name: str
-    data_type: str
-    dims: int | tuple[int, ...]
-    optional: bool = True
-
-    def as_config(self) -> dict[str, Any]:
-        """The entry in Triton's model configuration."""
-        return {
-            "name": self.name,
-            "data_type": self.data_type,
-            "dims": list(self.dims) if isinstance(self.dims, tuple) else [self.dims],
-            **({"optional": True} if self.optional else {}),
-        }
-
-
-INPUTS = (
-    TensorSpec("text_input", "TYPE_STRING", 1),
-    TensorSpec("input_ids", "TYPE_INT32", -1),
-    TensorSpec("messages", "TYPE_STRING", 1),
-    TensorSpec("image", "TYPE_STRING", -1),
-    TensorSpec("embedding_request", "TYPE_STRING", 1),
-    TensorSpec("task", "TYPE_STRING", 1),
-    TensorSpec("stream", "TYPE_BOOL", 1),
-    TensorSpec("sampling_parameters", "TYPE_STRING", 1),
-    # Lists that JSON fields of `generate` can carry only as tensors.
-    TensorSpec("stop", "TYPE_STRING", -1),
-    TensorSpec("stop_token_ids", "TYPE_INT32", -1),
-    TensorSpec("bad_words", "TYPE_STRING", -1),
-    TensorSpec("allowed_token_ids", "TYPE_INT32", -1),
-    TensorSpec("call_id", "TYPE_STRING", 1),
-    TensorSpec("pass_through", "TYPE_STRING", 1),
-    TensorSpec("add_special_tokens", "TYPE_BOOL", 1),
-    TensorSpec("exclude_input_in_output", "TYPE_BOOL", 1),
-    TensorSpec("return_finish_reason", "TYPE_BOOL", 1),
-    TensorSpec("return_cumulative_logprob", "TYPE_BOOL", 1),
-    TensorSpec("return_logprobs", "TYPE_BOOL", 1),
-    TensorSpec("return_prompt_logprobs", "TYPE_BOOL", 1),
-    TensorSpec("return_num_input_tokens", "TYPE_BOOL", 1),
-    TensorSpec("return_num_cached_tokens", "TYPE_BOOL", 1),
-    TensorSpec("return_num_output_tokens", "TYPE_BOOL", 1),
-    TensorSpec("return_output_ids", "TYPE_BOOL", 1),
-    TensorSpec("return_context_ids", "TYPE_BOOL", 1),
-)
-
-OUTPUTS = (
-    TensorSpec("text_output", "TYPE_STRING", -1, optional=False),
-    TensorSpec("finish_reason", "TYPE_STRING", -1, optional=False),
-    TensorSpec("cumulative_logprob", "TYPE_FP32", -1, optional=False),
-    TensorSpec("logprobs", "TYPE_STRING", -1, optional=False),
-    TensorSpec("prompt_logprobs", "TYPE_STRING", 1, optional=False),
-    TensorSpec("num_input_tokens", "TYPE_UINT32", 1, optional=False),
-    TensorSpec("num_cached_tokens", "TYPE_UINT32", 1, optional=False),
-    TensorSpec("num_output_tokens", "TYPE_UINT32", -1, optional=False),
-    TensorSpec("output_ids", "TYPE_INT32", -1, optional=False),
-    # What a stateless detokenizer needs to continue: StreamState, for each completion.
-    TensorSpec("context_ids", "TYPE_INT32", -1, optional=False),
-    TensorSpec("num_context_ids", "TYPE_UINT32", -1, optional=False),
-    TensorSpec("num_held_ids", "TYPE_UINT32", -1, optional=False),
-    TensorSpec("sequence_length", "TYPE_INT32", -1, optional=False),
-    # The input of that name, with every response.
-    TensorSpec("pass_through", "TYPE_STRING", 1, optional=False),
-)
+"""A tensor on its way between Triton and a model."""
 
 
 def as_strings(values: Iterable[str]) -> Array:
-    """A tensor of strings [n]."""
+    """Return a tensor of strings [n]."""
     return np.array([value.encode() for value in values], dtype=np.object_)

@@ -8,6 +8,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from paged_backend.contract import INPUTS, OUTPUTS
 from paged_backend.engine_args import EngineArgs, read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
 from paged_backend.log import LOG, log_to
@@ -19,7 +20,7 @@ from paged_backend.serving.calls.front_end import FrontEnd
 from paged_backend.serving.calls.intake import Cancelled
 from paged_backend.serving.calls.open_calls import Arrival
 from paged_backend.serving.calls.parsing import RequestParser
-from paged_backend.serving.contract import INPUTS, OUTPUTS, Array
+from paged_backend.serving.contract import Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
 from paged_backend.serving.metrics.observer import Observer
 from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backend.config import EngineConfig
+from paged_backend.contract import named as named  # copies of bls.py import it from here
 from paged_backend.engine_args import read_engine_args
 from paged_backend.errors import ConfigError, InvalidRequest, PagedError
 from paged_backend.request import RequestLimits
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields, triton
 from paged_backend.serving.calls.parsing import RequestParser
-from paged_backend.serving.contract import Array, TensorSpec, as_strings
+from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.text.tokenizer import load_tokenizer
 
@@ -26,11 +27,6 @@ _PASS_THROUGH_DEPTH = 3  # a list in params in the object
 
 # The sampling parameters that affect how tokens become text.
 _TEXT_FIELDS = ("stop", "include_stop_str_in_output", "min_tokens", "skip_special_tokens")
-
-
-def named(specs: Iterable[TensorSpec], *names: str) -> tuple[TensorSpec, ...]:
-    """Return the specs with one of these names."""
-    return tuple(spec for spec in specs if spec.name in names)
 
 
 class Llm:

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from paged_backend import contract
+from paged_backend.contract import named
 from paged_backend.errors import InvalidRequest
 from paged_backend.outputs import FinishReason
-from paged_backend.serving import contract, fields, triton
+from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.pipeline import Llm, PassThrough, load_llm, named
+from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 from paged_backend.text.text_stream import StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from paged_backend import contract
+from paged_backend.contract import named
 from paged_backend.errors import InvalidRequest
-from paged_backend.serving import contract, triton
+from paged_backend.serving import triton
 from paged_backend.serving.calls.preparation import Load, Preparation
 from paged_backend.serving.calls.prompts import SOURCES
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.pipeline import Llm, PassThrough, load_llm, named
+from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 
 INPUTS = named(
     contract.INPUTS,

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from paged_backend import contract
+from paged_backend.contract import named
 from paged_backend.errors import InvalidRequest
 from paged_backend.sampling_params import MAX_WORD_LENGTH
-from paged_backend.serving import contract, fields, postprocess, preprocess, triton
+from paged_backend.serving import fields, postprocess, preprocess, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.pipeline import PassThrough, load_llm, named
+from paged_backend.serving.pipeline import PassThrough, load_llm
 from paged_backend.serving.postprocess import Leavers
 from paged_backend.text.tokenizer import Tokenizer
 

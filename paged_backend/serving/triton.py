@@ -9,6 +9,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from paged_backend.contract import TensorSpec
 from paged_backend.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -19,7 +20,7 @@ from paged_backend.errors import (
     place_of,
 )
 from paged_backend.serving.calls.intake import Cancelled
-from paged_backend.serving.contract import Array, TensorSpec
+from paged_backend.serving.contract import Array
 
 
 def complete_config(

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paged_backend.contract import INPUTS
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import Request, RequestLimits, RequestOptions
 from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.calls.prompts import UTF8_BYTES, PromptReader
 from paged_backend.serving.calls.tasks import TaskReader
-from paged_backend.serving.contract import INPUTS, Array
+from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
