@@ -27,16 +27,16 @@ OPTIONS = {"temperature": 0, "ignore_eos": True}
 
 
 def direct(address: str, prompt: str, max_tokens: int) -> Iterator[None]:
-    """One item for each token's arrival over gRPC."""
+    """Yield once when connected, then once per response chunk over gRPC."""
     with Client(address, MODEL) as client:
-        client.is_ready()  # connected, as the other way is
+        client.is_ready()  # connects before the clock starts, as through_gateway does
         yield None
         for _ in client.stream(prompt, max_tokens=max_tokens, **OPTIONS):
             yield None
 
 
 def through_gateway(address: str, prompt: str, max_tokens: int) -> Iterator[None]:
-    """One item for each token's arrival as a server-sent event."""
+    """Yield once when connected, then once per server-sent event with data."""
     connection = http.client.HTTPConnection(address)
     connection.connect()
     yield None
@@ -52,14 +52,14 @@ def through_gateway(address: str, prompt: str, max_tokens: int) -> Iterator[None
 
 
 def measure(arrivals: Iterator[None]) -> tuple[float, list[float]]:
-    """Seconds to the first token, and each gap after it."""
+    """Return the TTFT and the list of gaps after it, in seconds."""
     times = [time.perf_counter() for _ in arrivals]
     gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
     return gaps[0], gaps[1:]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both paths and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=40, help="each way (default: 40)")
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -74,7 +74,7 @@ def main() -> None:
             GatewayProcess(bind("127.0.0.1", 0, "port"), server.grpc_url) as gateway,
         ):
             addresses = {"direct": server.grpc_url, "gateway": gateway.address}
-            for number in range(-2, args.requests):  # the first ones warm up
+            for number in range(-2, args.requests):  # negative numbers are warm-up requests
                 for name, way in ways.items():
                     prompt = f"{number}, {name}: what does os.path.join do?"
                     first, gaps = measure(way(addresses[name], prompt, args.max_tokens))

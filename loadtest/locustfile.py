@@ -1,4 +1,4 @@
-"""Users that stream answers from a server. README.md beside this file says how to run it.
+"""Locust users that stream responses from a server; README.md in this folder explains the usage.
 
 locust -f loadtest/locustfile.py --headless -u 32 -t 60s --csv out --html out.html
 """

@@ -36,8 +36,8 @@ from paged_client.protocol import (
 class AsyncStream(AsyncIterator[Chunk]):
     """The chunks of one request as they arrive.
 
-    Leaving its ``async with`` block, ``aclose`` or the cancellation of the task that waits for a
-    chunk cancels the request on the server. Iterating raises ClientError's subclasses.
+    The request is cancelled on the server by ``aclose``, by leaving the ``async with`` block, or by
+    cancelling the task that waits for a chunk. Iterating raises subclasses of ClientError.
     """
 
     def __init__(self, call: Any) -> None:
@@ -49,7 +49,7 @@ class AsyncStream(AsyncIterator[Chunk]):
     async def __anext__(self) -> Chunk:
         while not self._pending:
             response = await self._next_response()
-            if is_large(response):  # other tasks of the event loop must not wait for it
+            if is_large(response):  # must not block the event loop
                 self._pending.extend(await asyncio.to_thread(self._decoder.decode, response))
             else:
                 self._pending.extend(self._decoder.decode(response))
@@ -85,7 +85,8 @@ class AsyncStream(AsyncIterator[Chunk]):
             self._decoder.finish()
             raise StopAsyncIteration
         if response.error_message:
-            # The last one. A request cancelled just then stays open in tritonserver 24.10 for ever.
+            # Read to the end: tritonserver 24.10 keeps a request open forever if it is cancelled
+            # between its error, which is the last response, and the end of the call.
             await self._drain()
         return response
 
@@ -96,9 +97,9 @@ class AsyncStream(AsyncIterator[Chunk]):
 
 
 class AsyncClient:
-    """Talks to one model of a server from one event loop, inside which it has to be made.
+    """Client of one model on a server; must be created and used inside one event loop.
 
-    ``timeout`` is in seconds, for a whole request; None waits for ever.
+    ``timeout`` is in seconds, for a whole request; None waits forever.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class AsyncClient:
         """Send a prompt with sampling options such as ``max_tokens=64``.
 
         The prompt is a text, token ids, or chat messages for the model's template.
-        ``add_special_tokens`` is for texts; ``whole`` asks for everything in one piece at the end.
+        ``add_special_tokens`` applies to texts; ``whole`` requests one response at the end.
         """
         request = stream_request(
             self._model, prompt, params, whole=whole, add_special_tokens=add_special_tokens
@@ -131,7 +132,7 @@ class AsyncClient:
     async def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
     ) -> Completion:
-        """Send a prompt and wait for the whole answer."""
+        """Send a prompt and wait until all of its completions have ended."""
         builder = CompletionBuilder()
         async with self.stream(prompt, timeout=timeout, **params) as stream:
             async for chunk in stream:
@@ -141,27 +142,27 @@ class AsyncClient:
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str | None = None
     ) -> tuple[int, ...]:
-        """The token ids that a prompt becomes. The call counts against the tenant's rate."""
+        """Return the token ids of a prompt. The call counts against the tenant's rate limit."""
         request = task_request(
             "tokenize", self._model, prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
         return decode_token_ids(await self._answer(request))
 
     async def detokenize(self, token_ids: Sequence[int], *, tenant: str | None = None) -> str:
-        """The text that token ids stand for, special tokens included, on a tenant's account."""
+        """Return the text of token ids, including special tokens, on behalf of a tenant."""
         request = task_request("detokenize", self._model, token_ids, tenant=tenant)
         return decode_text(await self._answer(request))
 
     async def info(self) -> ModelInfo:
-        """What the model says about itself."""
+        """Return the model's properties."""
         return decode_info(await self._answer(task_request("info", self._model)))
 
     async def inspect(self) -> EngineView:
-        """The engine's sequences and blocks, if its option ``enable_inspect`` is set."""
+        """Return the engine's sequences and blocks; requires its option ``enable_inspect``."""
         return decode_view(await self._answer(task_request("inspect", self._model)))
 
     async def models(self) -> tuple[str, ...]:
-        """Names of the server's models that are ready and that this library can talk to."""
+        """Return the names of the server's ready models that this library supports."""
         try:
             index = await self._stub.RepositoryIndex(index_request(), timeout=READY_TIMEOUT_S)
             names = sorted({model.name for model in index.models})
@@ -178,7 +179,7 @@ class AsyncClient:
         )
 
     async def is_ready(self) -> bool:
-        """Whether the server is there and the model takes requests."""
+        """Return True if the server is reachable and the model accepts requests."""
         request = ready_request(self._model)
         try:
             answer = await self._stub.ModelReady(request, timeout=READY_TIMEOUT_S)
@@ -187,7 +188,7 @@ class AsyncClient:
         return bool(answer.ready)
 
     async def aclose(self) -> None:
-        """Cancel what is still open and let go of the connection."""
+        """Cancel open requests and close the connection."""
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -202,7 +203,7 @@ class AsyncClient:
         )
 
     async def _answer(self, request: Any) -> Any:
-        """The only response to a task, read to the end of the call as in AsyncStream."""
+        """Return the only response to a task; like AsyncStream, reads to the end of the call."""
         try:
             responses = [response async for response in self._call(request, None)]
         except grpc.RpcError as error:

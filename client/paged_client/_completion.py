@@ -1,4 +1,4 @@
-"""Puts the chunks of a stream together and takes their times."""
+"""Assembles the chunks of a stream into a Completion and measures their timing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _PartialAnswer:
 
 
 class CompletionBuilder:
-    """Made when the request is sent; fed with every chunk as it arrives."""
+    """Builds a Completion: create it when the request is sent, and add each chunk as it arrives."""
 
     def __init__(self) -> None:
         self._started_at = perf_counter()
@@ -31,7 +31,7 @@ class CompletionBuilder:
         self._answers: dict[int, _PartialAnswer] = {}
 
     def add(self, chunk: Chunk) -> None:
-        """Take in a chunk that has just arrived."""
+        """Add a chunk that has just arrived."""
         now = perf_counter()
         answer = self._answers.setdefault(chunk.index, _PartialAnswer())
         answer.texts.append(chunk.text)
@@ -46,7 +46,7 @@ class CompletionBuilder:
             self._time_tokens(answer, chunk.num_output_tokens, now)
 
     def build(self) -> Completion:
-        """The whole answer; call it when the stream has ended."""
+        """Return the Completion; call this when the stream has ended."""
         first_token_at = self._ended_at if self._first_token_at is None else self._first_token_at
         return Completion(
             answers=tuple(

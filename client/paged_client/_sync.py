@@ -31,8 +31,8 @@ from paged_client.protocol import (
 class Stream(Iterator[Chunk]):
     """The chunks of one request as they arrive.
 
-    Leaving its ``with`` block, or dropping it, before the end cancels the request on the server.
-    Iterating raises ClientError's subclasses; ``cancel`` may be called from any thread.
+    Leaving the ``with`` block or dropping the stream before its end cancels the request on the
+    server. Iterating raises subclasses of ClientError; ``cancel`` may be called from any thread.
     """
 
     def __init__(self, call: Any) -> None:
@@ -64,16 +64,17 @@ class Stream(Iterator[Chunk]):
         except grpc.RpcError as error:
             raise from_status(error) from None
         if response.error_message:
-            # The last one. A request cancelled just then stays open in tritonserver 24.10 for ever.
+            # Read to the end: tritonserver 24.10 keeps a request open forever if it is cancelled
+            # between its error, which is the last response, and the end of the call.
             with contextlib.suppress(grpc.RpcError):
                 deque(self._call, maxlen=0)
         return response
 
 
 class Client:
-    """Talks to one model of a server; any number of requests at once, from any thread.
+    """Client of one model on a server; any thread may send any number of concurrent requests.
 
-    ``timeout`` is in seconds, for a whole request; None waits for ever.
+    ``timeout`` is in seconds, for a whole request; None waits forever.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Client:
         """Send a prompt with sampling options such as ``max_tokens=64``.
 
         The prompt is a text, token ids, or chat messages for the model's template.
-        ``add_special_tokens`` is for texts; ``whole`` asks for everything in one piece at the end.
+        ``add_special_tokens`` applies to texts; ``whole`` requests one response at the end.
         """
         request = stream_request(
             self._model, prompt, params, whole=whole, add_special_tokens=add_special_tokens
@@ -106,7 +107,7 @@ class Client:
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
     ) -> Completion:
-        """Send a prompt and wait for the whole answer."""
+        """Send a prompt and wait until all of its completions have ended."""
         builder = CompletionBuilder()
         with self.stream(prompt, timeout=timeout, **params) as stream:
             for chunk in stream:
@@ -116,27 +117,27 @@ class Client:
     def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str | None = None
     ) -> tuple[int, ...]:
-        """The token ids that a prompt becomes. The call counts against the tenant's rate."""
+        """Return the token ids of a prompt. The call counts against the tenant's rate limit."""
         request = task_request(
             "tokenize", self._model, prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )
         return decode_token_ids(self._answer(request))
 
     def detokenize(self, token_ids: Sequence[int], *, tenant: str | None = None) -> str:
-        """The text that token ids stand for, special tokens included, on a tenant's account."""
+        """Return the text of token ids, including special tokens, on behalf of a tenant."""
         request = task_request("detokenize", self._model, token_ids, tenant=tenant)
         return decode_text(self._answer(request))
 
     def info(self) -> ModelInfo:
-        """What the model says about itself."""
+        """Return the model's properties."""
         return decode_info(self._answer(task_request("info", self._model)))
 
     def inspect(self) -> EngineView:
-        """The engine's sequences and blocks, if its option ``enable_inspect`` is set."""
+        """Return the engine's sequences and blocks; requires its option ``enable_inspect``."""
         return decode_view(self._answer(task_request("inspect", self._model)))
 
     def is_ready(self) -> bool:
-        """Whether the server is there and the model takes requests."""
+        """Return True if the server is reachable and the model accepts requests."""
         try:
             answer = self._stub.ModelReady(ready_request(self._model), timeout=READY_TIMEOUT_S)
         except grpc.RpcError:
@@ -144,7 +145,7 @@ class Client:
         return bool(answer.ready)
 
     def close(self) -> None:
-        """Cancel what is still open and let go of the connection."""
+        """Cancel open requests and close the connection."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -159,7 +160,7 @@ class Client:
         )
 
     def _answer(self, request: Any) -> Any:
-        """The only response to a task, read to the end of the call as in Stream."""
+        """Return the only response to a task; like Stream, reads to the end of the call."""
         try:
             responses = list(self._call(request, None))
         except grpc.RpcError as error:

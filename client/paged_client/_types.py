@@ -1,4 +1,4 @@
-"""What a caller gets back: chunks of a stream, or a whole answer with its timing."""
+"""Results of requests: chunks of a stream, or a whole Completion with its timing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that could stand at a position, and the logarithm of its probability.
+    """A candidate token for a position, and its log-probability.
 
-    ``rank`` is 1 for the likeliest. ``text`` is what the token alone decodes to; where that is
-    only a part of a character, ``content`` has its bytes all the same.
+    ``rank`` is 1 for the most likely token. ``text`` is the token decoded alone; ``content`` is its
+    exact bytes, even if they are only a part of a character.
     """
 
     token_id: int
@@ -21,17 +21,17 @@ class TokenLogprob:
 
 
 Position = tuple[TokenLogprob, ...]
-"""The token that stands at a position, then the likeliest others in order of rank."""
+"""The token at a position, then the most likely others in order of rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one response adds to one answer; ``index`` tells the answers of ``n > 1`` apart.
+    """The part that one response adds to one completion; ``index`` is the completion's, below n.
 
-    ``num_output_tokens`` counts this chunk's tokens: a server that is ahead of its reader packs
-    several into one chunk. ``finish_reason`` is None until the answer's last chunk. ``logprobs``
-    has one position for each token, if asked for; ``prompt_logprobs`` come with the first chunk,
-    and the prompt's first token has none.
+    ``num_output_tokens`` is the number of tokens in this chunk: a server that generates faster than
+    the client reads packs several into one chunk. ``finish_reason`` is None until the completion's
+    last chunk. ``logprobs`` has one position per token, if requested; ``prompt_logprobs`` come with
+    the first chunk, and the prompt's first token has none.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a model says about itself."""
+    """Properties of a model, as its server reports them."""
 
     max_model_len: int
     vocab_size: int
@@ -56,14 +56,14 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class SequenceView:
-    """One answer that the engine has under way; a block in several of these is shared."""
+    """One completion in flight in the engine; a block listed by several sequences is shared."""
 
-    request_id: str  # a digest of it, equal for the answers of one request
-    index: int  # which of the request's n answers
+    request_id: str  # digest of the id, equal for all completions of a request
+    index: int  # of the completion, from 0 to n - 1
     status: str  # waiting or running
     num_prompt_tokens: int
-    num_tokens: int  # of prompt and output so far
-    num_computed_tokens: int  # those whose K and V are in the blocks
+    num_tokens: int  # prompt and output so far
+    num_computed_tokens: int  # tokens with K and V in the blocks
     block_ids: tuple[int, ...]
 
 
@@ -72,14 +72,14 @@ class EngineView:
     """The engine's sequences and blocks at one moment."""
 
     block_size: int
-    num_blocks: int  # the null block 0, which nobody owns, included
+    num_blocks: int  # including the null block 0, which no sequence owns
     sequences: tuple[SequenceView, ...]
-    cached_block_ids: tuple[int, ...]  # free blocks whose content can be found
+    cached_block_ids: tuple[int, ...]  # free blocks with content that the prefix cache can reuse
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished answer to a prompt."""
+    """One finished completion of a prompt (one of n)."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -94,11 +94,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All answers to one prompt and how long they took, in seconds, as this client saw it.
+    """All n completions of one prompt, and their timing in seconds as measured by this client.
 
-    ``ttft_s`` is the time to the first token. ``itl_s`` has one value for every token after its
-    answer's first: tokens that came together share the gap before them equally. ``latency_s``
-    runs to the end of the last answer. ``num_cached_tokens`` of the prompt were not computed again.
+    ``ttft_s`` is the TTFT. ``itl_s`` has one ITL for every token after the first of its completion:
+    tokens that arrive together share the gap before them equally. ``latency_s`` is the end-to-end
+    latency, to the end of the last completion. ``num_cached_tokens`` is the number of prompt tokens
+    that were not computed again.
     """
 
     answers: tuple[Answer, ...]
@@ -111,20 +112,20 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Text of the first answer."""
+        """Text of the first completion."""
         return self.answers[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Generated tokens of the first answer."""
+        """Generated tokens of the first completion."""
         return self.answers[0].token_ids
 
     @property
     def finish_reason(self) -> str:
-        """Why the first answer ended: ``stop``, ``length`` or ``abort``."""
+        """Why the first completion ended: ``stop``, ``length`` or ``abort``."""
         return self.answers[0].finish_reason
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of generated tokens of all answers."""
+        """Number of generated tokens of all completions."""
         return sum(answer.num_output_tokens for answer in self.answers)

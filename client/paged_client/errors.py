@@ -1,12 +1,12 @@
-"""What can go wrong with a request, as exceptions.
+"""The exceptions of this library.
 
 ClientError
 ├── InvalidRequest      the server, or this library, refuses the request as it is
 │   └── UnknownModel    the server has no model of that name, or none that is loaded
-├── Unavailable         nobody answers at that address, or the server takes no request now
-├── RequestCancelled    the request was cancelled, by this side or by the server
-├── RequestTimeout      the caller's time was over; the request was cancelled on the server
-└── ServerError         anything else: a fault of the server
+├── Unavailable         no server answers at that address, or it accepts no requests now
+├── RequestCancelled    the request was cancelled, by this client or by the server
+├── RequestTimeout      the timeout passed; the request was cancelled on the server
+└── ServerError         any other error: the server failed
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import grpc
 
 
 class ClientError(Exception):
-    """Base of every error of this library."""
+    """Base class of this library's errors."""
 
     @property
     def reason(self) -> str | None:
-        """The word that a server puts before such an error, for programs: ``queue_full``..."""
+        """Machine-readable code at the start of the message, such as ``queue_full``, if any."""
         found = _REASON.match(str(self))
         return found[1] if found else None
 
@@ -35,11 +35,11 @@ class UnknownModel(InvalidRequest):
 
 
 class Unavailable(ClientError):
-    """No server there, or one that takes no request now; the message says which."""
+    """No server answers, or it accepts no requests now; the message says which."""
 
     @property
     def retry_after_s(self) -> float | None:
-        """How long the server wants to be left alone, if it says."""
+        """Seconds to wait before a retry, if the server's message gives them."""
         found = _RETRY_AFTER.search(str(self))
         return float(found[1]) if found else None
 
@@ -64,7 +64,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: RequestTimeout,
 }
 
-# Words before the texts that are not about a request's content.
+# Codes at the start of messages about anything but the request's content.
 _BY_REASON: dict[str, type[ClientError]] = {
     "queue_full": Unavailable,
     "rate_limited": Unavailable,
@@ -73,7 +73,7 @@ _BY_REASON: dict[str, type[ClientError]] = {
     "deadline": RequestTimeout,
     "crash_limit": ServerError,
 }
-# How others begin; all but "internal error" are Triton's own.
+# Prefixes of messages without a code; all but "internal error" are Triton's own.
 _BY_BEGINNING: dict[str, type[ClientError]] = {
     "internal error": ServerError,
     "Request was cancelled": RequestCancelled,
@@ -83,20 +83,20 @@ _BY_BEGINNING: dict[str, type[ClientError]] = {
 }
 _REASON = re.compile(rf"({'|'.join(_BY_REASON)}): ")
 _RETRY_AFTER = re.compile(r"retry after (\d{1,9}(?:\.\d{1,9})?) s$")
-_STEP = re.compile(r"in ensemble '[^']*', ")  # what the server puts before an error of a step
+_STEP = re.compile(r"in ensemble '[^']*', ")  # Triton's prefix for an error of an ensemble's step
 
 
 def from_status(status: grpc.RpcError) -> ClientError:
-    """The exception for a gRPC status that is not OK."""
+    """Return the exception for a gRPC status that is not OK."""
     code = status.code()
     message = _STEP.sub("", status.details() or code.name.lower(), count=1)
-    # A reason says more than the code: a deadline of the server's has the code CANCELLED.
+    # The reason is more precise than the status: the server's own deadline has status CANCELLED.
     kind = _kind_by_reason(message) or _BY_STATUS.get(code, ServerError)
     return kind(message)
 
 
 def from_text(message: str) -> ClientError:
-    """The exception for an error inside a stream, which carries a text and no status.
+    """Return the exception for an error inside a stream, which has a text and no status.
 
     The header ``triton_grpc_error`` would add the status, but makes tritonserver 24.10 crash when
     several streams end with an error at once.

@@ -1,6 +1,6 @@
-"""Between Python values and the messages of the KServe gRPC protocol; does no I/O.
+"""Converts between Python values and messages of the KServe gRPC protocol; does no I/O.
 
-For programs with a transport of their own; others use Client or AsyncClient.
+For programs with their own transport; other programs use Client or AsyncClient.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from paged_client.errors import InvalidRequest, ServerError, from_text
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages | Mapping[str, Any]
-"""A text, token ids, chat messages, or an object of chat messages and how to render them."""
+"""A text, token ids, chat messages, or an object with chat messages and rendering options."""
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.max_reconnect_backoff_ms", 2000),  # a server that comes back is found soon
+    ("grpc.max_reconnect_backoff_ms", 2000),  # reconnect soon after a server restarts
 ]
 READY_TIMEOUT_S = 5.0
-_LARGE_BYTES = 2**16  # of outputs, nearly all of which are log-probabilities then
+_LARGE_BYTES = 2**16  # of outputs; larger ones consist almost entirely of log-probabilities
 _HERE = re.compile(r"(localhost|127\.[\d.]+|\[::1\]):\d+")
 
 _TELLING_INPUTS = {"text_input", "input_ids", "task"}
@@ -51,7 +51,10 @@ _NOT_FINISHED = "None"
 
 
 def channel_options(address: str) -> list[tuple[str, int]]:
-    """Options of a channel: gRPC would ask a proxy of the environment even for this machine."""
+    """Return a channel's options.
+
+    They disable the environment's proxy for local addresses, which gRPC would use otherwise.
+    """
     return [*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0 if _HERE.fullmatch(address) else 1)]
 
 
@@ -64,9 +67,9 @@ def stream_request(
     add_special_tokens: bool = True,
     asked_for: Iterable[str] = _ASKED_FOR,
 ) -> Any:
-    """A ``ModelInferRequest`` for an answer to a prompt, piece by piece or ``whole``.
+    """Return a ``ModelInferRequest`` to complete a prompt, streamed or in one response (``whole``).
 
-    Raises InvalidRequest for what cannot be put into tensors.
+    Raises InvalidRequest for values that cannot be put into tensors.
     """
     request = _request(model, prompt, add_special_tokens)
     if params:
@@ -88,7 +91,7 @@ def task_request(
     add_special_tokens: bool = True,
     tenant: str | None = None,
 ) -> Any:
-    """A ``ModelInferRequest`` that the model answers without generating."""
+    """Return a ``ModelInferRequest`` for a task that the model performs without generating."""
     request = _request(model, prompt, add_special_tokens)
     _add_text(request, "task", task)
     if tenant is not None:
@@ -97,38 +100,38 @@ def task_request(
 
 
 def ready_request(model: str) -> Any:
-    """A ``ModelReadyRequest``."""
+    """Return a ``ModelReadyRequest``."""
     return service_pb2.ModelReadyRequest(name=model)
 
 
 def index_request() -> Any:
-    """A ``RepositoryIndexRequest`` for the models that take requests."""
+    """Return a ``RepositoryIndexRequest`` for the models that accept requests."""
     return service_pb2.RepositoryIndexRequest(ready=True)
 
 
 def config_request(model: str) -> Any:
-    """A ``ModelConfigRequest``."""
+    """Return a ``ModelConfigRequest``."""
     return service_pb2.ModelConfigRequest(name=model)
 
 
 def speaks_this_contract(config: Any) -> bool:
-    """Whether a ``ModelConfigResponse`` describes a model that this library can talk to."""
+    """Return True if a ``ModelConfigResponse`` describes a model that this library supports."""
     return _TELLING_INPUTS <= {tensor.name for tensor in config.config.input}
 
 
 def decode_token_ids(response: Any) -> tuple[int, ...]:
-    """The ids in the response to the task ``tokenize``."""
+    """Return the token ids in the response to the task ``tokenize``."""
     return tuple(_output(_result(response), "output_ids").tolist())
 
 
 def decode_text(response: Any) -> str:
-    """The text in the response to the task ``detokenize``."""
+    """Return the text in the response to the task ``detokenize``."""
     text: bytes = _output(_result(response), "text_output").item()
     return text.decode(errors="replace")
 
 
 def decode_info(response: Any) -> ModelInfo:
-    """What the response to the task ``info`` says."""
+    """Parse the response to the task ``info``. Raises ServerError if a field is missing."""
     values = json.loads(decode_text(response))
     try:
         return ModelInfo(**{name: values[name] for name in ModelInfo.__slots__})
@@ -137,7 +140,7 @@ def decode_info(response: Any) -> ModelInfo:
 
 
 def decode_view(response: Any) -> EngineView:
-    """What the response to the task ``inspect`` says."""
+    """Parse the response to the task ``inspect``. Raises ServerError if it is malformed."""
     values = json.loads(decode_text(response))
     try:
         sequences = [
@@ -160,15 +163,15 @@ def is_large(response: Any) -> bool:
 
 
 class StreamDecoder:
-    """Turns the responses of one stream into chunks and knows when its answers are complete."""
+    """Converts the responses of one stream into chunks and tracks which completions have ended."""
 
     def __init__(self) -> None:
         self._open: set[int] | None = None
 
     def decode(self, response: Any) -> list[Chunk]:
-        """What a ``ModelStreamInferResponse`` adds, in the order of the answers.
+        """Return the chunks in a ``ModelStreamInferResponse``, in order of their ``index``.
 
-        Raises the ClientError that the response stands for, if it is one.
+        If the response is an error, raises the corresponding ClientError.
         """
         result = _result(response)
         texts = _output(result, "text_output")
@@ -199,7 +202,7 @@ class StreamDecoder:
         return [chunk for chunk in chunks if len(texts) == 1 or _says_something(chunk)]
 
     def finish(self) -> None:
-        """To be called at the end of the stream; raises ServerError if an answer has no end."""
+        """Check the end of the stream; raises ServerError if a completion has not ended."""
         if self._open is None or self._open:
             raise ServerError("the stream ended before its answer did")
 
@@ -222,7 +225,7 @@ def _output(result: InferResult, name: str) -> NDArray[Any]:
 
 
 def _logprobs(result: InferResult, name: str, count: int) -> list[tuple[Any, ...]]:
-    """The positions of each of ``count`` answers; none where they were not asked for."""
+    """Return the positions of each of ``count`` completions; empty if they were not requested."""
     array = result.as_numpy(name)
     if array is None:
         return [()] * count
@@ -245,7 +248,7 @@ def _position(entries: Mapping[str, Any] | None) -> Position | None:
 
 
 def _split(token_ids: list[int], counts: list[int]) -> list[tuple[int, ...]]:
-    """The answers' tokens come one answer after the other in one flat tensor."""
+    """Split the flat tensor of concatenated completions into the token ids of each completion."""
     if sum(counts) != len(token_ids):
         raise ServerError(f"{len(token_ids)} output_ids for num_output_tokens {counts}")
     ends = np.cumsum(counts).tolist()

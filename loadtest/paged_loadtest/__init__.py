@@ -1,1 +1,1 @@
-"""Load for a running server, ours or a peer's, and what its clients saw of it."""
+"""Generates load for a running server, ours or another, and reports what its clients measured."""

@@ -1,4 +1,4 @@
-"""Measures runs against one server; what there is of them outlives whatever ends them."""
+"""Measures runs against one server; results so far are kept even if a run fails."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PROBE_TOKENS = 2
 
 
 class NothingMeasured(PagedError, RuntimeError):
-    """Not one call of a run succeeded."""
+    """Raised when no call of a run succeeded."""
 
 
 class Bench:
-    """A connection to the server, and the runs so far."""
+    """A connection to the server and the runs measured so far."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Bench:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Connect.
+        """Connect to the server and check it.
 
         Raises:
-            ConfigError: the server, the model or the metrics page is not there.
+            ConfigError: the server, the model or the metrics page is not available.
         """
         async with AsyncExitStack() as stack:
             self._endpoint = await stack.enter_async_context(open_endpoint(self._target))
@@ -62,10 +62,10 @@ class Bench:
         await self._stack.aclose()
 
     def make(self, workload: WorkloadOptions) -> list[Request]:
-        """The requests of a workload, made for this model.
+        """Build the requests of a workload for this model.
 
         Raises:
-            ConfigError: it cannot be made, or does not fit.
+            ConfigError: the workload cannot be built, or a request does not fit the model.
         """
         target, facts = self._target, self.facts
         return make_requests(
@@ -78,10 +78,10 @@ class Bench:
         )
 
     async def warm_up(self, workload: WorkloadOptions, load: LoadOptions) -> None:
-        """See that the server takes such requests, and send those that are not measured.
+        """Check that the server accepts such requests, then send the warm-up requests.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: the server rejects such a request.
         """
         like = self.make(replace(workload, seed=_other_seed(workload.seed), num_prompts=1))[0]
         probe = replace(like, max_tokens=min(like.max_tokens, _PROBE_TOKENS), later=())
@@ -99,15 +99,15 @@ class Bench:
             await self.send(requests, max_concurrency=load.max_concurrency)
 
     def forget_cache(self) -> None:
-        """From here on, find nothing in the server's prefix cache that was sent before."""
+        """Make later requests miss everything already in the server's prefix cache."""
         if self._target.fresh_cache:
             self._endpoint.forget_cache()
 
     async def send(self, requests: Sequence[Request], max_concurrency: int | None) -> None:
-        """Send requests that are not measured.
+        """Send requests without measuring them.
 
         Raises:
-            ServerLost: the server is gone.
+            ServerLost: the server stopped answering.
         """
         driver = Driver(self._endpoint, max_concurrency)
         await driver.run(requests, [0.0] * len(requests))
@@ -115,10 +115,10 @@ class Bench:
     async def measure(
         self, label: str, requests: Sequence[Request], load: LoadOptions, seed: int
     ) -> Run:
-        """Send requests and add their run, or as much as there was of it, to the others.
+        """Send requests, and add the run (even an incomplete one) to `runs`.
 
         Raises:
-            ServerLost: the server is gone.
+            ServerLost: the server stopped answering.
             NothingMeasured: every call failed.
         """
         times = arrival_times(requests, load, seed)
@@ -160,5 +160,5 @@ class Bench:
 
 
 def _other_seed(seed: int) -> int:
-    """Of contents that no run has, so that it finds none of them in the prefix cache."""
+    """A seed that no measured run uses, so that no run finds this content in the prefix cache."""
     return seed ^ (1 << 62)

@@ -1,4 +1,4 @@
-"""Two reports side by side: ratios, and which of them is the better."""
+"""Compares two reports: the ratio of each figure, and which report is better."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_backend.errors import ConfigError
 from paged_loadtest.report import hit_rate
 from paged_loadtest.results import LATENCIES, Report, Run
 
-SAME = 0.05  # a ratio that is nearer to 1 says nothing
+SAME = 0.05  # ratios closer to 1 than this count as no difference
 
 _HIGHER: dict[str, Callable[[Run], float | None]] = {
     "Request throughput (req/s)": lambda run: run.request_throughput,
@@ -27,7 +27,7 @@ _STATISTICS = ("median", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure of both."""
+    """One figure in both reports."""
 
     name: str
     first: float
@@ -36,12 +36,12 @@ class Line:
 
     @property
     def ratio(self) -> float | None:
-        """The second by the first."""
+        """The second value divided by the first; None if the first is 0."""
         return self.second / self.first if self.first else None
 
     @property
     def verdict(self) -> str:
-        """What the second is, seen from the first."""
+        """Whether the second value is better or worse than the first, or the same."""
         ratio = self.ratio
         if ratio is None or abs(ratio - 1) < SAME:
             return "same"
@@ -49,10 +49,10 @@ class Line:
 
 
 def compare(first: Report, second: Report) -> dict[str, list[Line]]:
-    """The figures of the runs that both have, by label; two single runs are taken for the same.
+    """Compare runs with equal labels; two reports of one run each are compared whatever the label.
 
     Raises:
-        ConfigError: they have no run in common.
+        ConfigError: the reports have no run in common.
     """
     if len(first.runs) == len(second.runs) == 1:
         (one,), (other,) = first.runs, second.runs
@@ -69,7 +69,7 @@ def compare(first: Report, second: Report) -> dict[str, list[Line]]:
 
 
 def differences(first: Report, second: Report) -> list[tuple[str, Any, Any]]:
-    """Options and circumstances that are not the same, which may be why figures are not."""
+    """Options and environment values that differ (except the date) and may explain the figures."""
     one, other = _settings(first), _settings(second)
     names = [*one, *(name for name in other if name not in one)]
     pairs = ((name, one.get(name), other.get(name)) for name in names)
@@ -77,10 +77,10 @@ def differences(first: Report, second: Report) -> list[tuple[str, Any, Any]]:
 
 
 def print_comparison(console: Console, first: Report, second: Report) -> None:
-    """A table for each run that both have.
+    """Print the differing settings, and a table for each run that both reports have.
 
     Raises:
-        ConfigError: they have no run in common.
+        ConfigError: the reports have no run in common.
     """
     pairs = compare(first, second)
     different = differences(first, second)

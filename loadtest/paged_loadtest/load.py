@@ -1,4 +1,4 @@
-"""Sends a workload: at its own times, at a rate, or as fast as a number of slots allows."""
+"""Sends a workload: at its own arrival times, at a rate, or as fast as the concurrency allows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paged_loadtest.timeline import Timeline
 
 
 class ServerLost(PagedError, RuntimeError):
-    """The server stopped answering in the middle of a run."""
+    """Raised when the server stops answering in the middle of a run."""
 
 
 def arrival_times(requests: Sequence[Request], load: LoadOptions, seed: int) -> list[float]:
-    """When each request is due, in seconds after the beginning; 0 for all that are not held back.
+    """When each request is due, in seconds from the start of the run; 0 means at once.
 
-    The gaps of a rate are stretched so that their sum is the same for every seed.
+    Gaps at a given rate are scaled so that their sum is the same for every seed.
     """
     if all(request.arrival_s is not None for request in requests):
         return [request.arrival_s or 0.0 for request in requests]
@@ -37,7 +37,7 @@ def arrival_times(requests: Sequence[Request], load: LoadOptions, seed: int) -> 
 
 
 class Driver:
-    """Makes the calls of one run and keeps what became of them, also if the run is cut short."""
+    """Makes the calls of one run and keeps their timelines, even if the run is cut short."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Driver:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the run began, until its end."""
+        """Seconds since the run began; constant once it has ended."""
         return (self._ended_s or perf_counter()) - self._began_s
 
     async def run(self, requests: Sequence[Request], times: Sequence[float]) -> None:
-        """Send each request when it is due and a slot is free, and wait for all answers.
+        """Send each request when it is due and concurrency allows, and wait for all responses.
 
         Raises:
-            ServerLost: the server is gone; its open calls were given up.
+            ServerLost: the server stopped answering; calls in flight were canceled.
         """
         with _short_collections():
             self._began_s = perf_counter()
@@ -83,7 +83,7 @@ class Driver:
             await asyncio.sleep(delay_s)
 
     async def _converse(self, request: Request) -> None:
-        """Make a call and those that follow it."""
+        """Make a call and, for a conversation, its follow-up calls."""
         try:
             following: Request | None = request
             while following is not None:
@@ -108,7 +108,7 @@ class Driver:
 
 @contextlib.contextmanager
 def _short_collections() -> Iterator[None]:
-    """Keep the garbage collector from looking through a whole workload while calls wait."""
+    """Freeze existing objects, so that garbage collection does not scan the workload mid-run."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""What a Locust run depends on besides its workload; knows nothing of Locust."""
+"""Options of a Locust run besides its workload; does not import Locust."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from paged_backend.errors import option_error
 from paged_backend.validation import Rule, check_fields, checked
 
 SHAPES = ("constant", "ramp", "burst", "wave")
-NUM_PROMPTS = 1000  # more than a run of some minutes sends to a small model
-STOP_TIMEOUT_S = 60  # in which a call ends that begins at the end of a run
+NUM_PROMPTS = 1000  # more than a small model serves in a run of a few minutes
+STOP_TIMEOUT_S = 60  # long enough for a call that starts at the end of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocustOptions:
-    """Where requests go to, and when.
+    """Where and when requests are sent.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.

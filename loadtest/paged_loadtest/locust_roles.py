@@ -1,8 +1,8 @@
-"""What each process of a run does when it begins and when it ends.
+"""Roles of the processes of a Locust run: standalone, master and worker.
 
-At the end Locust would kill users in the middle of their calls, and a master waits half a second
-for what its workers still have to tell. So calls are finished before Locust begins to stop, and a
-master first has its workers do so and report.
+When a run ends, Locust kills users in the middle of their calls, and a master waits only half a
+second for the last reports of its workers. Therefore calls are finished before Locust begins to
+stop, and a master first makes its workers finish and report.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from paged_loadtest.locust_traffic import Traffic
 from paged_loadtest.locust_users import StreamingUser
 
 # Messages between master and workers.
-_SHARE = "paged_share"  # to a worker: what of the run is its own
-_FINISH = "paged_finish"  # to a worker: end your calls and report
+_SHARE = "paged_share"  # to a worker: its share of the run
+_FINISH = "paged_finish"  # to a worker: finish calls and report
 _FINISHED = "paged_finished"  # to the master, after the report
 _PROBLEM = "paged_problem"  # to the master: the run cannot go on
 
-_REPORT_TIMEOUT_S = 10.0  # of a worker, beyond the time that its calls may take
+_REPORT_TIMEOUT_S = 10.0  # for a worker's report, beyond the time for its calls
 _LOG = logging.getLogger(__name__)
 
 
 def install(events: Events) -> None:
-    """Hook into Locust; for a locustfile."""
+    """Register the listeners with Locust; call this from a locustfile."""
     events.init_command_line_parser.add_listener(add_arguments)
     events.init.add_listener(take_role)
 
 
 def take_role(environment: Environment, **_: Any) -> None:
-    """Refuse what cannot run, before the first user begins."""
-    # Python would raise KeyboardInterrupt in whichever greenlet runs, where it can be lost.
+    """Create this process's role; exit with status 2 if the run cannot be set up."""
+    # Otherwise Python raises KeyboardInterrupt in the current greenlet, where it can be lost.
     gevent.signal_handler(signal.SIGINT, _interrupt_main)
     runner = environment.runner
     try:
@@ -62,31 +62,31 @@ def take_role(environment: Environment, **_: Any) -> None:
 
 
 class Role(ABC):
-    """Listens to the events of one process."""
+    """Handles Locust's events in one process."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.common: Any = environment.parsed_options  # Locust's options and ours
-        environment.stop_timeout = 0.0  # of users: their calls go on without them
+        environment.stop_timeout = 0.0  # for users: their calls continue without them
         environment.events.test_start.add_listener(self.on_test_start)
         environment.events.test_stopping.add_listener(self.on_test_stopping)
         environment.events.quit.add_listener(self.on_quit)
 
     @abstractmethod
     def on_test_start(self, **_: Any) -> None:
-        """Begin a run."""
+        """Start a run."""
 
     @abstractmethod
     def on_test_stopping(self, **_: Any) -> None:
-        """Finish the calls under way."""
+        """Finish the calls in flight."""
 
     @abstractmethod
     def on_quit(self, **_: Any) -> None:
-        """Leave nothing behind."""
+        """Release resources."""
 
 
 class Reporter(Role):
-    """Of a process whose statistics are those of the whole run."""
+    """Role of a process that holds the statistics of the whole run."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -101,31 +101,31 @@ class Reporter(Role):
 
     @property
     def user_rate(self) -> float | None:
-        """Requests a second of each user, in an open loop."""
+        """Requests per second of each user in an open loop; None in a closed loop."""
         rate = self.setup.options.request_rate
         return None if rate is None else rate / (self.common.num_users or 1)
 
     def on_test_start(self, **_: Any) -> None:
-        """Forget the run before."""
+        """Reset the state of the previous run."""
         self._problem = self.environment.process_exit_code = None
 
     def on_test_stop(self, **_: Any) -> None:
-        """Tell the log how a run of the web page was."""
+        """Log the summary of a run that was started from the web page."""
         if self.environment.web_ui is not None:
             _LOG.info(summary(self.environment.stats))
 
     def on_quit(self, **_: Any) -> None:
-        """Tell how the run was."""
+        """Close connections and print the summary."""
         self.setup.close()
         if self.common.csv_prefix:
-            # Locust writes the files once a second, and not once more at its end.
+            # Locust writes the CSV files once a second, but not at exit; wait for one more write.
             gevent.sleep(stats.CSV_STATS_INTERVAL_SEC + 0.2)
         print(summary(self.environment.stats), flush=True)
         if self._problem is not None:
             _complain(self._problem)
 
     def give_up(self, problem: str) -> None:
-        """End the run early; what there is so far is reported."""
+        """End the run early; the results so far are reported."""
         if self._problem is not None:
             return
         _LOG.error(problem)
@@ -139,12 +139,12 @@ class Reporter(Role):
 
 
 class Alone(Reporter):
-    """There is only this process."""
+    """Role of the only process of a run."""
 
     _traffic: Traffic | None = None
 
     def on_test_start(self, **_: Any) -> None:
-        """Let users begin."""
+        """Set up the traffic before users start."""
         super().on_test_start()
         self._traffic = StreamingUser.traffic = Traffic(
             self.environment,
@@ -155,13 +155,13 @@ class Alone(Reporter):
         )
 
     def on_test_stopping(self, **_: Any) -> None:
-        """Finish the calls under way."""
+        """Finish the calls in flight."""
         if self._traffic is not None:
             self._traffic.finish(self.common.stop_timeout)
 
 
 class Master(Reporter):
-    """Has no users itself."""
+    """Role of the master, which has no users."""
 
     def __init__(self, environment: Environment, runner: MasterRunner) -> None:
         super().__init__(environment)
@@ -179,7 +179,7 @@ class Master(Reporter):
             self._give_share(worker, index, len(workers))
 
     def on_worker_connect(self, client_id: str, **_: Any) -> None:
-        """Have a worker that comes in the middle of a run send what others send, too."""
+        """Give a worker that joins mid-run all requests from its index on; others send them too."""
         if self._runner.state in (STATE_SPAWNING, STATE_RUNNING):
             self._give_share(client_id, self._runner.get_worker_index(client_id), 1)
 
@@ -215,7 +215,7 @@ class Master(Reporter):
 
 
 class Worker(Role):
-    """Has the users that its master gives it; servers and workload are the master's, too."""
+    """Role of a worker: users, servers and workload are those of its master."""
 
     def __init__(self, environment: Environment, runner: WorkerRunner) -> None:
         super().__init__(environment)
@@ -227,7 +227,7 @@ class Worker(Role):
         runner.register_message(_FINISH, self._finish, concurrent=True)
 
     def on_test_start(self, **_: Any) -> None:
-        """Prepare as the master did, and let users begin."""
+        """Prepare as the master did, and set up the traffic before users start."""
         self.on_quit()
         names = self._share.pop("users")
         users = [user for user in self.environment.user_classes if user.__name__ in names]
@@ -242,10 +242,10 @@ class Worker(Role):
         )
 
     def on_test_stopping(self, **_: Any) -> None:
-        """Finish nothing: the master has asked for that, or is not there to hear of it."""
+        """Do nothing: the master has already asked to finish, or is gone."""
 
     def on_quit(self, **_: Any) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._setup is not None:
             self._setup.close()
 

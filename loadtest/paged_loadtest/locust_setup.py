@@ -1,4 +1,4 @@
-"""From Locust's command line to servers that answer and requests to send them."""
+"""Turns Locust's command line into checked connections and requests to send."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from paged_loadtest.locust_wires import Transport, Unreachable
 from paged_loadtest.request import Request
 from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 
-_LEAST_VOCABULARY = 256  # ids that every model has
+_LEAST_VOCABULARY = 256  # every model has these ids; used if no server reports its size
 _LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: LocustArgumentParser, **_: Any) -> None:
-    """Add our flags. Those of groups are not on the web page, so that nobody changes them there."""
+    """Add our flags in groups, which Locust's web page hides, so that they cannot change there."""
     parser.set_defaults(stop_timeout=STOP_TIMEOUT_S)
     add_flags(parser.add_argument_group("Traffic"), LocustOptions)
     group = parser.add_argument_group("Workload")
@@ -40,23 +40,23 @@ def add_arguments(parser: LocustArgumentParser, **_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What users need."""
+    """Options, requests and transports of the users."""
 
     options: LocustOptions
     requests: Sequence[Request]
     wires: Mapping[type[Transport], Transport]
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for wire in self.wires.values():
             wire.close()
 
 
 def tagged(user_classes: Iterable[type[User]], common: Any) -> list[type[User]]:
-    """Those that --tags and --exclude-tags leave.
+    """Return the user classes that --tags and --exclude-tags select.
 
     Raises:
-        ConfigError: none is left.
+        ConfigError: no class is selected.
     """
     wanted, unwanted = set(common.tags or ()), set(common.exclude_tags or ())
     users = {user: _tags(user) for user in user_classes}
@@ -73,12 +73,12 @@ def _tags(user: type[User]) -> set[str]:
 
 
 def reachable(user_classes: Sequence[type[User]], common: Any) -> list[type[User]]:
-    """The users whose servers answer; others are left out with a warning, unless they are named.
+    """Drop the user classes without a reachable server, with a warning.
 
-    A class, a tag or an address on the command line names users.
+    Users chosen explicitly, by a class, tag or address on the command line, are always kept.
 
     Raises:
-        ConfigError: an option cannot be used, users that were named get no answer, or none do.
+        ConfigError: an option cannot be used, or no user class has a reachable server.
     """
     options = LocustOptions(**flag_values(common, LocustOptions))
     silent: dict[type[User], Unreachable] = {}
@@ -101,7 +101,7 @@ def reachable(user_classes: Sequence[type[User]], common: Any) -> list[type[User
 
 
 def prepare(user_classes: Iterable[type[User]], common: Any) -> Setup:
-    """See that the servers of these users answer, and make the requests.
+    """Check that the servers of these users answer, and build the requests.
 
     Raises:
         ConfigError: an option, a server or a file cannot be used.
@@ -124,13 +124,13 @@ def prepare(user_classes: Iterable[type[User]], common: Any) -> Setup:
 
 
 def _make_requests(workload: WorkloadOptions, material: TokenizerContext) -> list[Request]:
-    """In a thread: a tokenizer takes seconds, and a worker that is silent is taken for dead."""
+    """Build in a thread: loading a tokenizer takes seconds, and a silent worker counts as dead."""
 
     def make() -> list[Request] | ConfigError:
         try:
             return make_requests(workload, material)
         except ConfigError as error:
-            return error  # the thread would print what is raised
+            return error  # the thread pool would print a raised exception
 
     made: list[Request] | ConfigError = gevent.get_hub().threadpool.apply(make)
     if isinstance(made, ConfigError):

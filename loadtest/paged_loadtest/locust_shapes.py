@@ -1,6 +1,6 @@
-"""How many users there are at each moment: Locust's load shapes.
+"""Locust load shapes: the number of users over time.
 
-Each keeps to Locust's own --users, as the most that there are, and --run-time.
+Each shape respects Locust's own --users (the maximum) and --run-time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from paged_loadtest.locust_options import LocustOptions
 from paged_loadtest.locust_statistics import num_output_tokens
 from paged_loadtest.request import Request
 
-MAX_SPAWN_RATE = 100.0  # above it Locust warns
+MAX_SPAWN_RATE = 100.0  # Locust warns above this rate
 _LOG = logging.getLogger(__name__)
 
 
 class LoadCurve(LoadTestShape):
-    """A number of users that depends on the time."""
+    """Base of load shapes in which the number of users depends on time."""
 
     abstract = True
     use_common_options: ClassVar[bool] = True
@@ -33,10 +33,10 @@ class LoadCurve(LoadTestShape):
 
     @abstractmethod
     def users(self, at_s: float, most: int) -> int | None:
-        """How many of ``most`` there are ``at_s`` seconds after the beginning; None: the end."""
+        """Number of users, at most ``most``, ``at_s`` seconds into the run; None ends the run."""
 
     def tick(self) -> tuple[int, float] | None:
-        """What Locust asks for once a second."""
+        """Return the number of users and the spawn rate; Locust calls this once a second."""
         assert self.runner is not None and self.runner.environment.parsed_options is not None
         common = self.runner.environment.parsed_options
         at_s = self.get_run_time()
@@ -48,29 +48,29 @@ class LoadCurve(LoadTestShape):
 
 
 class Burst(LoadCurve):
-    """All users at the end of each interval, and few before."""
+    """All users at the end of each interval, few before."""
 
     def users(self, at_s: float, most: int) -> int:
-        """All of them in a burst."""
+        """All users in a burst, the floor otherwise."""
         options = self.options
         before_s = options.burst_every - options.burst_length
         return most if at_s % options.burst_every >= before_s else _part(most, options.floor)
 
 
 class Wave(LoadCurve):
-    """A day from night to night: fewest users at its ends, most in the middle."""
+    """A daily cycle: fewest users at the start and end, most in the middle."""
 
     def users(self, at_s: float, most: int) -> int:
-        """A cosine between the fewest and all."""
+        """A cosine between the floor and all users."""
         height = (1 - math.cos(2 * math.pi * at_s / self.options.wave_period)) / 2
         return _part(most, self.options.floor + (1 - self.options.floor) * height)
 
 
 class Ramp(LoadCurve):
-    """1, 2, 4, ... users, until twice as many get hardly more tokens a second, or all are there."""
+    """1, 2, 4, ... users, until doubling hardly raises tokens per second or all users run."""
 
     def reset_time(self) -> None:
-        """Begin anew."""
+        """Restart from one user."""
         super().reset_time()
         self._users = 1
         self._step_began_s = 0.0
@@ -78,7 +78,7 @@ class Ramp(LoadCurve):
         self._best = 0.0
 
     def users(self, at_s: float, most: int) -> int | None:
-        """As many as in the last step until it has lasted long enough."""
+        """The number of users of the current step, or of the next once the step time has passed."""
         if at_s - self._step_began_s < self.options.ramp_step:
             return min(self._users, most)
         return self._next_step(at_s, most)
@@ -100,14 +100,14 @@ class Ramp(LoadCurve):
 
 
 class Replay(LoadCurve):
-    """All users until a trace's last request has been sent."""
+    """All users until the last request of a trace has been sent."""
 
     def __init__(self, options: LocustOptions, last_arrival_s: float) -> None:
         super().__init__(options)
         self._last_arrival_s = last_arrival_s
 
     def users(self, at_s: float, most: int) -> int | None:
-        """Locust asks once a second, and users on other machines begin later."""
+        """End 2 s late: Locust asks once a second, and users on other machines start later."""
         return None if at_s > self._last_arrival_s + 2.0 else most
 
 
@@ -115,7 +115,7 @@ SHAPES: dict[str, type[LoadCurve]] = {"ramp": Ramp, "burst": Burst, "wave": Wave
 
 
 def make_shape(options: LocustOptions, requests: Sequence[Request]) -> LoadCurve | None:
-    """The shape of a run; None leaves the number of users to Locust."""
+    """Create the shape of a run; None leaves the number of users to Locust."""
     last_arrival_s = requests[-1].arrival_s
     if last_arrival_s is not None:
         return Replay(options, last_arrival_s)

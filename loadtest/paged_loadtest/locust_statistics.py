@@ -1,8 +1,8 @@
-"""Puts calls into Locust's own statistics, which add themselves up over machines.
+"""Records calls in Locust's own statistics, which Locust sums over machines.
 
-Each protocol has these rows. Only ``E2E`` counts for the aggregated row, so that its requests are
-calls. Locust keeps whole numbers alone: the other latencies are in microseconds. The requests of
-``output tokens`` are tokens, so that its requests a second are tokens a second.
+Each protocol has these rows. Only ``E2E`` counts in the aggregated row, so a request there is one
+call. Locust stores whole numbers only, so the other latencies are in microseconds. Each "request"
+of ``output tokens`` is one token, so its requests per second are tokens per second.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _LOG = logging.getLogger(__name__)
 
 
 class CallFailed(Exception):
-    """Why a call failed, as Locust's table of failures shows it."""
+    """The reason for a failed call, as Locust's failure table shows it."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def round_to_three_digits(response_time: float) -> int:
-    """The key under which Locust counts a time; its own has two digits, up to 5% off."""
+    """The histogram key of a time; Locust's default keeps two digits and is up to 5% off."""
     unit = int(10 ** max(0, math.floor(math.log10(max(response_time, 1))) - 2))
     return round(response_time / unit) * unit
 
 
-# As Locust's documentation has it; each process that loads this module rounds alike.
+# Locust documents this override; every process that imports this module rounds the same way.
 stats.bucket_response_time = round_to_three_digits
 
 
 def record(environment: Environment, protocol: str, timeline: Timeline) -> None:
-    """Count a call that has ended: its latencies if it succeeded, and the tokens in any case."""
+    """Record a finished call: its tokens always, its latencies only if it succeeded."""
     for _ in range(timeline.num_output_tokens):
         _log(environment, protocol, TOKENS, None)
     if timeline.is_success:
@@ -66,18 +66,18 @@ def record(environment: Environment, protocol: str, timeline: Timeline) -> None:
 
 
 def _log(environment: Environment, protocol: str, name: str, seconds: float | None) -> None:
-    entry: Any = environment.stats.get(name, protocol)  # whose types leave None out
+    entry: Any = environment.stats.get(name, protocol)  # its type stubs do not allow None
     entry.log(None if seconds is None else round(seconds * 1e6), 0)
 
 
 def num_output_tokens(request_stats: RequestStats) -> int:
-    """Tokens of all calls so far."""
+    """Total output tokens of all calls so far."""
     rows = request_stats.entries.items()
     return sum(entry.num_requests for (name, _), entry in rows if name == TOKENS)
 
 
 def summary(request_stats: RequestStats) -> str:
-    """The run in one line."""
+    """Summarize the run in one line."""
     total = request_stats.total
     tokens = num_output_tokens(request_stats)
     last_s = total.last_request_timestamp or time.time()

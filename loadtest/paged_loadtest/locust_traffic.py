@@ -1,4 +1,4 @@
-"""What the users of one process send, and what they have under way."""
+"""Requests that the users of one process send, and their calls in flight."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from paged_loadtest.request import Request
 
 
 class Traffic:
-    """Hands out requests, and keeps their calls apart from the users.
+    """Hands out requests and runs their calls independently of the users.
 
-    A user that is taken away leaves its call to end by itself, so that every token is counted.
-    Of the requests, every ``count``-th from ``index`` on is this process's. ``user_rate`` is of
-    requests a second of each user; None: one after the other. ``give_up`` is called with the
-    reason when a server is no longer there.
+    When Locust stops a user, its call continues, so that every token is counted. This process sends
+    every ``count``-th request, starting at ``index``. ``user_rate`` is the requests per second of
+    each user; None means one request after another. ``give_up`` is called with the reason when a
+    server stops answering.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Traffic:
         self._is_over = Event()
 
     def next_request(self) -> Request | None:
-        """The next to be sent; None when there will be no more."""
+        """Return the next request to send; None when there are no more."""
         return None if self._is_over.is_set() else next(self._requests, None)
 
     def begin(self, wire_type: type[Transport], request: Request) -> Greenlet:
-        """Send a request, and what follows its answer, without waiting."""
+        """Start a request and its follow-up calls without waiting for them."""
         return self._calls.spawn(self._converse, self._wires[wire_type], request)
 
     def finish(self, timeout_s: float) -> None:
-        """Let nothing begin, and end what is under way; after the timeout it is cut off."""
+        """Start no more calls and wait for those in flight; kill them after the timeout."""
         self._is_over.set()
         self._calls.join(timeout_s)
         self._calls.kill()
@@ -77,14 +77,14 @@ class Traffic:
             request = request.follow_up(timeline.text) if goes_on else None
 
     def _check(self, wire: Transport) -> None:
-        """See whether the server is still there, once for all calls that failed together."""
+        """Check that the server still answers, once for all calls that failed together."""
         if self._is_checking or self._is_over.is_set():
             return
         self._is_checking = True
         try:
             wire.check()
         except ConfigError as error:
-            # Not in this greenlet: to give up is to wait for all calls, of which this is one.
+            # Not in this greenlet: giving up waits for all calls, including this one.
             gevent.spawn(self._give_up, str(error))
         else:
             self._is_checking = False

@@ -1,4 +1,4 @@
-"""Users, one class for each protocol."""
+"""Locust users, one class per protocol."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paged_loadtest.request import Request
 
 
 class StreamingUser(User):
-    """Sends one request after the other, or each at its time, and reads the answers as they come.
+    """Sends requests one after another, or each at its own time, and reads the streamed responses.
 
-    ``traffic`` is set before the first user begins.
+    ``traffic`` is set before the first user starts.
     """
 
     abstract = True
@@ -24,13 +24,13 @@ class StreamingUser(User):
     traffic: ClassVar[Traffic]
 
     def on_start(self) -> None:
-        """Wait for the first request's time."""
+        """Wait until the first request is due."""
         self._request: Request | None = None
         self._due_s = perf_counter()
         self.wait()
 
     def wait_time(self) -> float:
-        """Take the next request; seconds until its time."""
+        """Fetch the next request and return the seconds until it is due."""
         traffic = self.traffic
         self._request = traffic.next_request()
         if self._request is None:
@@ -42,7 +42,7 @@ class StreamingUser(User):
         return max(0.0, self._due_s - perf_counter())
 
     def send(self) -> None:
-        """Send the request whose time has come, a conversation to its end."""
+        """Send the request that is due; in a closed loop, wait for it and its follow-up calls."""
         if self._request is None:
             raise StopUser
         call = self.traffic.begin(self.wire_type, self._request)
@@ -50,11 +50,11 @@ class StreamingUser(User):
             call.join()
 
 
-# Locust finds tags at functions, so that each class has a task of its own.
+# Locust reads tags from task functions, so each class needs its own task.
 
 
 class GrpcUser(StreamingUser):
-    """Asks over Triton's gRPC."""
+    """Sends over Triton's gRPC."""
 
     wire_type = GrpcWire
 
@@ -66,7 +66,7 @@ class GrpcUser(StreamingUser):
 
 
 class HttpUser(StreamingUser):
-    """Asks over Triton's HTTP, by ``generate_stream``."""
+    """Sends over Triton's HTTP ``generate_stream``."""
 
     wire_type = GenerateStreamWire
 
@@ -78,7 +78,7 @@ class HttpUser(StreamingUser):
 
 
 class OpenAIUser(StreamingUser):
-    """Asks the OpenAI gateway."""
+    """Sends to the OpenAI gateway."""
 
     wire_type = OpenAIWire
 

@@ -1,6 +1,6 @@
-"""Sends one call at a time under gevent, over each protocol.
+"""Transports that send calls under gevent, one class per protocol.
 
-The endpoints of the bench do the same under asyncio, which gRPC cannot do in a process of gevent's.
+The endpoints of the bench do the same under asyncio, which gRPC does not support under gevent.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from paged_loadtest.protocols.decoding import Decoder, describe_refusal
 from paged_loadtest.request import Request
 from paged_loadtest.timeline import Timeline
 
-_MAX_CONNECTIONS = 10_000  # kept open for the next call; more can be open at once
+_MAX_CONNECTIONS = 10_000  # kept open for reuse; more can be open at once
 _JSON = {"Content-Type": "application/json"}
 
 
 class Unreachable(ConfigError):
-    """Nobody answers at an address, or not in the protocol."""
+    """Raised when an address does not answer, or not in the expected protocol."""
 
 
 class ConnectionLost(Exception):
-    """Nobody is there, or who was there left in the middle."""
+    """Raised when a connection fails, or is closed in the middle of a call."""
 
 
 class Transport(ABC):
-    """One protocol to one server, for any number of greenlets at once."""
+    """A connection to one server over one protocol, usable by any number of greenlets at once."""
 
-    name: ClassVar[str]  # in the statistics
-    flag: ClassVar[str]  # where its address comes from
+    name: ClassVar[str]  # label in the statistics
+    flag: ClassVar[str]  # the option that sets its address
 
     def __init__(self, options: LocustOptions) -> None:
         self.address = self.find_address(options)
         self.model = options.model
 
     def send(self, request: Request) -> tuple[Timeline, bool]:
-        """Make one call and wait for its end, and whether it failed because the connection did.
+        """Make one call; return its timeline, and whether it failed because the connection did.
 
-        A greenlet that is killed here cancels its call; what came before is kept.
+        Killing the greenlet cancels the call; the tokens received so far are kept.
         """
         message = self.encode(request)
         decoder = self.decoder(request, Timeline(perf_counter()))
@@ -76,38 +76,42 @@ class Transport(ABC):
 
     @abstractmethod
     def find_address(self, options: LocustOptions) -> str:
-        """Where the server is."""
+        """Return the server's address."""
 
     @abstractmethod
     def check(self) -> ServerInfo:
-        """See that the server is there and has the model.
+        """Check that the server answers and has the model.
 
         Raises:
-            ConfigError: it is not, or has not; the message says what to do.
+            ConfigError: it does not answer, or lacks the model; the message says what to do.
         """
 
     @abstractmethod
     def encode(self, request: Request) -> Any:
-        """What is sent."""
+        """Encode a request for this protocol."""
 
     @abstractmethod
     def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
-        """What takes in the answer."""
+        """Create a decoder that writes the response into ``timeline``."""
 
     @abstractmethod
     def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
-        """Send a message and feed the decoder; raises ConnectionLost."""
+        """Send a message and feed the response to the decoder.
+
+        Raises:
+            ConnectionLost: the connection failed or was closed early.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
 
     def has_default_address(self) -> bool:
-        """Whether the user has given no other address."""
+        """Whether the address is the default one."""
         return self.address == self.find_address(LocustOptions())
 
     def unreachable(self, reason: str) -> Unreachable:
-        """Nobody answers there, or not in this protocol."""
+        """Create the error for an address that does not answer, or not in this protocol."""
         return Unreachable(
             f"{self.flag}: nobody answers at {self.address} "
             f"({shorten(reason, 160, quote=False)}); start the server, give its address, or name "
@@ -115,7 +119,7 @@ class Transport(ABC):
         )
 
     def unknown_model(self, known: Iterable[str]) -> ConfigError:
-        """Somebody answers, but has no such model."""
+        """Create the error for a server that answers but lacks the model."""
         names = ", ".join(sorted(known)) or "none"
         return ConfigError(
             f"--model: {self.address} has no model {shorten(self.model)} that is ready; "
@@ -124,23 +128,23 @@ class Transport(ABC):
 
 
 class GrpcWire(Transport):
-    """Triton's gRPC: a stream of its own for each call, all over one connection."""
+    """Triton's gRPC: one stream per call, all over one connection."""
 
     name = "gRPC"
     flag = "--grpc-url"
 
     def __init__(self, options: LocustOptions) -> None:
         super().__init__(options)
-        init_gevent()  # not at import: the workers of --processes are forked between
+        init_gevent()  # not at import: --processes forks the workers after it
         self._channel = grpc.insecure_channel(self.address, options=channel_options(self.address))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def find_address(self, options: LocustOptions) -> str:
-        """``host:port``."""
+        """Return the address as ``host:port``."""
         return options.grpc_url.rpartition("://")[2]
 
     def check(self) -> ServerInfo:
-        """Ask for the model, and a model of ours what it says about itself."""
+        """Check the model, and read its limits if it is one of ours."""
         try:
             if not self._stub.ModelReady(ready_request(self.model), timeout=PROBE_TIMEOUT_S).ready:
                 index = self._stub.RepositoryIndex(index_request(), timeout=PROBE_TIMEOUT_S)
@@ -150,20 +154,20 @@ class GrpcWire(Transport):
         try:
             with Client(self.address, self.model, timeout=PROBE_TIMEOUT_S) as client:
                 info = client.info()
-        except ClientError:  # a peer's model
+        except ClientError:  # another server's model
             return ServerInfo("triton")
         return ServerInfo("triton", info.vocab_size, info.max_model_len)
 
     def encode(self, request: Request) -> Any:
-        """A ``ModelInferRequest``."""
+        """Encode as a ``ModelInferRequest``."""
         return triton_grpc.encode(request, self.model)
 
     def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
-        """Takes in ``ModelStreamInferResponse``."""
+        """Create a decoder of ``ModelStreamInferResponse`` messages."""
         return triton_grpc.ResponseDecoder(timeline)
 
     def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
-        """Send a message and feed the decoder."""
+        """Send a message and feed the responses to the decoder."""
         call = self._stub.ModelStreamInfer(iter((message,)))
         try:
             for response in call:
@@ -174,12 +178,12 @@ class GrpcWire(Transport):
             call.cancel()
 
     def close(self) -> None:
-        """Without this the process would not end."""
+        """Close the channel; without this the process would not exit."""
         self._channel.close()
 
 
 class HttpWire(Transport):
-    """Posts a body and reads a stream of events."""
+    """Base of the HTTP transports: posts a body and reads a stream of events."""
 
     def __init__(self, options: LocustOptions) -> None:
         super().__init__(options)
@@ -193,10 +197,10 @@ class HttpWire(Transport):
 
     @abstractmethod
     def path(self, request: Request) -> str:
-        """Where the request is posted to."""
+        """Return the path to post the request to."""
 
     def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
-        """Post a body and feed the decoder."""
+        """Post a body and feed the response to the decoder."""
         with (
             _connection_errors(),
             self._pool.urlopen(
@@ -214,14 +218,14 @@ class HttpWire(Transport):
                 decoder.feed(data, perf_counter())
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._pool.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of a short reply; None for a body that is none.
+        """Return the status and the JSON of a short response (None if the body is not JSON).
 
         Raises:
-            ConfigError: nobody answers.
+            ConfigError: the server does not answer.
         """
         try:
             with _connection_errors():
@@ -241,7 +245,7 @@ class HttpWire(Transport):
 
 
 class GenerateStreamWire(HttpWire):
-    """Triton's HTTP, by ``generate_stream``."""
+    """Triton's HTTP ``generate_stream``."""
 
     name = "HTTP"
     flag = "--http-url"
@@ -251,11 +255,11 @@ class GenerateStreamWire(HttpWire):
         self._path = f"/v2/models/{quote(self.model, safe='')}"
 
     def find_address(self, options: LocustOptions) -> str:
-        """A base URL."""
+        """Return the base URL."""
         return _base_url(options.http_url)
 
     def check(self) -> ServerInfo:
-        """Ask for the model, and a model of ours what it says about itself."""
+        """Check the model, and read its limits if it is one of ours."""
         status, _ = self.ask("GET", "/v2")
         if status != 200:
             raise self.unreachable(f"HTTP {status} for /v2")
@@ -263,26 +267,26 @@ class GenerateStreamWire(HttpWire):
             _, index = self.ask("POST", "/v2/repository/index", {"ready": True})
             raise self.unknown_model(model["name"] for model in index)
         status, answer = self.ask("POST", f"{self._path}/generate", {"task": "info"})
-        if status != 200:  # a peer's model
+        if status != 200:  # another server's model
             return ServerInfo("triton")
         info = json.loads(answer["text_output"])
         return ServerInfo("triton", info["vocab_size"], info["max_model_len"])
 
     def path(self, request: Request) -> str:
-        """Where every request is posted to."""
+        """Return the ``generate_stream`` path of the model."""
         return triton_http.path(self.model)
 
     def encode(self, request: Request) -> bytes:
-        """A body of tensors as JSON."""
+        """Encode the input tensors as a JSON body."""
         return triton_http.encode(request, self.model)
 
     def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
-        """Takes in bytes of the body of the reply."""
+        """Create a decoder of the response body."""
         return triton_http.ResponseDecoder(timeline)
 
 
 class OpenAIWire(HttpWire):
-    """OpenAI's completions, and its chat completions for chats."""
+    """OpenAI's completions API, or chat completions for chat requests."""
 
     name = "OpenAI"
     flag = "--openai-url"
@@ -293,11 +297,11 @@ class OpenAIWire(HttpWire):
             self._headers = _JSON | {"Authorization": f"Bearer {key}"}
 
     def find_address(self, options: LocustOptions) -> str:
-        """A base URL, with or without the path that OpenAI's clients end it with."""
+        """Return the base URL, without the ``/v1`` that OpenAI clients append."""
         return _base_url(options.openai_url.rstrip("/").removesuffix("/v1"))
 
     def check(self) -> ServerInfo:
-        """Look for the model in the list."""
+        """Check that the server lists the model, and read its limits."""
         status, answer = self.ask("GET", "/v1/models")
         if status in (401, 403):
             raise ConfigError(f"{KEY_VARIABLE}: {self.address} wants an API key; set it")
@@ -310,15 +314,15 @@ class OpenAIWire(HttpWire):
         return ServerInfo("openai", card.get("vocab_size"), card.get("max_model_len"))
 
     def path(self, request: Request) -> str:
-        """Chats have a place of their own."""
+        """Return the chat completions path for chats, else the completions path."""
         return openai.CHATS if _is_chat(request) else openai.COMPLETIONS
 
     def encode(self, request: Request) -> bytes:
-        """A body as OpenAI's."""
+        """Encode as an OpenAI request body."""
         return openai.encode(request, self.model, chat=_is_chat(request))
 
     def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
-        """Takes in bytes of the body of the reply."""
+        """Create a decoder of the response body."""
         return openai.ResponseDecoder(timeline)
 
 

@@ -1,4 +1,4 @@
-"""The circumstances that a figure depends on besides the options of its command."""
+"""The environment that a measurement depends on besides the command's options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def circumstances(packages: Iterable[str]) -> dict[str, str]:
-    """Date, code, machine and versions; `GIT_COMMIT` names the code where git cannot."""
+    """Return date, commit, machine and versions; the variable `GIT_COMMIT` overrides git."""
     commit = os.environ.get("GIT_COMMIT") or output_of(
         "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"
     )
@@ -27,7 +27,7 @@ def circumstances(packages: Iterable[str]) -> dict[str, str]:
 
 
 def output_of(*command: str) -> str:
-    """What a command prints; nothing where it fails or is not installed."""
+    """Return the stdout of a command; empty if it fails or is not installed."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Which server is measured and how hard: each default, range and help is written here."""
+"""Options for the server and the load: the only place for their defaults, ranges and help."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BACKENDS = {
     "openai": "http://127.0.0.1:9000",
     "openai-chat": "http://127.0.0.1:9000",
 }
-"""What a server speaks, and where it does so by default."""
+"""Protocols and their default addresses."""
 
 MIN_OWN_LEN = 8
-"""Tokens of a prompt that are never shared: they leave room for what a tokenizer adds."""
+"""Minimum number of unshared prompt tokens: room for the tokens that a tokenizer adds."""
 
 _ADDRESS = re.compile(r"(?P<scheme>[a-z]+://)?(?P<host>\[[^/\s\]]+\]|[^/:\s]+)(?P<port>:\d{1,5})?")
 _UNLIMITED = "inf"
@@ -26,7 +26,7 @@ _UNLIMITED = "inf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """The server and its model.
+    """Options of the server and its model.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.
@@ -76,7 +76,7 @@ class TargetOptions:
 
     @property
     def address(self) -> str:
-        """``host:port`` for gRPC, ``http://host:port`` for the others."""
+        """The server's ``host:port`` for gRPC, ``http://host:port`` for the other protocols."""
         root = _root(self.base_url or BACKENDS[self.backend])
         if self.backend == "triton":
             return root.rpartition("://")[2]
@@ -85,7 +85,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """When the requests of a workload are sent; those of a trace have their own times.
+    """Options of when requests are sent; those of a trace have their own times.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.
@@ -118,7 +118,7 @@ class LoadOptions:
 
     @property
     def rate(self) -> float | None:
-        """Requests a second; None for no limit."""
+        """Requests per second; None for no limit."""
         rate = self._rate()
         return None if math.isinf(rate) else rate
 
@@ -131,7 +131,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """Where a sweep ends.
+    """Options of when a sweep ends.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.
@@ -151,7 +151,7 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixOptions:
-    """Which hit rates are asked for.
+    """Options of the prefix-cache bench.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.
@@ -170,7 +170,11 @@ class PrefixOptions:
 
     @property
     def percents(self) -> list[float]:
-        """The hit rates as numbers."""
+        """The hit rates in percent, as numbers.
+
+        Raises:
+            ConfigError: `hit_rates` is not a list of numbers.
+        """
         try:
             return [float(part) for part in self.hit_rates.split(",")]
         except ValueError:
@@ -184,5 +188,5 @@ class PrefixOptions:
 
 
 def _root(url: str) -> str:
-    """The address without a slash or OpenAI's ``/v1`` at its end."""
+    """Return the address without a trailing slash or OpenAI's ``/v1``."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -1,4 +1,4 @@
-"""Prompts of which an ever larger part is in the server's prefix cache."""
+"""Prefix-cache bench: measures prompts at several hit rates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SET_BY_RATE = {"dataset_name": _DATASET, "num_prefixes": 1, "prefix_len": None,
 
 
 def sweep_prefixes(session: Session, workload: WorkloadOptions, options: PrefixOptions) -> int:
-    """Measure at each hit rate and print; the exit status.
+    """Measure at each hit rate, print, and return the exit status.
 
-    The shared part is sent once before a run, which then finds it in the cache.
+    The shared prefix is sent once before each run, so that the run finds it in the cache.
 
     Raises:
         PagedError: the server or the workload cannot be measured.
@@ -46,7 +46,7 @@ def sweep_prefixes(session: Session, workload: WorkloadOptions, options: PrefixO
 def _workload(
     workload: WorkloadOptions, prompt_len: int, index: int, percent: float
 ) -> WorkloadOptions:
-    """Prompts with one prefix, and one more than are measured."""
+    """The workload of one hit rate: one shared prefix, and one extra prompt to fill the cache."""
     own_len = max(prompt_len - round(prompt_len * percent / 100), MIN_OWN_LEN)
     return replace(
         workload,

@@ -1,4 +1,4 @@
-"""How far a run is, on the terminal; nothing where stderr is none."""
+"""Progress bar of a run on stderr; silent if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paged_loadtest.timeline import Timeline
 
-_REFRESHES_PER_S = 2  # drawing takes time from the calls
+_REFRESHES_PER_S = 2  # drawing competes with the calls for CPU time
 
 
 @contextlib.contextmanager
 def progress_bar(label: str, num_calls: int) -> Iterator[Callable[[Timeline, float], None]]:
-    """Yields what is to be called with each call's timeline and the seconds since the beginning."""
+    """Yield a callback for finished calls: (timeline, seconds since the start of the run)."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

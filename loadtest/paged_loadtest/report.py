@@ -1,4 +1,4 @@
-"""Runs as tables on the terminal."""
+"""Prints runs as tables on the terminal."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from paged_loadtest.results import LATENCIES, Run
 from paged_loadtest.slo import Slo
 
 _STATISTICS = ("mean", "median", "p90", "p99", "max")
-_MIN_WIDTH = 100  # of a table that goes to a file
+_MIN_WIDTH = 100  # characters, if stdout is not a terminal
 
 
 def make_console() -> Console:
-    """For stdout, wide enough for every table where that is no terminal."""
+    """Create a console for stdout, wide enough for all tables if stdout is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_MIN_WIDTH)
 
 
 def print_run(console: Console, run: Run, slos: Sequence[Slo]) -> None:
-    """Everything about one run, in the order of ``vllm bench serve``."""
+    """Print all results of one run, in the order of ``vllm bench serve``."""
     totals = Table(show_header=False, title=f"{run.label}", title_justify="left")
     totals.add_column()
     totals.add_column(justify="right")
@@ -37,7 +37,7 @@ def print_run(console: Console, run: Run, slos: Sequence[Slo]) -> None:
 
 
 def print_series(console: Console, runs: Sequence[Run], first: str) -> None:
-    """A line for each run, whose labels begin with ``first``; latencies are median and p99."""
+    """Print one line per run; run labels begin with ``first``; latencies are median and p99."""
     columns: dict[str, Callable[[Run], str]] = {
         "calls": lambda run: str(run.num_completed),
         "failed": lambda run: str(run.num_failed),
@@ -63,14 +63,14 @@ def print_series(console: Console, runs: Sequence[Run], first: str) -> None:
 
 
 def hit_rate(run: Run) -> float | None:
-    """The part of the prompts' tokens that came from the server's prefix cache."""
+    """The fraction of prompt tokens found in the server's prefix cache; None if unknown."""
     if run.num_cached_tokens is None or not run.num_input_tokens:
         return None
     return run.num_cached_tokens / run.num_input_tokens
 
 
 def percent(part: float | None) -> str:
-    """A part of a whole."""
+    """Format a fraction as a percentage; "-" for None."""
     return "-" if part is None else f"{100 * part:.1f}%"
 
 
@@ -116,7 +116,7 @@ def _median_and_p99(key: str, run: Run) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits, or as many as stand before the point."""
+    """Format with three significant digits, but at least all integer digits."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""What every workload yields and every protocol sends."""
+"""Requests: workloads create them and every protocol sends them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | tuple[int, ...] | tuple[Message, ...]
-"""A text, token ids, or chat messages."""
+"""Text, token ids, or chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a user says once the answer before has come."""
+    """A user message sent after the previous response of a conversation."""
 
     content: str
     max_tokens: int
@@ -21,10 +21,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call, and for a conversation what is said after it.
+    """One call and, for a conversation, the later turns.
 
-    ``arrival_s`` is when it is sent, in seconds after the beginning of the run; None where that is
-    the load's to decide. ``ignore_eos`` asks for exactly ``max_tokens``.
+    ``arrival_s`` is the send time in seconds from the start of the run; None leaves it to the load
+    options. ``ignore_eos`` asks for exactly ``max_tokens`` tokens.
     """
 
     prompt: Prompt
@@ -34,10 +34,10 @@ class Request:
     later: tuple[Turn, ...] = ()
 
     def follow_up(self, answer: str) -> Request | None:
-        """The next call of the conversation, its history grown by this answer; None at its end.
+        """Return the next call, with ``answer`` appended to the history; None at the end.
 
         Raises:
-            TypeError: later turns need a prompt of chat messages.
+            TypeError: there are later turns, but the prompt is not made of chat messages.
         """
         if not self.later:
             return None

@@ -1,4 +1,4 @@
-"""Figures of runs, as they are printed, saved, compared and drawn."""
+"""Results of runs, for printing, saving, comparing and plotting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paged_loadtest.slo import Slo, meets
 from paged_loadtest.timeline import Timeline
 
 SCHEMA = 1
-DECIMALS = 3  # of a saved sample: microseconds
+DECIMALS = 3  # of a saved sample in ms: microsecond resolution
 PERCENTILES = (50, 90, 99)
 LATENCIES = {
     "ttft_ms": "Time to first token",
@@ -29,7 +29,7 @@ LATENCIES = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of one latency, in milliseconds; NaN is never stored: no samples, no distribution."""
+    """Statistics of one latency, in milliseconds; without samples there is no object, never NaN."""
 
     mean: float
     std: float
@@ -40,7 +40,7 @@ class Distribution:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Distribution | None:
-        """Percentiles are interpolated linearly, as NumPy's and vLLM's are."""
+        """Compute with linearly interpolated percentiles, as in vLLM; None without samples."""
         if not samples:
             return None
         median, p90, p99 = (float(value) for value in np.percentile(samples, PERCENTILES))
@@ -51,46 +51,46 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class ServerSample:
-    """What the server's own metrics said at a moment of the run."""
+    """The server's own metrics at one moment of the run."""
 
-    at_s: float  # after the beginning of the run
-    kv_usage: float  # part of the KV blocks in use, from 0 to 1
+    at_s: float  # seconds since the start of the run
+    kv_usage: float  # fraction of the KV blocks in use, from 0 to 1
     num_running: float
     num_waiting: float
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything about one run of one workload under one load."""
+    """Results of one run of one workload under one load."""
 
-    label: str  # what sets it apart from the other runs of a report
+    label: str  # unique among the runs of a report
     max_concurrency: int | None
-    request_rate: float | None  # requests a second; None: as fast as the concurrency allows
+    request_rate: float | None  # requests per second; None: as fast as the concurrency allows
     duration_s: float
     num_completed: int
     num_failed: int
-    errors: dict[str, int]  # message -> how many calls ended so
+    errors: dict[str, int]  # message -> number of calls that failed with it
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int | None
-    goodput: float | None  # requests a second that met every SLO; None without SLOs
-    latencies: dict[str, Distribution]  # keys of LATENCIES, those with samples
-    samples: dict[str, list[float]]  # the same keys, every sample in milliseconds
+    goodput: float | None  # requests per second that met every SLO; None without SLOs
+    latencies: dict[str, Distribution]  # by the keys of LATENCIES that have samples
+    samples: dict[str, list[float]]  # by all keys of LATENCIES: every sample in milliseconds
     server: list[ServerSample] = field(default_factory=list)
 
     @property
     def request_throughput(self) -> float:
-        """Completed requests a second."""
+        """Completed calls per second."""
         return self.num_completed / self.duration_s
 
     @property
     def output_throughput(self) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         return self.num_output_tokens / self.duration_s
 
     @property
     def total_throughput(self) -> float:
-        """Input and output tokens a second."""
+        """Input and output tokens per second."""
         return (self.num_input_tokens + self.num_output_tokens) / self.duration_s
 
 
@@ -104,7 +104,7 @@ def summarise(
     slos: Sequence[Slo] = (),
     server: Sequence[ServerSample] = (),
 ) -> Run:
-    """The figures of a run; latencies, tokens and goodput are of the calls that succeeded."""
+    """Summarize a run; latencies, tokens and goodput cover only the calls that succeeded."""
     done = [timeline for timeline in timelines if timeline.is_success]
     cached = [t.num_cached_tokens for t in done if t.num_cached_tokens is not None]
     samples = {
@@ -135,15 +135,15 @@ def summarise(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Runs of one command, with all that they depend on."""
+    """The runs of one command, with its options and environment."""
 
-    kind: str  # the bench that made it: serve, sweep, prefix
+    kind: str  # the bench: serve, sweep or prefix
     config: dict[str, Any]  # every option of the command
     environment: dict[str, str]
     runs: list[Run]
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON; whatever happens meanwhile, the file is the old or the new."""
+        """Write everything as JSON, atomically: the file is always the old or the new version."""
         values = {"schema": SCHEMA, **asdict(self)}
         for run, written in zip(self.runs, values["runs"], strict=True):
             written |= {
@@ -161,10 +161,10 @@ class Report:
 
 
 def load_report(path: Path) -> Report:
-    """Read what :meth:`Report.save` wrote.
+    """Read a file written by :meth:`Report.save`.
 
     Raises:
-        ConfigError: the file cannot be read or holds something else.
+        ConfigError: the file cannot be read or is not a report.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

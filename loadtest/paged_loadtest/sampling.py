@@ -1,4 +1,4 @@
-"""Reads the server's own load again and again while a run goes on."""
+"""Samples the server's own load metrics periodically during a run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _SHOWN = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
 
 
 class ServerSampler:
-    """Samples of one metrics page."""
+    """Samples one metrics page."""
 
     def __init__(self, url: str, model: str) -> None:
         self._url = url
         self._model = model
 
     def check(self) -> None:
-        """See that the page has the counts of the model.
+        """Check that the page shows the model's metrics.
 
         Raises:
-            ConfigError: it has not, or nobody answers.
+            ConfigError: it does not, or the address does not answer.
         """
         try:
             scrape(self._url, self._model).server_sample(0.0)
@@ -36,7 +36,7 @@ class ServerSampler:
 
     @contextlib.asynccontextmanager
     async def during(self) -> AsyncIterator[list[ServerSample]]:
-        """A list that grows until the block is left."""
+        """Yield a list to which samples are appended until the block exits."""
         samples: list[ServerSample] = []
         task = asyncio.create_task(self._sample(samples))
         try:
@@ -49,14 +49,14 @@ class ServerSampler:
     async def _sample(self, samples: list[ServerSample]) -> None:
         began_s = perf_counter()
         while True:
-            with contextlib.suppress(OSError, ConfigError):  # the next one may come
+            with contextlib.suppress(OSError, ConfigError):  # skip one; the next may succeed
                 page = await asyncio.to_thread(self._read)
                 at_s = perf_counter() - began_s
                 samples.append(parse_page(page, self._model).server_sample(at_s))
             await asyncio.sleep(_INTERVAL_S)
 
     def _read(self) -> str:
-        """The lines that count: parsing a whole page takes milliseconds, which calls would feel."""
+        """Fetch only the needed lines: parsing a whole page takes milliseconds and delays calls."""
         with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as response:
             lines = response.read().decode(errors="replace").splitlines()
         return "\n".join(line for line in lines if any(name in line for name in _SHOWN))

@@ -1,7 +1,7 @@
-"""A server's metrics page: counts of the engine at a moment, ours or vLLM's.
+"""Reads the Prometheus metrics page of an engine, ours or vLLM's.
 
-Names are given without their prefix (``paged_``, ``vllm:`` or a deployment's own), which is found
-on the page itself.
+Metric names are given without their prefix (``paged_``, ``vllm:`` or a deployment's own), which is
+detected from the page itself.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from paged_backend.validation import shorten
 from paged_loadtest.results import ServerSample
 
 TIMEOUT_S = 5.0
-_TELLING = "num_requests_running"  # every engine has it, after its prefix
-_FAVOURITE = "paged_"  # where a server shows its counts under two prefixes
+_TELLING = "num_requests_running"  # every engine has this metric, after its prefix
+_FAVOURITE = "paged_"  # preferred where a server shows its metrics under several prefixes
 _MODEL_LABELS = ("model", "model_name")  # ours and Triton's; vLLM's own
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Observations, ``counts[i]`` of them at most ``bounds[i]``; the last bound is infinite."""
+    """A cumulative histogram: ``counts[i]`` observations <= ``bounds[i]``; the last bound: inf."""
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
@@ -42,20 +42,20 @@ class Histogram:
 
     @property
     def mean(self) -> float | None:
-        """Their mean; None without any."""
+        """Mean of the observations; None without any."""
         return self.sum / self.count if self.count > 0 else None
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What came after an earlier scrape; everything, if the server began anew in between."""
+        """The observations since an earlier scrape; all of them if the server restarted since."""
         if self.bounds != earlier.bounds or self.count < earlier.count:
             return self
         pairs = zip(self.counts, earlier.counts, strict=True)
         return Histogram(self.bounds, tuple(a - b for a, b in pairs), self.sum - earlier.sum)
 
     def quantile(self, q: float) -> float | None:
-        """A value that the part ``q`` of them does not exceed, as ``histogram_quantile`` has it.
+        """The ``q`` quantile (0 to 1), computed like Prometheus's ``histogram_quantile``.
 
-        Interpolated within its bucket; infinite above the last bound; None without observations.
+        Interpolated within its bucket; inf above the last finite bound; None without observations.
         """
         if self.count <= 0:
             return None
@@ -70,17 +70,17 @@ class Histogram:
 
 
 class Scrape:
-    """Samples of one prefix, by name; several label sets of a name are added up where asked."""
+    """Samples of one metric prefix, by name; methods aggregate over the label sets of a name."""
 
     def __init__(self, samples: Mapping[str, list[Sample]]) -> None:
         self._samples = samples
 
     def has(self, name: str) -> bool:
-        """Whether the page shows it."""
+        """Whether the page shows this metric."""
         return name in self._samples
 
     def value(self, name: str) -> float:
-        """The sum over all labels.
+        """The sum over all label sets.
 
         Raises:
             ConfigError: the server does not show this metric.
@@ -88,7 +88,7 @@ class Scrape:
         return sum(sample.value for sample in self._of(name))
 
     def mean(self, name: str) -> float:
-        """The mean over all labels: what several engines' parts of a whole come to.
+        """The mean over all label sets, e.g. of the KV usage of several engines.
 
         Raises:
             ConfigError: the server does not show this metric.
@@ -96,7 +96,7 @@ class Scrape:
         return self.value(name) / len(self._of(name))
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """The sum for each value of a label; empty where the server does not show the metric."""
+        """The sum for each value of a label; empty if the server does not show the metric."""
         values: dict[str, float] = {}
         for sample in self._samples.get(name, ()):
             key = sample.labels.get(label, "")
@@ -104,18 +104,18 @@ class Scrape:
         return values
 
     def histogram(self, name: str) -> Histogram | None:
-        """The sum of a histogram over all labels; None where the server does not show it."""
+        """The sum of a histogram over all label sets; None if the server does not show it."""
         counts = {float(le): n for le, n in self.by_label(f"{name}_bucket", "le").items()}
         if math.inf not in counts:
             return None
         bounds = tuple(sorted(counts))
-        # Counters of one histogram are read one after the other, so that a page taken in the
-        # middle of an update can have a bucket that is ahead of a wider one.
+        # The server reads the counters one after another, so a page taken during an update can
+        # show a larger count in a narrow bucket than in a wider one; make the counts monotonic.
         ordered = itertools.accumulate((counts[bound] for bound in bounds), max)
         return Histogram(bounds, tuple(ordered), self.value(f"{name}_sum"))
 
     def server_sample(self, at_s: float) -> ServerSample:
-        """The load on the server, ``at_s`` seconds after a run's beginning.
+        """The load on the server, ``at_s`` seconds into a run.
 
         Raises:
             ConfigError: the server does not show one of these metrics.
@@ -134,10 +134,10 @@ class Scrape:
 
 
 def parse_page(text: str, model: str | None = None) -> Scrape:
-    """Read a page, the samples of one model only if it is named.
+    """Parse a page; keep only the samples of ``model`` if given.
 
     Raises:
-        ConfigError: this is no Prometheus page, or has no counts of an engine with that model.
+        ConfigError: this is not a Prometheus page, or shows no engine with that model.
     """
     samples = list(_samples(text))
     engines = [sample for sample in samples if sample.name.endswith(_TELLING)]
@@ -157,10 +157,10 @@ def parse_page(text: str, model: str | None = None) -> Scrape:
 
 
 def scrape(url: str, model: str | None = None, timeout_s: float = TIMEOUT_S) -> Scrape:
-    """Fetch and read a page such as ``http://127.0.0.1:8002/metrics``.
+    """Fetch and parse a page such as ``http://127.0.0.1:8002/metrics``.
 
     Raises:
-        ConfigError: nobody answers there, or not with the page of an engine.
+        ConfigError: the URL cannot be read, or is not the metrics page of an engine.
     """
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:
@@ -177,8 +177,8 @@ def scrape(url: str, model: str | None = None, timeout_s: float = TIMEOUT_S) -> 
 
 
 def _samples(text: str) -> Iterator[Sample]:
-    # Left to itself, the parser adds _total to a counter such as x_bucket. Samples without a type
-    # keep their names, so the lines with types stay out.
+    # The parser appends _total to a typed counter such as x_bucket. Samples without a type keep
+    # their names, so drop the type lines.
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     try:
         for family in text_string_to_metric_families("\n".join(lines)):

@@ -1,4 +1,4 @@
-"""One workload under one load."""
+"""Measures one workload under one load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_loadtest.workloads import WorkloadOptions
 
 
 def serve(session: Session, workload: WorkloadOptions, load: LoadOptions) -> int:
-    """Measure and print; the exit status.
+    """Measure, print, and return the exit status.
 
     Raises:
         PagedError: the server or the workload cannot be measured.

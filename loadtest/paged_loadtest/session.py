@@ -1,4 +1,4 @@
-"""Runs a bench from its beginning to the saved report, however it ends."""
+"""Runs a bench and saves its report, even if the bench fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = ("numpy", "tritonclient", "grpcio", "aiohttp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What every bench of a server is told."""
+    """Settings common to all benches of a server."""
 
     target: TargetOptions
     slos: Sequence[Slo] = ()
@@ -42,17 +42,17 @@ class Session:
         steps: Callable[[Bench], Awaitable[None]],
         show: Callable[[Sequence[Run]], None],
     ) -> int:
-        """Take the steps; show and save their runs, also if they end early. The exit status.
+        """Run the steps, show and save their runs even if they end early; return the exit status.
 
-        Each run is saved when it is over: what kills a sweep leaves the levels before.
+        The report is saved after each run, so that a killed sweep keeps its completed levels.
 
         Raises:
-            PagedError: what ended them.
+            PagedError: the error that ended the steps, or the report cannot be saved.
         """
         self._check_file()
 
         def save() -> None:
-            with contextlib.suppress(OSError):  # the last time it is told
+            with contextlib.suppress(OSError):  # the final save reports the error
                 self._save(kind, config, bench)
 
         bench = Bench(self.target, self.slos, self.metrics_url, on_run=save)
@@ -72,7 +72,7 @@ class Session:
         return status
 
     def _check_file(self) -> None:
-        """Results of an hour shall not be lost by a folder that is not there."""
+        """Fail before measuring if the report cannot be written, not after an hour of results."""
         if self.save is None:
             return
         folder = self.save.absolute().parent

@@ -1,4 +1,4 @@
-"""What a call has to keep to be a good one: goodput counts those that keep all of it."""
+"""Latency limits (SLOs): goodput counts the calls that meet all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 from paged_loadtest.timeline import Timeline
 
-# A call's own value, in seconds. Its ITL is the mean of its gaps; a call without any keeps it.
+# A call's value in seconds. Its ITL is the mean of its gaps; a call without gaps meets it.
 _VALUES: dict[str, Callable[[Timeline], float]] = {
     "ttft": lambda timeline: timeline.ttft_s,
     "tpot": lambda timeline: timeline.tpot_s or 0.0,
@@ -29,10 +29,10 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Read ``ttft:500``, the limit in milliseconds.
+    """Parse an SLO such as ``ttft:500``; the limit is in milliseconds.
 
     Raises:
-        ConfigError: it is not of that form.
+        ConfigError: the text does not have that form.
     """
     name, _, limit = text.partition(":")
     try:
@@ -48,5 +48,5 @@ def parse_slo(text: str) -> Slo:
 
 
 def meets(timeline: Timeline, slo: Slo) -> bool:
-    """Whether a call that succeeded kept it."""
+    """Whether a call that succeeded meets the SLO."""
     return _VALUES[slo.name](timeline) * 1e3 <= slo.limit_ms

@@ -1,4 +1,4 @@
-"""Ever more calls at once, until that brings no more tokens a second."""
+"""Increases the concurrency until output tokens per second no longer grow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paged_loadtest.session import Session
 from paged_loadtest.workloads import WorkloadOptions
 from paged_loadtest.workloads.options import NUM_PROMPTS
 
-_CALLS_PER_SLOT = 8  # at least: with fewer, the beginning and the end of a level weigh too much
+_CALLS_PER_SLOT = 8  # minimum: with fewer, ramp-up and ramp-down of a level weigh too much
 
-_ENOUGH = 2  # levels in a row without a gain: a single one can be slow by chance
+_ENOUGH = 2  # consecutive levels without a gain: a single one can be slow by chance
 
 
 def sweep(session: Session, workload: WorkloadOptions, options: SweepOptions) -> int:
-    """Measure at concurrency 1, 2, 4 and so on, and print; the exit status.
+    """Measure at concurrency 1, 2, 4, ..., print, and return the exit status.
 
-    Each level has contents of its own, so that it finds nothing of the others in a prefix cache;
-    those from a file come in another order.
+    Each level has its own content, so that it finds nothing of other levels in a prefix cache;
+    requests from a sharegpt file come in a different order instead.
 
     Raises:
         PagedError: the server or the workload cannot be measured.

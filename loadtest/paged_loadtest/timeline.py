@@ -1,14 +1,14 @@
-"""One call as its client saw it, and the only definitions of the latencies.
+"""The timeline of one call as its client saw it, and the only definitions of the latencies.
 
-They are those of vLLM's ``bench serve``, in its words; where NVIDIA's AIPerf has another word for
-the same, it is named:
+The definitions and names are those of vLLM's ``bench serve``; differing names in NVIDIA's AIPerf
+are given in parentheses:
 
-TTFT  from sending the call to the first chunk that brings a token
-ITL   each gap between two chunks that bring tokens, pooled over all calls (AIPerf: inter-chunk
+TTFT  from sending the call to the first chunk with a token
+ITL   each gap between two chunks with tokens, pooled over all calls (AIPerf: inter-chunk
       latency); a chunk may hold several tokens
-TPOT  (E2E - TTFT) / (output tokens - 1) of a call with two tokens or more (AIPerf: inter-token
+TPOT  (E2E - TTFT) / (output tokens - 1) of a call with at least two tokens (AIPerf: inter-token
       latency)
-E2E   from sending the call to its last chunk that brings a token (AIPerf: request latency)
+E2E   from sending the call to its last chunk with a token (AIPerf: request latency)
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timeline:
-    """Times are seconds of ``time.perf_counter``; token counts are the server's."""
+    """Times of one call, in seconds of ``time.perf_counter``, and the server's token counts."""
 
     sent_s: float
-    arrivals_s: list[float] = field(default_factory=list)  # of chunks that bring tokens
+    arrivals_s: list[float] = field(default_factory=list)  # of chunks with tokens
     num_input_tokens: int = 0
     num_output_tokens: int = 0
-    num_cached_tokens: int | None = None  # of the prompt; None where the server does not say
+    num_cached_tokens: int | None = None  # prompt tokens from the prefix cache; None if unknown
     text: str = ""
-    error: str | None = None  # why the call failed; what came before is kept
+    error: str | None = None  # why the call failed; earlier tokens are kept
 
     @property
     def is_success(self) -> bool:
-        """Whether the whole answer came."""
+        """Whether the whole response arrived."""
         return self.error is None and bool(self.arrivals_s)
 
     @property
@@ -40,13 +40,13 @@ class Timeline:
 
     @property
     def itl_s(self) -> list[float]:
-        """Gaps between chunks."""
+        """Gaps between chunks with tokens."""
         times = self.arrivals_s
         return [after - before for before, after in zip(times, times[1:], strict=False)]
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time for each token after the first; None for a single token."""
+        """Mean time per token after the first; None with fewer than two tokens."""
         if self.num_output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.num_output_tokens - 1)

@@ -1,6 +1,6 @@
-"""OpenAI's HTTP API in front of paged_llm models: no tokenizer, no tensors, any number of servers.
+"""OpenAI's HTTP API for paged_llm models on any number of servers; has no tokenizer or tensors.
 
-Needs the extra ``paged-backend[gateway]``.
+Requires the extra ``paged-backend[gateway]``.
 """
 
 from paged_client.gateway.app import GatewayOptions, create_app

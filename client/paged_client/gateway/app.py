@@ -42,17 +42,19 @@ from paged_client.gateway.schema import (
 from paged_client.gateway.shapes import ChatShape, CompletionShape, EchoedPrompt
 
 _STARTED_AT = int(time.time())
-_CLIENT_CLOSED_REQUEST = 499  # seen in the metrics only
+_CLIENT_CLOSED_REQUEST = 499  # appears only in the metrics
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """What an operator chooses.
+    """The operator's options.
 
-    ``api_keys``: without any, everybody is let in. ``request_timeout_s`` is for a whole answer.
-    ``max_stream_backlog``: tokens of a stream that may wait for its reader before it is ended.
-    ``drain_timeout_s``: for how long running requests may go on when the gateway is told to stop.
-    ``share_prefix_cache``: with API keys, whether tenants share cached blocks of prompts that have
+    ``api_keys``: without any, the gateway requires no key.
+    ``request_timeout_s``: for a whole response.
+    ``max_stream_backlog``: maximum number of a stream's tokens that wait for the client; a stream
+    that exceeds it is ended.
+    ``drain_timeout_s``: how long running requests may continue after a signal to stop.
+    ``share_prefix_cache``: whether tenants with API keys share cached blocks of prompts that have
     no salt.
     """
 
@@ -65,7 +67,7 @@ class GatewayOptions:
     share_prefix_cache: bool = False
 
 
-async def _fleet(request: Request) -> BackendPool:  # a plain function would run in a thread
+async def _fleet(request: Request) -> BackendPool:  # FastAPI would run a plain function in a thread
     request.app.state.drain.check()
     fleet: BackendPool = request.app.state.fleet
     return fleet
@@ -79,7 +81,7 @@ DetokenizeBody = Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest)
 
 
 def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> ASGIApp:
-    """The whole gateway as an ASGI application; ``drain`` is for whoever stops it."""
+    """Create the gateway as an ASGI application; its owner stops it with ``drain``."""
     metrics = GatewayMetrics()
     drain = drain or GatewayDrain()
 
@@ -101,7 +103,7 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     _add_routes(app)
     _add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
-    # Nothing is read or looked at before the key.
+    # The key is checked before anything else is read or inspected.
     return Faults(RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded)
 
 
@@ -114,10 +116,10 @@ _BODIES: dict[str, type[RequestBody]] = {
 
 
 class _Documented(FastAPI):
-    """Describes the bodies, which FastAPI does not see because it does not read them."""
+    """Documents the request bodies, which FastAPI does not know because it does not parse them."""
 
     def openapi(self) -> dict[str, Any]:
-        """The document behind ``/docs``."""
+        """Return the OpenAPI document behind ``/docs``."""
         if self.openapi_schema is None:
             document = super().openapi()
             schemas, definitions = models_json_schema(
@@ -162,7 +164,7 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
     """Go on with one or more texts."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
-    # A call that answers in one piece does not tell when the next one may start.
+    # A whole call has no early first chunk, at which Backlog could start the next call.
     whole = not body.stream and len(body.prompt) <= MAX_STARTING
     calls = [Call(model, prompt, params, body.add_special_tokens, whole) for prompt in body.prompt]
     echoed = None
@@ -235,7 +237,7 @@ async def show_metrics(request: Request) -> Response:
 async def _echoed_prompts(
     servers: BackendPool, model: str, body: CompletionRequest, tenant: str | None
 ) -> list[EchoedPrompt]:
-    """The prompts' texts, and their first tokens where log-probabilities are wanted."""
+    """Return the prompts' texts, and their first tokens if log-probabilities are requested."""
     special = body.add_special_tokens
     return [
         EchoedPrompt(
@@ -278,7 +280,10 @@ async def _model_card(servers: BackendPool, model: str) -> dict[str, Any]:
 
 
 def _sampling(request: Request, body: GenerateRequest) -> dict[str, Any]:
-    """The engine's fields. With API keys, nobody acts for another tenant or gets before it."""
+    """Return the engine's fields.
+
+    With API keys, a request can neither name a tenant nor overtake others by a negative priority.
+    """
     params, tenant = body.sampling(), tenant_of(request)
     if tenant is None:
         return params
@@ -288,7 +293,7 @@ def _sampling(request: Request, body: GenerateRequest) -> dict[str, Any]:
         raise ApiError.field("priority", "must be at least 0 with an API key")
     options: GatewayOptions = request.app.state.options
     if body.cache_salt is not None or not options.share_prefix_cache:
-        # No salt that a caller may give is empty, so that this is one more salt of the tenant.
+        # A caller's salt is never empty, so the empty one is another separate salt of the tenant.
         salt = f"{tenant}\0{body.cache_salt or ''}"
         params["cache_salt"] = sha256(salt.encode()).hexdigest()
     return params | {"tenant": tenant}

@@ -1,4 +1,4 @@
-"""API keys: where they come from, and the door that asks for them."""
+"""API keys: reading them, and the middleware that requires them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from paged_client.gateway.errors import ApiError
 
 KEYS_VARIABLE = "PAGED_API_KEYS"
 MAX_KEY_BYTES = 1024
-# What load balancers ask; compared with the path as it came, so that no spelling but this is free.
+# For load balancers. Compared with the raw path, so that no other spelling bypasses the key.
 _OPEN_PATH = b"/health"
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_STATE = "tenant"  # where a request's scope has it
+_STATE = "tenant"  # key in the ``state`` of a request's scope
 
 
 class ApiKey(NamedTuple):
-    """A key, and on whose account its requests are; several keys may be of one tenant."""
+    """An API key and the tenant of its requests; a tenant may have several keys."""
 
     key: str
     tenant: str
 
 
 def read_keys(file: Path | None) -> tuple[ApiKey, ...]:
-    """The keys in a file, one on a line, or else in ``PAGED_API_KEYS``, with commas between them.
+    """Read the keys in a file, one per line, or else in ``PAGED_API_KEYS``, separated by commas.
 
-    ``TENANT KEY`` names whose key it is; one without a name is a tenant of its own. None at all
-    leaves the gateway open. Raises ValueError where keys were meant to be but are not.
+    An entry is ``TENANT KEY`` or ``KEY``; a key without a tenant is its own tenant. Without a
+    file and without the variable, returns no keys, which leaves the gateway open. Raises ValueError
+    if the source cannot be read, has no key or has an invalid one.
     """
     if file is not None:
         try:
@@ -49,7 +50,7 @@ def read_keys(file: Path | None) -> tuple[ApiKey, ...]:
 
 
 def tenant_of(request: Request) -> str | None:
-    """On whose account a request is; None where everybody is let in."""
+    """Return the tenant of a request's API key; None if the gateway requires no keys."""
     return getattr(request.state, _STATE, None)
 
 
@@ -77,14 +78,14 @@ def _api_key(source: str, words: list[str]) -> ApiKey:
 
 
 class RequireApiKey:
-    """ASGI middleware; without a key in ``Authorization`` nothing but ``/health`` gets past it."""
+    """ASGI middleware that requires a key in ``Authorization`` for every path but ``/health``."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[ApiKey]) -> None:
         self._app = app
         self._tenants = {sha256(key.encode()).digest(): tenant for key, tenant in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on or refuse."""
+        """Forward the request with its tenant, or refuse it."""
         if scope["type"] == "lifespan" or self._is_open(scope):
             return await self._app(scope, receive, send)
         tenant = self._tenant(scope)
@@ -110,6 +111,6 @@ class RequireApiKey:
         if scheme.lower() != b"bearer":
             return None
         digest = sha256(key.strip()).digest()
-        # Each is compared, in the same time: neither which key nor how much of it was right shows.
+        # Constant time over all keys: timing reveals neither which key matched nor how much of it.
         matches = [hmac.compare_digest(digest, known) for known in self._tenants]
         return next(compress(self._tenants.values(), matches), None)

@@ -1,4 +1,4 @@
-"""What lies between servers that send and a client that reads, perhaps slowly."""
+"""Buffers chunks between the servers and a client that may read slowly."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Self
 from paged_client import Chunk
 from paged_client.gateway.errors import ApiError
 
-MAX_STARTING = 16  # calls of one request whose first chunk has not come
+MAX_STARTING = 16  # calls of one request that wait for their first chunk at once
 
 
 class Backlog(AsyncIterator[tuple[int, Chunk]]):
-    """The chunks of several calls as they arrive, each with the number of its call.
+    """The chunks of several calls as they arrive, each with the index of its call.
 
-    At most ``MAX_STARTING`` calls wait for their first chunk; the next one starts when one of them
-    has it or ends. After an error none is started.
+    At most ``MAX_STARTING`` calls wait for their first chunk; the next call starts when one of them
+    receives it or ends. After an error no further call starts.
 
-    Chunks of one answer that wait for the reader become one. If more than ``limit`` tokens wait,
-    all calls are cancelled, what waits is dropped, and the reader gets an ApiError. Leaving the
-    ``async with`` block cancels what is still open.
+    Waiting chunks of one completion are merged. If more than ``limit`` tokens wait for the reader,
+    all calls are cancelled, the waiting chunks are dropped, and the reader gets an ApiError.
+    Leaving the ``async with`` block cancels the calls that are still open.
     """
 
     def __init__(self, calls: Sequence[AsyncGenerator[Chunk, None]], limit: float) -> None:
         self._limit = limit
-        self._waiting: dict[tuple[int, int], Chunk] = {}  # by numbers of call and answer
+        self._waiting: dict[tuple[int, int], Chunk] = {}  # by (call, completion) index
         self._num_tokens = 0
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -62,20 +62,20 @@ class Backlog(AsyncIterator[tuple[int, Chunk]]):
                     self._put(number, first)
                     async for chunk in call:
                         self._put(number, chunk)
-        except Exception as error:  # belongs to the reader
+        except Exception as error:  # raised to the reader by __anext__
             self._error = self._error or error
         self._num_open -= 1
         self._changed.set()
 
     async def _start(self, call: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """The first chunk of a call, whose turn comes first; None if there is none."""
+        """Wait for a turn and return the call's first chunk; None without one or after an error."""
         async with self._starting:
             if self._error is not None:
                 return None
             try:
                 return await anext(call, None)
             except Exception as error:
-                self._error = self._error or error  # before the next call has its turn
+                self._error = self._error or error  # before the next call starts
                 raise
 
     def _put(self, number: int, chunk: Chunk) -> None:

@@ -1,4 +1,4 @@
-"""Reads JSON bodies: the amount of work is bounded first, and large bodies are read in a thread."""
+"""Parses JSON bodies: checks limits on the amount of work first; uses a thread for large bodies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema import MAX_DEPTH, RequestBody, describe
 
 MAX_CONTAINERS = 2**14  # lists and objects
-MAX_STRINGS = 2**16  # names of fields included
-MAX_VALUES = 2**20  # as many as the longest list of token ids has
-# A larger body is read in a thread. Thread switches cost more than reading a smaller one takes.
+MAX_STRINGS = 2**16  # including names of fields
+MAX_VALUES = 2**20  # as in the longest list of token ids
+# Larger bodies are parsed in a thread; for smaller ones a thread switch costs more than parsing.
 SMALL_BYTES = 32 * 1024
-MAX_WAITING = 64  # large bodies that wait for the thread
-MAX_WAITING_OF_ONE = MAX_WAITING // 2  # of one tenant, or without API keys of one address
+MAX_WAITING = 64  # large bodies waiting for the thread
+MAX_WAITING_OF_ONE = MAX_WAITING // 2  # per tenant, or without API keys per address
 
 # One pass over a piece takes less than a millisecond; other threads run between two pieces.
 _PIECE_BYTES = 128 * 1024
@@ -32,18 +32,18 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 class BodyReader:
-    """Reads small bodies at once and large ones in a thread, one after the other.
+    """Parses small bodies immediately and large ones in a thread, one at a time.
 
-    The interpreter runs one thread at a time, so that more threads would only slow the event loop.
+    The interpreter runs one thread at a time, so more threads would only slow down the event loop.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "bodies")
-        self._waiting: Counter[str] = Counter()  # by whose they are
+        self._waiting: Counter[str] = Counter()  # by tenant or address
 
     async def read(self, request: Request, model: type[Body]) -> Body:
-        """The body of a request. Raises ApiError."""
-        # The middleware has put the whole body into one message; nothing keeps the bytes.
+        """Return the body of a request. Raises ApiError."""
+        # RequestLimits puts the whole body into one message; nothing else keeps the bytes alive.
         content = (await request.receive())["body"]
         if not content or not _is_json(request.headers.get("content-type", "")):
             raise ApiError(400, _NO_OBJECT)
@@ -53,7 +53,7 @@ class BodyReader:
         return await self._read_in_thread(content, model, owner)
 
     def close(self) -> None:
-        """Stop the thread after the body that it reads now."""
+        """Stop the thread after its current body."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _read_in_thread(self, content: bytes, model: type[Body], owner: str) -> Body:
@@ -76,7 +76,7 @@ class BodyReader:
 
 
 def body_of(model: type[Body]) -> Callable[[Request], Coroutine[Any, Any, Body]]:
-    """A FastAPI dependency: the body of a request as ``model``."""
+    """Return a FastAPI dependency that parses a request's body as ``model``."""
 
     async def read(request: Request) -> Body:
         reader: BodyReader = request.app.state.bodies
@@ -86,7 +86,7 @@ def body_of(model: type[Body]) -> Callable[[Request], Coroutine[Any, Any, Body]]
 
 
 def read_body(content: bytes, model: type[Body]) -> Body:
-    """The body that is in JSON text. Raises ApiError."""
+    """Parse JSON text as ``model``. Raises ApiError."""
     value = parse(content)
     try:
         return model.model_validate(value)
@@ -95,12 +95,12 @@ def read_body(content: bytes, model: type[Body]) -> Body:
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The object that is in JSON text, if it has a bounded number of parts. Raises ApiError."""
+    """Parse a JSON object within the limits on its number of parts and depth. Raises ApiError."""
     num_names = _count_parts(content)
     try:
         value = from_json(content)
     except ValueError as error:
-        # The parser names the problem and its place, never the text.
+        # The parser's message has the problem and its position, never the text.
         if str(error).startswith("recursion limit exceeded"):
             raise _too_deep() from None
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
@@ -119,17 +119,17 @@ def _is_json(content_type: str) -> bool:
 
 
 def _count_parts(content: bytes) -> int:
-    """Refuse a body of too many parts before anything is made of them; the number of its names.
+    """Return the number of field names; refuse a body with too many parts before it is parsed.
 
-    Only what stands outside of strings counts, so that a prompt may hold any number of brackets.
-    Text that is not valid JSON may be counted wrongly; the parser refuses it.
+    Counts only characters outside strings, so that a prompt may contain any number of brackets.
+    Counts may be wrong for invalid JSON, which the parser refuses.
     """
     num_containers = num_quotes = num_values = num_names = 0
     in_string = False
     rest = b""
     for start in range(0, len(content), _PIECE_BYTES):
         piece = rest + content[start : start + _PIECE_BYTES]
-        # A backslash and what it escapes belong to the same piece.
+        # Keep a backslash and the character that it escapes in the same piece.
         num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
         rest = piece[len(piece) - num_backslashes % 2 :]
         bare = piece[: len(piece) - len(rest)].replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -152,7 +152,7 @@ def _check_count(number: int, limit: int, what: str) -> None:
 
 
 def _num_different_names(body: Any) -> int:
-    """The number of fields in all objects; refuses what is nested too deeply."""
+    """Return the number of fields in all objects; raises ApiError if the nesting is too deep."""
     level = [body]
     number = 0
     for _ in range(MAX_DEPTH):

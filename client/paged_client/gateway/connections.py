@@ -1,4 +1,4 @@
-"""HTTP connections whose clients must send a request's headers in time."""
+"""HTTP connections with a time limit on request headers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ HEADERS_S = 10.0
 class TimedConnection(H11Protocol):
     """Closes a connection whose request headers do not arrive within ``HEADERS_S``.
 
-    The time starts with the connection, and later with the first byte of each request: between two
-    requests a connection may be idle for uvicorn's keep-alive time.
+    The time starts with the connection, and later with the first byte of each request. Between
+    requests, a connection may be idle for uvicorn's keep-alive time.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -23,17 +23,17 @@ class TimedConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A client has connected."""
+        """Start waiting for the first request's headers."""
         super().connection_made(transport)
         self._start_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
+        """Stop waiting."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Something has arrived, or an answer has ended after which more lies ready."""
+        """Handle received data; also called after a response, as pipelined data may be waiting."""
         super().handle_events()
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
@@ -41,7 +41,7 @@ class TimedConnection(H11Protocol):
             self._start_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a client that breaks the protocol; an answer under way is not sent any more."""
+        """Refuse invalid HTTP; a response in flight is not sent any further."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True

@@ -1,4 +1,4 @@
-"""How the gateway's requests end when it is told to stop."""
+"""Ends the gateway's requests on shutdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_client.gateway.errors import ApiError
 
 
 class GatewayDrain:
-    """First no new requests, then an end for those that still run."""
+    """Shutdown in two phases: refuse new requests, then cancel those that still run."""
 
     def __init__(self) -> None:
         self._has_begun = False
@@ -22,19 +22,19 @@ class GatewayDrain:
         self._has_begun = True
 
     def end_streams(self) -> None:
-        """Cancel what still runs."""
+        """Cancel all running streams."""
         self._is_over = True
         for stream in self._streams:
             stream.cancel()
 
     def check(self) -> None:
-        """Raise ApiError once requests are refused."""
+        """Raise ApiError if the drain has begun."""
         if self._has_begun:
             raise _stops()
 
     @contextmanager
     def watching(self, stream: AsyncStream) -> Iterator[None]:
-        """Raises ApiError if the stream is cancelled because time is over."""
+        """Track a running stream; raises ApiError if ``end_streams`` cancels it."""
         self._streams.add(stream)
         try:
             yield

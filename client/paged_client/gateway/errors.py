@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paged_client import ClientError, InvalidRequest, RequestTimeout, Unavailabl
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
 _FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*): ")
-# The engine's names of what callers of the gateway call otherwise.
+# The engine's field names that differ from the gateway's, with the gateway's names.
 _NAMES = {"text_input": "prompt", "input_ids": "prompt"}
 
 
 class ApiError(Exception):
-    """An answer that is an error; ``param`` is the field at fault, ``code`` for programs."""
+    """An error response; ``param`` is the invalid field, ``code`` is machine-readable."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class ApiError(Exception):
 
     @classmethod
     def field(cls, name: str, problem: str) -> ApiError:
-        """A field that cannot be used as it is."""
+        """Return the error for an invalid field."""
         return cls(400, f"{name}: {problem}", param=name)
 
     @classmethod
     def from_client(cls, error: ClientError, names: Mapping[str, str] = _NAMES) -> ApiError:
-        """What an error of a server means to a caller who knows fields by other ``names``."""
+        """Convert a server's error; ``names`` maps the engine's field names to the caller's."""
         message = str(error)
         match error:
             case UnknownModel():
@@ -77,12 +77,12 @@ class ApiError(Exception):
         wait_s = max(1, math.ceil(error.retry_after_s or 0))
         return cls(
             429 if error.reason == "rate_limited" else 503,
-            # Not in gRPC's words, which name addresses behind the gateway.
+            # Not gRPC's message, which contains addresses behind the gateway.
             str(error) if error.reason else "no server is there for the model now",
             code=error.reason or "unavailable",
             headers={"Retry-After": str(wait_s)},
         )
 
     def response(self) -> JSONResponse:
-        """The whole HTTP response."""
+        """Return the HTTP response."""
         return JSONResponse(self.body, self.status, self.headers)

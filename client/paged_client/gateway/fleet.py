@@ -1,4 +1,4 @@
-"""The Triton servers behind the gateway: what they serve, how busy they are, who is next."""
+"""The Triton servers behind the gateway: their models and load, and which one gets a request."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.metrics import GatewayMetrics
 from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
 
-REFRESH_S = 5.0  # between looks at what each server serves
-MIN_REFRESH_S = 1.0  # unknown names do not cause more looks than this
-FIRST_BACKOFF_S = 0.5  # without new requests for a server that was not there; doubles
+REFRESH_S = 5.0  # between queries for each server's models
+MIN_REFRESH_S = 1.0  # unknown model names do not cause more frequent queries
+FIRST_BACKOFF_S = 0.5  # without requests to a server that was unavailable; doubles
 MAX_BACKOFF_S = 5.0
 PROBE_TIMEOUT_S = 5.0
-ATTEMPTS = 2  # a request that found no server there is tried on one more
-_REFUSALS = {"queue_full", "rate_limited"}  # of a server that works
+ATTEMPTS = 2  # a request to an unavailable server is retried on one other
+_REFUSALS = {"queue_full", "rate_limited"}  # from a healthy server
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One prompt on its way to one of the servers."""
+    """One prompt and its parameters, for one of the servers."""
 
     model: str
     prompt: RoutedPrompt
@@ -37,32 +37,32 @@ class Call:
 
 
 class Backend:
-    """One server, as this gateway knows it."""
+    """One server and its state as known to this gateway."""
 
     def __init__(self, address: str, timeout_s: float | None) -> None:
         self.address = address
         self.models: frozenset[str] = frozenset()
         self.num_open = 0
-        self.is_up = True  # or was when last asked
+        self.is_up = True  # as of the last contact
         self._timeout_s = timeout_s
         self._clients: dict[str, AsyncClient] = {}
         self._backoff_s = FIRST_BACKOFF_S
         self._rests_until = 0.0
 
     def client(self, model: str) -> AsyncClient:
-        """The way to one of its models; all share a connection."""
+        """Return the client of one of the server's models; all clients share a connection."""
         if model not in self._clients:
             self._clients[model] = AsyncClient(self.address, model, self._timeout_s)
         return self._clients[model]
 
     @property
     def is_available(self) -> bool:
-        """Whether it is up, or may be again by now."""
+        """True unless the server is in its backoff period."""
         return time.monotonic() >= self._rests_until
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Counts a request as open, and takes note of how it ends."""
+        """Count a request as open, and record whether the server was available."""
         self.num_open += 1
         try:
             yield
@@ -76,7 +76,7 @@ class Backend:
             self.num_open -= 1
 
     async def refresh(self) -> None:
-        """Ask what it serves; one that is not there keeps what it had."""
+        """Query the server's models; an unavailable server keeps its last known models."""
         try:
             self.models = frozenset(await self.client("").models())
             self.is_up = True
@@ -84,7 +84,10 @@ class Backend:
             self._rest()
 
     async def is_ready(self) -> bool:
-        """Whether any of its models answers; tritonserver calls one ready whose engine is dead."""
+        """Return True if any of the server's models answers.
+
+        tritonserver's own readiness is not enough: it reports a model with a dead engine as ready.
+        """
         for model in self.models:
             with contextlib.suppress(ClientError, TimeoutError):
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -93,7 +96,7 @@ class Backend:
         return False
 
     async def aclose(self) -> None:
-        """Cancel what is still open and let go of the connection."""
+        """Cancel open requests and close the connection."""
         for client in self._clients.values():
             await client.aclose()
 
@@ -104,7 +107,7 @@ class Backend:
 
 
 class BackendPool:
-    """All servers. To be made and used inside of one event loop."""
+    """All servers. Must be created and used inside one event loop."""
 
     def __init__(
         self,
@@ -132,16 +135,16 @@ class BackendPool:
             await backend.aclose()
 
     async def models(self) -> list[str]:
-        """Names of all models that are served now."""
+        """Return the names of all models that are served now."""
         await self._refresh()
         return self._known_models()
 
     async def resolve(self, model: str | None) -> str:
-        """The model of that name; without a name, the only one.
+        """Return the model's name; without a name, that of the only model.
 
         Raises:
-            UnknownModel: no server has it.
-            Unavailable: no server is there.
+            UnknownModel: no server has it, or there is no name and not exactly one model.
+            Unavailable: no model is known and no server is available.
         """
         if model is None or model not in self._known_models():
             await self._refresh()
@@ -157,16 +160,16 @@ class BackendPool:
         return model
 
     async def info(self, model: str) -> ModelInfo:
-        """What a model says about itself."""
+        """Return a model's properties."""
         return await self.ask(model, lambda client: client.info())
 
     async def is_ready(self) -> bool:
-        """Whether any model of any server takes requests."""
+        """Return True if any model of any server answers."""
         ready = await asyncio.gather(*(backend.is_ready() for backend in self._backends.values()))
         return any(ready)
 
     async def ask(self, model: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """The answer of one of the model's servers."""
+        """Return the result of ``question`` from one of the model's servers."""
         error = _nobody(model)
         for backend in self._attempts(model, ()):
             try:
@@ -179,7 +182,7 @@ class BackendPool:
         raise error
 
     async def stream(self, call: Call) -> AsyncGenerator[Chunk, None]:
-        """The chunks of the answers to a prompt. Closing it cancels the request on the server."""
+        """Yield the chunks of a prompt's completions; closing it cancels the server's request."""
         error = _nobody(call.model)
         hashes = prefix_hashes(call.model, call.params.get("cache_salt", ""), call.prompt)
         for backend in self._attempts(call.model, hashes):
@@ -205,10 +208,10 @@ class BackendPool:
         raise error
 
     def _attempts(self, model: str, hashes: Sequence[bytes]) -> Iterator[Backend]:
-        """The server to ask; then, for whom it was not there, another one."""
+        """Yield the chosen server, then another one for callers that found it unavailable."""
         left = {b.address: b for b in self._backends.values() if model in b.models}
         for attempt in range(ATTEMPTS):
-            # Where all of them rest, one has to be tried all the same.
+            # If all of them are in backoff, one must be tried anyway.
             awake = {name: b for name, b in left.items() if b.is_available} or left
             if not awake:
                 return

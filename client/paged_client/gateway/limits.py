@@ -1,4 +1,4 @@
-"""How much of a request is read before anything looks at its content."""
+"""Limits on headers and bodies, enforced before a request's content is parsed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paged_client.gateway.errors import ApiError
 
 MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32 * 1024  # all together
+MAX_HEADER_BYTES = 32 * 1024  # of all headers together
 BODY_TIMEOUT_S = 30.0
 DEFAULT_BODY_BYTES = 2**20
-# The parser keeps all other threads waiting, for up to 10 ms a MiB.
+# The JSON parser blocks all other threads, for up to 10 ms per MiB.
 MIN_BODY_BYTES, MAX_BODY_BYTES = 2**10, 16 * 2**20
 
 
 class RequestLimits:
-    """ASGI middleware that reads bodies whole, and not past their limit."""
+    """ASGI middleware that reads whole bodies, up to a limit."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the body on in one message, or refuse."""
+        """Forward the body in one message, or refuse the request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
@@ -36,7 +36,7 @@ class RequestLimits:
         if body is None:
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        del body  # or it would stay until the answer's end
+        del body  # otherwise it stays in memory until the response ends
 
         async def replay() -> Message:
             return messages.pop() if messages else await receive()
@@ -44,7 +44,7 @@ class RequestLimits:
         await self._app(scope, replay, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None if the client left."""
+        """Return the body, or None if the client disconnected. Raises ApiError."""
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
         if lengths and int(lengths[0]) > self._max_body_bytes:
             raise self._too_large()
@@ -70,11 +70,11 @@ class RequestLimits:
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
     if len(headers) > MAX_HEADERS:
         raise _refusal(431, f"a request has at most {MAX_HEADERS} headers")
-    # The parser looks only at what it has not yet parsed, so that more than its limit may pass.
+    # h11 limits only the bytes that it has not parsed yet, so the total may exceed its limit.
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
         raise _refusal(431, f"all headers together have at most {MAX_HEADER_BYTES} bytes")
 
 
 def _refusal(status: int, message: str) -> ApiError:
-    """The rest of the request is not read, so the connection cannot be used again."""
+    """Return an error that closes the connection, as the rest of the request is not read."""
     return ApiError(status, message, headers={"Connection": "close"})

@@ -1,4 +1,4 @@
-"""The gateway's own numbers; those of the engine are at the servers' metrics endpoints."""
+"""The gateway's own metrics; those of the engine are at the servers' metrics endpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Watched(Protocol):
-    """A server that has numbers."""
+    """A server with values to export."""
 
     address: str
     num_open: int
@@ -22,7 +22,7 @@ class Watched(Protocol):
 
 
 class GatewayMetrics:
-    """Written on the event loop, read by whoever asks for the page."""
+    """Prometheus metrics, updated on the event loop."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -40,23 +40,23 @@ class GatewayMetrics:
         self._up = self._gauge("server_up", "1 unless the server was not there when last asked")
 
     def watch(self, server: Watched) -> None:
-        """Show a server's numbers from now on."""
+        """Export a server's values from now on."""
         self._open.labels(server.address).set_function(lambda: server.num_open)
         self._up.labels(server.address).set_function(lambda: server.is_up)
 
     def routed(self, choice: Choice, is_retry: bool) -> None:
-        """A call goes to a server."""
+        """Count a call that is sent to a server."""
         self._routed.labels(choice.server, "prefix" if choice.by_prefix else "load").inc()
         if is_retry:
             self._retries.inc()
 
     def began(self, route: str, status: int, seconds: float) -> None:
-        """The answer to a request has begun."""
+        """Count a response that has begun ``seconds`` after its request."""
         self._requests.labels(route, status).inc()
         self._first_byte.labels(route).observe(seconds)
 
     def page(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
@@ -67,21 +67,21 @@ class GatewayMetrics:
 
 
 class RequestMetrics:
-    """ASGI middleware that reports each request."""
+    """ASGI middleware that records metrics of each request."""
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on as it is."""
+        """Forward everything unchanged."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         started_at = time.perf_counter()
 
         async def observed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # By the name of the route, as anybody can make up paths.
+                # The route, not the path: clients could create any number of label values.
                 route = getattr(scope.get("route"), "path", "none")
                 self._metrics.began(route, message["status"], time.perf_counter() - started_at)
             await send(message)

@@ -1,4 +1,4 @@
-"""Runs the calls of one request and writes its reply, whole or as server-sent events."""
+"""Runs the calls of one request and writes its response, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DONE = b"data: [DONE]\n\n"
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-MAX_LOGPROBS = 2**17  # of a whole answer to all its prompts
+MAX_LOGPROBS = 2**17  # of a whole response, over all prompts
 _MANY_LOGPROBS = 2**9
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected before its response."""
 
 
 class Usage:
@@ -41,17 +41,17 @@ class Usage:
 
     def __init__(self, counts_output: bool) -> None:
         self._counts_output = counts_output
-        self._prompts: dict[int, tuple[int, int]] = {}  # tokens of each, and cached ones
+        self._prompts: dict[int, tuple[int, int]] = {}  # number of tokens and of cached tokens
         self._num_output_tokens = 0
 
     def count(self, prompt: int, chunk: Chunk) -> None:
-        """Take in a chunk of the answer to one of the prompts."""
+        """Count the tokens of a chunk of one of the prompts."""
         self._prompts[prompt] = (chunk.num_input_tokens, chunk.num_cached_tokens)
         if self._counts_output:
             self._num_output_tokens += chunk.num_output_tokens
 
     def as_json(self) -> Json:
-        """OpenAI's object."""
+        """Return OpenAI's ``usage`` object."""
         num_prompt_tokens = sum(tokens for tokens, _ in self._prompts.values())
         return {
             "prompt_tokens": num_prompt_tokens,
@@ -64,7 +64,7 @@ class Usage:
 
 
 class GatewayResponse:
-    """The reply to one request: ``calls`` has the answers to each of its prompts."""
+    """The response to one request; ``calls`` has the chunks of each of its prompts."""
 
     def __init__(self, model: str, shape: ResponseFormat, calls: Sequence[Chunks]) -> None:
         self._model = model
@@ -75,7 +75,7 @@ class GatewayResponse:
         self._created = int(time.time())
 
     async def whole(self) -> Json:
-        """One JSON object. Raises ClientError."""
+        """Return the response as one JSON object. Raises ClientError or ApiError."""
         builders = [CompletionBuilder() for _ in self._calls]
         num_logprobs = 0
         async with Backlog(self._calls, math.inf) as chunks:
@@ -88,7 +88,7 @@ class GatewayResponse:
                     )
                 builders[prompt].add(chunk)
         completions = [builder.build() for builder in builders]
-        if num_logprobs > _MANY_LOGPROBS:  # others must not wait for the event loop
+        if num_logprobs > _MANY_LOGPROBS:  # must not block the event loop
             return await asyncio.to_thread(self._content, completions)
         return self._content(completions)
 
@@ -106,7 +106,10 @@ class GatewayResponse:
         }
 
     async def events(self, options: StreamOptions, max_backlog: int) -> AsyncGenerator[bytes, None]:
-        """Server-sent events. Raises ClientError before the first one; later it is an event."""
+        """Yield server-sent events.
+
+        Raises ClientError or ApiError before the first event; later errors are sent as an event.
+        """
         head = self._head(self._shape.piece_object)
         has_begun = False
         try:
@@ -140,7 +143,7 @@ class GatewayResponse:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of which the first is there already; ends with the client."""
+    """A response of server-sent events, of which the first is given; ends if the client leaves."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -148,7 +151,7 @@ class EventStream(StreamingResponse):
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them; the requests behind them are cancelled if not all could be sent."""
+        """Send the events; cancels the underlying requests if the client leaves before the end."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -158,7 +161,7 @@ class EventStream(StreamingResponse):
 async def respond(
     request: Request, reply: GatewayResponse, stream: StreamOptions | None
 ) -> Response:
-    """The HTTP response. Raises ClientError, and ClientGone if the client does not wait for it."""
+    """Return the HTTP response. Raises ClientError, ApiError, or ClientGone if the client left."""
     if stream is None:
         content = await while_connected(request, reply.whole())
         return Response(_to_json(content), media_type="application/json")
@@ -167,7 +170,7 @@ async def respond(
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of ``work``, which is cancelled if the client leaves: then raises ClientGone."""
+    """Return the result of ``work``; cancels it and raises ClientGone if the client leaves."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(request))
     try:

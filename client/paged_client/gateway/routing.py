@@ -1,8 +1,8 @@
-"""Which server a request goes to: the one that has seen its beginning, unless it is much busier.
+"""Prefix-aware routing: prefers the server that had the prefix before, unless it is much busier.
 
-Servers keep the KV blocks of prompts that they have computed. A gateway has no tokenizer, so it
-hashes pieces of the prompt as it came, each together with all before it, and remembers which
-server got which piece last.
+Servers cache the KV blocks of prompts that they have computed. The gateway has no tokenizer, so it
+hashes pieces of the prompt as received, each together with everything before it, and remembers
+which server got each piece last.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ else:
     Ids = array  # takes no parameter in Python 3.11
 
 RoutedPrompt: TypeAlias = str | Ids | dict[str, Any]
-"""A text, token ids, or chat messages with how to render them."""
+"""A text, token ids, or chat messages with rendering options."""
 
-PIECE_CHARACTERS = 64  # of text: about a KV block of 16 tokens
+PIECE_CHARACTERS = 64  # of text: about one KV block of 16 tokens
 PIECE_TOKENS = 16
-MAX_PIECES = 256  # what is common after that much matters little
+MAX_PIECES = 256  # common prefixes longer than this matter little
 MAX_CHARACTERS = MAX_PIECES * PIECE_CHARACTERS
 MAX_REMEMBERED = 2**16
-SLACK = 8  # more open requests than half as many again as the idlest server has
+SLACK = 8  # open requests allowed beyond 1.5 times those of the least loaded server
 
 
 class Choice(NamedTuple):
-    """A server, and whether it was chosen for what it remembers."""
+    """A chosen server, and whether the prompt's prefix decided the choice."""
 
     server: str
     by_prefix: bool
 
 
 def prefix_hashes(model: str, cache_salt: str, prompt: RoutedPrompt) -> list[bytes]:
-    """A hash for each whole piece of the prompt's beginning and all that comes before it."""
+    """Return a hash of each full piece of the prompt's start and of everything before it."""
     content, options = _content(prompt)
     running = blake2b(json.dumps([model, cache_salt, options]).encode(), digest_size=16)
     size = PIECE_CHARACTERS if isinstance(content, str) else PIECE_TOKENS
@@ -50,7 +50,7 @@ def prefix_hashes(model: str, cache_salt: str, prompt: RoutedPrompt) -> list[byt
 
 
 class PrefixRouter:
-    """Remembers the last ``capacity`` pieces; does no I/O and knows servers by their names."""
+    """Maps the ``capacity`` most recently used pieces to names of servers; does no I/O."""
 
     def __init__(self, capacity: int = MAX_REMEMBERED) -> None:
         self._capacity = capacity
@@ -58,10 +58,11 @@ class PrefixRouter:
         self._num_chosen: Counter[str] = Counter()
 
     def choose(self, hashes: Sequence[bytes], loads: Mapping[str, int]) -> Choice:
-        """One of the servers in ``loads``, which says how many requests each has open.
+        """Choose one of the servers in ``loads``, the number of open requests of each.
 
-        The server of the longest remembered beginning, if it has at most half as many again open
-        requests as the idlest, plus ``SLACK``; else the idlest, which from now on is remembered.
+        Chooses the server of the longest remembered prefix if it has at most 1.5 times the open
+        requests of the least loaded server, plus ``SLACK``; otherwise the least loaded server.
+        Remembers the choice.
         """
         idlest = min(loads, key=lambda name: (loads[name], self._num_chosen[name]))
         known = next((name for name in self._remembered(hashes) if name in loads), None)
@@ -72,11 +73,11 @@ class PrefixRouter:
         return Choice(chosen, by_prefix)
 
     def _remembered(self, hashes: Sequence[bytes]) -> list[str]:
-        """Servers of the remembered pieces, that of the longest beginning first."""
+        """Return the servers of the remembered pieces, that of the longest prefix first."""
         return [self._servers[piece] for piece in reversed(hashes) if piece in self._servers]
 
     def _remember(self, hashes: Sequence[bytes], server: str) -> None:
-        # Backwards, so that the ends of prompts are forgotten before their beginnings.
+        # In reverse order, so that the ends of prompts are evicted before their beginnings.
         for piece in reversed(hashes):
             self._servers[piece] = server
             self._servers.move_to_end(piece)
@@ -85,7 +86,7 @@ class PrefixRouter:
 
 
 def _content(prompt: RoutedPrompt) -> tuple[str | Ids, dict[str, Any]]:
-    """What a prompt's pieces are cut from, and how else it differs from prompts like it."""
+    """Return the content to cut into pieces, and the options that must also be equal."""
     if not isinstance(prompt, dict):
         return prompt, {}
     options = {name: value for name, value in prompt.items() if name != "messages"}
@@ -93,9 +94,9 @@ def _content(prompt: RoutedPrompt) -> tuple[str | Ids, dict[str, Any]]:
 
 
 def _beginning(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The JSON text of messages, as far as it is hashed.
+    """Return the JSON text of messages, up to the length that is hashed.
 
-    Without the closing bracket the next turn of a conversation begins with this one.
+    It has no closing bracket, so that it is a prefix of the text of the conversation's next turn.
     """
     texts: list[str] = []
     length = 0

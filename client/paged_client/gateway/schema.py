@@ -1,4 +1,4 @@
-"""Request bodies: OpenAI's fields, vLLM's besides, and a limit on each."""
+"""Request bodies: OpenAI's fields, vLLM's additional ones, and a limit on each."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_IDS = 2**20
 MAX_ALLOWED_IDS = 2**18
-MAX_NAME_LENGTH = 64  # of a field that an error shows whole, and for which a like one is looked up
+MAX_NAME_LENGTH = 64  # longer field names are truncated in errors and get no suggestion
 INT32_MAX = 2**31 - 1
 
 _OWN_ERROR = "paged_field"
-_PIECE = 2**14  # ids that are checked in one go, while no other thread runs
-_WORDS = re.compile(r"^\w+ should")  # how pydantic begins
+_PIECE = 2**14  # ids checked at a time, while no other thread can run
+_WORDS = re.compile(r"^\w+ should")  # how pydantic's messages begin
 
-# Fields without a meaning here that may be left out of account without changing the answer.
+# Fields that have no meaning here; ignoring them does not change the completions.
 _IGNORED = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier"),
@@ -51,7 +51,7 @@ _IGNORED = frozenset(
         *("spaces_between_special_tokens", "request_id"),
     )
 )
-# Fields that would change the answer, and the value of each, if any, that asks for nothing.
+# Unsupported fields that would change the response, each with its no-op value (None if none).
 _NOT_SUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("tools", "functions"), []),
     **dict.fromkeys(("tool_choice", "function_call"), "none"),
@@ -70,7 +70,7 @@ _NOT_SUPPORTED: dict[str, Any] = {
 
 
 class RequestBody(BaseModel):
-    """A JSON object whose fields are all known; null stands for a field that is not there."""
+    """A JSON object that may have only known fields; null means that a field is absent."""
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
@@ -98,12 +98,12 @@ class RequestBody(BaseModel):
 
 
 def _problem(name: str, problem: str) -> PydanticCustomError:
-    """A field's error, to which pydantic adds where the object is that has the field."""
+    """Return the error for a field; pydantic adds the location of the object with the field."""
     return PydanticCustomError(_OWN_ERROR, "{problem}", {"name": name, "problem": problem})
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like an unknown one; comparing long names would take seconds."""
+    """Suggest the most similar known name; none for long names, as matching would take seconds."""
     if len(name) > MAX_NAME_LENGTH:
         return ""
     near = difflib.get_close_matches(name, known, n=1)
@@ -111,7 +111,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def _short(text: str) -> str:
-    """A name as it may stand in an error: printable ASCII and never long."""
+    """Return a name for an error message, as printable ASCII of limited length."""
     if not text:
         return '""'
     shown = ascii(text[: MAX_NAME_LENGTH + 1])[1:-1]
@@ -123,20 +123,20 @@ def _list_of_one(value: Any) -> Any:
 
 
 def _few_biases(value: Any) -> Any:
-    """Refuse a large object before pydantic makes an error of each of its fields."""
+    """Refuse a large object before pydantic creates an error for each of its fields."""
     if isinstance(value, dict) and len(value) > MAX_BIASES:
         raise PydanticCustomError("too_long", f"must have at most {MAX_BIASES} fields")
     return value
 
 
 def token_ids(value: Any) -> Ids | None:
-    """A list of token ids as 32-bit integers; None if the value is anything else."""
+    """Convert a list of token ids to 32-bit integers; return None for any other value."""
     if not isinstance(value, list):
         return None
     ids = array("i")
     for start in range(0, len(value), _PIECE):
         piece = value[start : start + _PIECE]
-        # bool is an int, but true is no token.
+        # bool is a subclass of int, but true is not a token id.
         if set(map(type, piece)) != {int} or not 0 <= min(piece) <= max(piece) <= INT32_MAX:
             return None
         ids.extend(piece)
@@ -156,7 +156,7 @@ def _ids_up_to(limit: int) -> Callable[[Any], Ids]:
 
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-# Long lists of these are checked in C: pydantic would make an error of each wrong item.
+# Long lists are checked in C: pydantic would create an error for each invalid item.
 TokenIds = Annotated[
     Ids,
     PlainValidator(_ids_up_to(MAX_IDS), json_schema_input_type=list[TokenId]),
@@ -184,7 +184,7 @@ class StreamOptions(RequestBody):
 
 
 class GenerateRequest(RequestBody):
-    """What chats and completions have in common."""
+    """Fields common to chat and completion requests."""
 
     model: str | None = Field(None, max_length=256, description="may be left out if it is the only")
     stream: bool = False
@@ -214,14 +214,14 @@ class GenerateRequest(RequestBody):
     timeout_s: float | None = Field(None, gt=0, le=86400)
 
     def model_post_init(self, context: Any) -> None:
-        """Check what depends on several fields."""
+        """Check constraints between fields."""
         if self.stream_options is not None and not self.stream:
             raise ApiError.field("stream_options", "is only for stream: true")
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError.field("prompt_logprobs", "is only for stream: false")
 
     def sampling(self) -> dict[str, Any]:
-        """The fields that go to the engine under their own names."""
+        """Return the fields that the engine takes under the same names."""
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if self.seed is not None:
             values["seed"] = self.seed % 2**64
@@ -271,7 +271,7 @@ class Message(RequestBody):
     name: str | None = Field(None, max_length=256)
 
     def as_json(self) -> dict[str, Any]:
-        """The message as the engine takes it."""
+        """Return the message in the engine's format."""
         content: Any = self.content
         if not isinstance(content, str):
             content = [{"type": part.type, "text": part.text} for part in content]
@@ -283,7 +283,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES,
 
 
 class ChatOptions(RequestBody):
-    """How messages are rendered."""
+    """Options for rendering messages."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -291,7 +291,7 @@ class ChatOptions(RequestBody):
 
 
 def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> dict[str, Any]:
-    """Messages as the engine takes them."""
+    """Return messages and their options in the engine's format."""
     given = {name: getattr(options, name) for name in ChatOptions.model_fields}
     return {
         "messages": [message.as_json() for message in messages],
@@ -311,18 +311,18 @@ class ChatRequest(GenerateRequest, ChatOptions):
     _prompt: dict[str, Any] = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Check what depends on several fields; make the prompt, in the thread of a large body."""
+        """Check constraints between fields; build the prompt, for a large body in its thread."""
         super().model_post_init(context)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError.field("top_logprobs", "is only for logprobs: true")
         self._prompt = chat_prompt(self.messages, self)
 
     def routed(self) -> RoutedPrompt:
-        """What is to be answered."""
+        """Return the prompt."""
         return self._prompt
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of the engine; without a limit the answer may fill the context."""
+        """Return the engine's fields; without a limit a completion may fill the context."""
         limits = (self.max_completion_tokens, self.max_tokens)
         values = super().sampling()
         values["max_tokens"] = next((limit for limit in limits if limit is not None), None)
@@ -335,7 +335,7 @@ TextOrIds: TypeAlias = str | Ids
 
 
 def _prompts(value: Any) -> list[TextOrIds]:
-    """The prompts of a completion; a single one is a list of one."""
+    """Return the prompts of a completion request; a single prompt becomes a list of one."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -376,7 +376,7 @@ class CompletionRequest(GenerateRequest):
     add_special_tokens: bool = True
 
     def model_post_init(self, context: Any) -> None:
-        """Check what depends on several fields."""
+        """Check constraints between fields."""
         super().model_post_init(context)
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ApiError.field("best_of", "is not supported yet, except for the value of n")
@@ -390,7 +390,7 @@ class CompletionRequest(GenerateRequest):
             raise ApiError.field("n", f"at most {MAX_PROMPTS} answers to all prompts together")
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of the engine; it generates a token even if only the prompt is wanted."""
+        """Return the engine's fields; it generates a token even if only the prompt is wanted."""
         values = super().sampling()
         values["max_tokens"] = 16 if self.max_tokens is None else max(self.max_tokens, 1)
         if self.logprobs is not None:
@@ -410,7 +410,7 @@ class TokenizeRequest(ChatOptions):
     _prompt: str | dict[str, Any] = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Check what depends on several fields."""
+        """Check constraints between fields."""
         if (self.prompt is None) == (self.messages is None):
             raise ApiError.field("prompt", "give either prompt or messages")
         if self.messages is not None and self.add_special_tokens:
@@ -420,7 +420,7 @@ class TokenizeRequest(ChatOptions):
             self._prompt = chat_prompt(self.messages, self)
 
     def routed(self) -> RoutedPrompt:
-        """What is to be tokenized."""
+        """Return the prompt to tokenize."""
         return self._prompt
 
 
@@ -432,7 +432,7 @@ class DetokenizeRequest(RequestBody):
 
 
 def describe(error: ValidationError) -> ApiError:
-    """The first of pydantic's complaints about a body."""
+    """Convert the first of pydantic's errors about a body."""
     first = error.errors(include_url=False, include_input=False)[0]
     location = first["loc"]
     if first["type"] == _OWN_ERROR:
@@ -442,11 +442,11 @@ def describe(error: ValidationError) -> ApiError:
 
 
 def _path(location: Sequence[str | int]) -> str:
-    """``messages[0].content`` for ``("messages", 0, "content", "(text)")``."""
+    """Return ``messages[0].content`` for ``("messages", 0, "content", "(text)")``."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith(("(", "[")):  # those are pydantic's own names, of no field
+        elif not part.startswith(("(", "[")):  # pydantic's own names, not fields
             path += f".{_short(part)}" if path else part
     return path

@@ -1,4 +1,4 @@
-"""The gateway as a process."""
+"""Runs the gateway as a process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from paged_client.gateway.connections import TimedConnection
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.limits import MAX_HEADER_BYTES
 
-CLOSE_S = 5  # for connections to close after the drain
-# Longer than clients keep idle connections, so that none is closed while it is taken up again.
+CLOSE_S = 5  # time for connections to close after the drain
+# Longer than clients keep idle connections, so that none closes just when a client reuses it.
 KEEP_ALIVE_S = 75
-# How long the event loop waits for the thread that reads large bodies; Python's default is 5 ms.
+# How long the event loop waits for the thread that parses large bodies; Python's default is 5 ms.
 SWITCH_S = 0.0005
 
 
 def serve(options: GatewayOptions, listener: socket.socket) -> None:
-    """Serve on a socket that listens until SIGINT or SIGTERM. Must run on the main thread."""
+    """Serve on a listening socket until SIGINT or SIGTERM. Must run on the main thread."""
     sys.setswitchinterval(SWITCH_S)
     drain = GatewayDrain()
     config = uvicorn.Config(
         create_app(options, drain),
-        http=TimedConnection,  # of h11, which unlike httptools bounds the size of headers
+        http=TimedConnection,  # uses h11, which, unlike httptools, limits the size of headers
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="on",
@@ -39,19 +39,19 @@ def serve(options: GatewayOptions, listener: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
     )
-    # A collection over all that is loaded would hold up every stream for 20 ms.
+    # A garbage collection over all loaded objects would delay every stream by 20 ms.
     gc.collect()
     gc.freeze()
-    # uvicorn raises the signal again when it has stopped, to end its caller, which is not wanted.
+    # After stopping, uvicorn raises the signal again, which would end the caller. Ignore it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     _DrainingServer(config, drain, options.drain_timeout_s).run(sockets=[listener])
 
 
 class _DrainingServer(uvicorn.Server):
-    """Told to stop, it listens on and refuses requests while those that run may end.
+    """After a signal to stop, keeps listening and refuses requests while running ones finish.
 
-    uvicorn alone would close the port first, which looks to clients as if nobody were there.
+    uvicorn alone would close the port first, and clients would find no server.
     """
 
     def __init__(self, config: uvicorn.Config, drain: GatewayDrain, timeout_s: float) -> None:
@@ -61,7 +61,7 @@ class _DrainingServer(uvicorn.Server):
         self._deadline: float | None = None
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to shut down now; asked ten times a second."""
+        """Return True to shut down now; uvicorn calls this ten times a second."""
         if not await super().on_tick(counter):
             return False
         if self._deadline is None:

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's clients read them: pieces of a stream, or whole."""
+"""Responses in OpenAI's format: pieces of a stream, or whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class ResponseFormat(Protocol):
-    """What differs between chats and completions; one for each request."""
+    """The differences between chat and text completion responses; one object per request."""
 
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
@@ -22,17 +22,17 @@ class ResponseFormat(Protocol):
     counts_output: bool
 
     def pieces(self, prompt: int, chunk: Chunk) -> list[Json]:
-        """The choices that a chunk of the answer to one of the prompts becomes."""
+        """Convert a chunk of one of the prompts to choices of a stream."""
 
     def choice(self, prompt: int, index: int, completion: Completion) -> Json:
-        """The choice that a whole answer becomes."""
+        """Convert a whole completion of one of the prompts to a choice."""
 
     def extras(self, completions: Sequence[Completion]) -> Json:
-        """What stands beside the choices of a whole answer."""
+        """Return the additional fields beside the choices of a whole response."""
 
 
 class ChatShape:
-    """``/v1/chat/completions``."""
+    """The format of ``/v1/chat/completions``."""
 
     id_prefix: ClassVar[str] = "chatcmpl-"
     whole_object: ClassVar[str] = "chat.completion"
@@ -40,12 +40,12 @@ class ChatShape:
     counts_output = True
 
     def __init__(self, num_top: int | None, with_prompt_logprobs: bool) -> None:
-        self._num_top = num_top  # likeliest tokens to show; None: no log-probabilities at all
+        self._num_top = num_top  # most likely tokens to show; None: no log-probabilities at all
         self._with_prompt_logprobs = with_prompt_logprobs
         self._begun: set[int] = set()
 
     def pieces(self, prompt: int, chunk: Chunk) -> list[Json]:
-        """A first piece with the role, and one with what the chunk says, if it says anything."""
+        """Return a first piece with the role, and a piece with the chunk unless it is empty."""
         pieces = []
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
@@ -57,7 +57,7 @@ class ChatShape:
         return pieces
 
     def choice(self, prompt: int, index: int, completion: Completion) -> Json:
-        """A message and how it ended."""
+        """Return a choice with the message and its finish reason."""
         answer = completion.answers[index]
         return {
             "index": index,
@@ -67,7 +67,7 @@ class ChatShape:
         }
 
     def extras(self, completions: Sequence[Completion]) -> Json:
-        """The prompt's log-probabilities, as vLLM has them."""
+        """Return the prompt's log-probabilities in vLLM's format, if requested."""
         if not self._with_prompt_logprobs:
             return {}
         return {"prompt_logprobs": _by_id(completions[0].prompt_logprobs)}
@@ -87,7 +87,7 @@ class ChatShape:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """The text that goes before an answer; ``first_token`` if log-probabilities go with it."""
+    """The text before a completion; has a ``first_token`` if log-probabilities are requested."""
 
     text: str = ""
     first_token: str | None = None
@@ -95,17 +95,17 @@ class EchoedPrompt:
 
 @dataclass(slots=True)
 class _Columns:
-    """Completions' log-probabilities of one choice; ``offset`` is where the next token begins."""
+    """Log-probabilities of one text completion choice; the next token begins at ``offset``."""
 
     num_top: int
     offset: int = 0
-    # Sampled bytes need not be text; the answer's text has a replacement character for them, too.
+    # Sampled bytes may be invalid UTF-8; the text has replacement characters for them, too.
     decoder: codecs.IncrementalDecoder = field(
         default_factory=partial(codecs.getincrementaldecoder("utf-8"), errors="replace")
     )
 
     def write(self, positions: Iterable[Position]) -> Json:
-        """Each column for the next tokens."""
+        """Return each column for the next tokens."""
         columns: Json = {
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
@@ -115,7 +115,7 @@ class _Columns:
             ranked = sorted(shown, key=lambda token: token.rank, reverse=True)
             columns["tokens"].append(_name(token))
             columns["token_logprobs"].append(token.logprob)
-            # The likeliest last, so that it keeps the name if two tokens have the same.
+            # The most likely comes last, so that it wins if two tokens have the same name.
             by_name = {_name(token): token.logprob for token in ranked}
             columns["top_logprobs"].append(dict(reversed(by_name.items())))
             columns["text_offset"].append(self.offset)
@@ -124,7 +124,7 @@ class _Columns:
 
 
 class CompletionShape:
-    """``/v1/completions``; the choices of a prompt follow those of the prompt before."""
+    """The format of ``/v1/completions``; choices are ordered by prompt."""
 
     id_prefix: ClassVar[str] = "cmpl-"
     whole_object: ClassVar[str] = "text_completion"
@@ -148,7 +148,7 @@ class CompletionShape:
         self._columns: dict[int, _Columns] = {}
 
     def pieces(self, prompt: int, chunk: Chunk) -> list[Json]:
-        """One piece; the first one begins with the prompt if it is echoed."""
+        """Return one piece or none; the first one begins with the prompt if it is echoed."""
         if chunk.prompt_logprobs:
             self._prompt_logprobs[prompt] = chunk.prompt_logprobs
         index = prompt * self._n + chunk.index
@@ -157,7 +157,7 @@ class CompletionShape:
         return [self._choice(prompt, chunk.index, chunk.text, chunk.logprobs, chunk.finish_reason)]
 
     def choice(self, prompt: int, index: int, completion: Completion) -> Json:
-        """The text and how it ended."""
+        """Return a choice with the text and its finish reason."""
         self._prompt_logprobs[prompt] = completion.prompt_logprobs
         answer: Answer = completion.answers[index]
         choice = self._choice(prompt, index, answer.text, answer.logprobs, answer.finish_reason)
@@ -166,7 +166,7 @@ class CompletionShape:
         return choice
 
     def extras(self, completions: Sequence[Completion]) -> Json:
-        """Nothing."""
+        """Return no additional fields."""
         return {}
 
     def _choice(
@@ -201,7 +201,7 @@ class CompletionShape:
         }
 
     def _prompt_columns(self, prompt: int, echoed: EchoedPrompt, columns: _Columns) -> Json:
-        """Log-probabilities of a prompt, whose first token has none."""
+        """Return the log-probabilities of a prompt; its first token has none."""
         if echoed.first_token is None:
             columns.offset = len(echoed.text)
             return {}
@@ -211,7 +211,7 @@ class CompletionShape:
             "top_logprobs": [None],
             "text_offset": [0],
         }
-        # One that the tokenizer has added is not in the text.
+        # A token that the tokenizer has added is not in the text.
         columns.offset = len(echoed.first_token) * echoed.text.startswith(echoed.first_token)
         rest = columns.write(p for p in self._prompt_logprobs[prompt] if p is not None)
         columns.offset = len(echoed.text)
@@ -233,14 +233,14 @@ def _top(position: Position, count: int) -> list[TokenLogprob]:
 
 
 def _name(token: TokenLogprob) -> str:
-    """A token's text, or for a part of a character its bytes, as OpenAI writes them."""
+    """Return a token's text, or for a part of a character its bytes in OpenAI's notation."""
     if token.text.encode(errors="replace") == token.content:
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
 
 
 def _by_id(positions: Iterable[Position | None]) -> list[Json | None]:
-    """vLLM's form of a prompt's log-probabilities."""
+    """Return a prompt's log-probabilities in vLLM's format."""
     return [
         None
         if position is None

@@ -1,4 +1,4 @@
-"""Servers to be measured: ours and peers, by the protocol that they speak."""
+"""Endpoints: the servers under test, one class per protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Endpoint", "ServerInfo", "open_endpoint"]
 
 
 def open_endpoint(target: TargetOptions) -> Endpoint:
-    """The endpoint for a target; it is connected to when it is first used."""
+    """Create the endpoint for a target; it connects on first use."""
     if target.backend == "triton":
         from paged_loadtest.endpoints.triton_grpc import TritonGrpcEndpoint
 

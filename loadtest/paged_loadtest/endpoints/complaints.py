@@ -1,4 +1,4 @@
-"""What a user is told about a server that cannot be measured."""
+"""Error messages for servers that cannot be measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged_loadtest.protocols import triton
 
 
 def unreachable(target: TargetOptions, reason: str) -> ConfigError:
-    """Nobody answers there, or not in this protocol."""
+    """Create the error for an address that does not answer, or not in this protocol."""
     return ConfigError(
         f"--base-url: nobody speaks {target.backend} at {target.address} "
         f"({shorten(reason, 160, quote=False)}); start the server, or give its address and "
@@ -20,7 +20,7 @@ def unreachable(target: TargetOptions, reason: str) -> ConfigError:
 
 
 def unknown_model(target: TargetOptions, known: Iterable[str]) -> ConfigError:
-    """Somebody answers, but has no such model."""
+    """Create the error for a server that answers but lacks the model."""
     names = ", ".join(sorted(known)) or "none"
     return ConfigError(
         f"--model: {target.address} has no model {shorten(target.model)} that is ready; "
@@ -29,10 +29,10 @@ def unknown_model(target: TargetOptions, known: Iterable[str]) -> ConfigError:
 
 
 def check_inputs(target: TargetOptions, inputs: Collection[str]) -> None:
-    """See that a model of Triton's counts its tokens.
+    """Check that a Triton model has the inputs that make it report token counts.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: an input is missing.
     """
     missing = [name for name in triton.NEEDED if name not in inputs]
     if missing:

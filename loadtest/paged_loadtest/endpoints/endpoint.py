@@ -1,4 +1,4 @@
-"""A server as the bench sees it, whatever it speaks."""
+"""The interface of a server under test, independent of its protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROBE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says about itself and its model; None where it does not."""
+    """What a server reports about itself and its model; None for unreported values."""
 
     server: str
     vocab_size: int | None = None
@@ -23,43 +23,43 @@ class ServerInfo:
 
 
 class Endpoint(ABC):
-    """One model of a server; to be made and used inside one event loop."""
+    """One model of a server; create and use it inside one event loop."""
 
     def __init__(self) -> None:
         self._knows_salt = False
         self._cache_salt: str | None = None
 
     def forget_cache(self) -> None:
-        """From here on, find nothing in the server's prefix cache that was sent before.
+        """Make later requests miss everything already in the server's prefix cache.
 
-        Where the server does not know how to do so, what it finds is seen in the results.
+        If the server does not support this, the results show the tokens it finds in its cache.
         """
         if self._knows_salt:
             self._cache_salt = uuid.uuid4().hex
 
     @abstractmethod
     async def check(self) -> ServerInfo:
-        """See that the server is there and has the model.
+        """Check that the server answers and has the model.
 
         Raises:
-            ConfigError: it is not, or has not; the message says what to do.
+            ConfigError: it does not answer, or lacks the model; the message says what to do.
         """
 
     @abstractmethod
     async def is_ready(self) -> bool:
-        """Whether the model takes requests now."""
+        """Whether the model accepts requests now."""
 
     @abstractmethod
     async def send(self, request: Request) -> Timeline:
-        """Make one call and wait for its end; one that fails says so in its timeline.
+        """Make one call and wait for its end; the timeline records a failure.
 
         Raises:
-            ConfigError: the request is of a kind that this server cannot be sent at all.
+            ConfigError: this protocol does not support the kind of prompt.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
 
     async def __aenter__(self) -> Self:
         return self

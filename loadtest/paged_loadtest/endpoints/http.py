@@ -1,4 +1,4 @@
-"""What the endpoints over HTTP share."""
+"""Shared implementation of the endpoints over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class HttpEndpoint(Endpoint):
-    """Calls over as many connections as there are calls."""
+    """Streams each call over its own connection, without a limit on connections."""
 
     def __init__(self, target: TargetOptions, headers: Mapping[str, str]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class HttpEndpoint(Endpoint):
         await self._session.close()
 
     async def _stream(self, path: str, body: bytes, decoder_type: type[EventDecoder]) -> Timeline:
-        """Post a body and decode the events that come back."""
+        """Post a body and decode the events of the response."""
         timeline = Timeline(perf_counter())
         decoder = decoder_type(timeline)
         try:
@@ -53,10 +53,10 @@ class HttpEndpoint(Endpoint):
         return timeline
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of a short reply; None for a body that is none.
+        """Return the status and the JSON of a short response (None if the body is not JSON).
 
         Raises:
-            ConfigError: nobody answers.
+            ConfigError: the server does not answer.
         """
         timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
         try:
@@ -71,7 +71,7 @@ class HttpEndpoint(Endpoint):
 
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
-        return str(error.os_error)  # its own text is about TLS first
+        return str(error.os_error)  # the text of `error` itself starts with TLS details
     if isinstance(error, aiohttp.ClientResponseError):
         return "what answers is not HTTP"
     return str(error) or "no answer"

@@ -1,4 +1,4 @@
-"""OpenAI's API: the gateway, or any other server that speaks it."""
+"""Endpoint for OpenAI's API: the gateway or any other compatible server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFUSED = ("HTTP 400", "HTTP 422")
 
 
 class OpenAIEndpoint(HttpEndpoint):
-    """Completions, or chats for ``--backend openai-chat``; the API key is in `KEY_VARIABLE`."""
+    """Completions, or chats for ``--backend openai-chat``; `KEY_VARIABLE` holds the API key."""
 
     def __init__(self, target: TargetOptions) -> None:
         key = os.environ.get(KEY_VARIABLE)
@@ -30,7 +30,7 @@ class OpenAIEndpoint(HttpEndpoint):
         self._continuous_usage = False
 
     async def check(self) -> ServerInfo:
-        """Find the model, and whether the server knows what vLLM has beyond OpenAI."""
+        """Check the model, and detect whether the server supports vLLM's extra fields."""
         status, answer = await self._ask("GET", _MODELS)
         if status in (401, 403):
             raise ConfigError(f"{KEY_VARIABLE}: {self._target.address} wants an API key; set it")
@@ -46,7 +46,7 @@ class OpenAIEndpoint(HttpEndpoint):
         )
 
     async def is_ready(self) -> bool:
-        """Whether the model takes requests now."""
+        """Whether the server lists the model."""
         try:
             status, answer = await self._ask("GET", _MODELS)
         except ConfigError:
@@ -65,7 +65,7 @@ class OpenAIEndpoint(HttpEndpoint):
         return await self._stream(self._path, body, openai.ResponseDecoder)
 
     async def _try_extras(self) -> None:
-        """Ask for a token with vLLM's own fields, and do without them where that is refused."""
+        """Request one token with vLLM's extra fields; stop using them if the server rejects it."""
         self._continuous_usage = self._knows_salt = True
         self.forget_cache()
         timeline = await self.send(Request("Hello", max_tokens=1, ignore_eos=False))

@@ -1,4 +1,4 @@
-"""Triton's gRPC."""
+"""Endpoint for Triton's gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paged_loadtest.timeline import Timeline
 
 
 class TritonGrpcEndpoint(Endpoint):
-    """A stream of its own for each call, all over one connection."""
+    """One stream per call, all over one connection."""
 
     def __init__(self, target: TargetOptions) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class TritonGrpcEndpoint(Endpoint):
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def check(self) -> ServerInfo:
-        """Read the model's inputs, and what a model of ours says about itself."""
+        """Read the model's inputs, and its limits if it is one of ours."""
         try:
             server = await self._stub.ServerMetadata(
                 service_pb2.ServerMetadataRequest(), timeout=PROBE_TIMEOUT_S
@@ -45,7 +45,7 @@ class TritonGrpcEndpoint(Endpoint):
         self._inputs = frozenset(tensor.name for tensor in answer.config.input)
         check_inputs(self._target, self._inputs)
         name = f"{server.name} {server.version}"
-        if "task" not in self._inputs:  # a peer's
+        if "task" not in self._inputs:  # another server's model
             return ServerInfo(name)
         self._knows_salt = True
         async with AsyncClient(self._target.address, self._target.model) as client:
@@ -53,7 +53,7 @@ class TritonGrpcEndpoint(Endpoint):
         return ServerInfo(name, info.vocab_size, info.max_model_len)
 
     async def is_ready(self) -> bool:
-        """Whether the model takes requests now."""
+        """Whether the model accepts requests now."""
         request = service_pb2.ModelReadyRequest(name=self._target.model)
         try:
             answer = await self._stub.ModelReady(request, timeout=PROBE_TIMEOUT_S)
@@ -85,6 +85,6 @@ class TritonGrpcEndpoint(Endpoint):
         request = service_pb2.RepositoryIndexRequest(ready=True)
         try:
             index = await self._stub.RepositoryIndex(request, timeout=PROBE_TIMEOUT_S)
-        except grpc.RpcError:  # servers can be told not to tell
+        except grpc.RpcError:  # a server can disable the index
             return []
         return [model.name for model in index.models]

@@ -1,4 +1,4 @@
-"""Triton's HTTP, by ``generate_stream``."""
+"""Endpoint for Triton's HTTP ``generate_stream``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged_loadtest.timeline import Timeline
 
 
 class TritonHttpEndpoint(HttpEndpoint):
-    """The same tensors as over gRPC, as JSON."""
+    """Sends the same tensors as over gRPC, as JSON."""
 
     def __init__(self, target: TargetOptions) -> None:
         super().__init__(target, headers={})
@@ -25,7 +25,7 @@ class TritonHttpEndpoint(HttpEndpoint):
         self._model = f"/v2/models/{quote(target.model, safe='')}"
 
     async def check(self) -> ServerInfo:
-        """Read the model's inputs, and what a model of ours says about itself."""
+        """Read the model's inputs, and its limits if it is one of ours."""
         status, server = await self._ask("GET", "/v2")
         if status != 200 or not isinstance(server, dict) or "version" not in server:
             raise unreachable(self._target, f"HTTP {status}")
@@ -35,7 +35,7 @@ class TritonHttpEndpoint(HttpEndpoint):
         self._inputs = frozenset(tensor["name"] for tensor in config["input"])
         check_inputs(self._target, self._inputs)
         name = f"{server['name']} {server['version']}"
-        if "task" not in self._inputs:  # a peer's
+        if "task" not in self._inputs:  # another server's model
             return ServerInfo(name)
         self._knows_salt = True
         _, answer = await self._ask("POST", f"{self._model}/generate", {"task": "info"})
@@ -43,7 +43,7 @@ class TritonHttpEndpoint(HttpEndpoint):
         return ServerInfo(name, info["vocab_size"], info["max_model_len"])
 
     async def is_ready(self) -> bool:
-        """Whether the model takes requests now."""
+        """Whether the model accepts requests now."""
         try:
             status, _ = await self._ask("GET", f"{self._model}/ready")
         except ConfigError:

@@ -1,4 +1,4 @@
-"""Reports as pictures: one PNG, or one HTML page that needs nothing else."""
+"""Plots reports as one PNG, or as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FORMATS = (".png", ".html")
 
 
 def plot(files: Sequence[Path], output: Path) -> None:
-    """Draw reports over one another.
+    """Plot several reports in the same panels.
 
     Raises:
-        ConfigError: a file holds none, or the output cannot be written.
+        ConfigError: a file is not a report, or the output cannot be written.
     """
     if output.suffix not in FORMATS:
         raise ConfigError(f"--output: must end in {' or '.join(FORMATS)}, got {output}")

@@ -1,4 +1,4 @@
-"""All panels, all figures and what they depend on, in one HTML file without links to others."""
+"""One self-contained HTML file with all panels, results and settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ th:first-child, td:first-child { text-align: left; }
 
 
 def page(series: Sequence[Series]) -> str:
-    """The content of an HTML file."""
+    """Return the content of the HTML file."""
     title = escape(heading(series))
     with matplotlib.rc_context(STYLE):
         figures = "\n".join(_figure(panel, series) for panel in panels(series))
@@ -79,7 +79,7 @@ def _figure(panel: Panel, series: Sequence[Series]) -> str:
     axes.set_title(panel.title)
     content = io.StringIO()
     figure.savefig(content, format="svg", metadata={"Date": None})
-    _, _, drawing = content.getvalue().partition("<svg")  # what stands before is for files alone
+    _, _, drawing = content.getvalue().partition("<svg")  # inline SVG has no XML header
     label = escape(panel.title, quote=True)
     return f'<figure role="img" aria-label="{label}">\n<svg{drawing}</figure>'
 

@@ -1,4 +1,4 @@
-"""The panels of a picture, each drawn into axes of its own."""
+"""The panels of a plot, each drawn into its own axes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Draw: TypeAlias = Callable[[Axes, Sequence[Series]], None]
 
 _QUANTILES = np.linspace(0, 1, 401)
 _GREY = "#666666"
-_OFFSETS = ((6, -13), (-16, 8), (8, 4), (-16, -13))  # of names from points, in font points
-_WIDE = 1000  # a ratio of the ends of a logarithmic axis
+_OFFSETS = ((6, -13), (-16, 8), (8, 4), (-16, -13))  # of labels from data, in points
+_WIDE = 1000  # max / min of a logarithmic axis that counts as wide
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Something to see, and what it says to whoever cannot see it."""
+    """A plot and its title, which is also its label for screen readers."""
 
     title: str
     draw: Draw
 
 
 def panels(series: Sequence[Series]) -> list[Panel]:
-    """Those that the reports have figures for."""
+    """Return the panels that the reports have data for."""
     against = "prefix-cache hits" if _is_about_hits(series) else "throughput"
     runs = [drawn.run for drawn in _drawn(series)]
     keys = [key for key in ("ttft_ms", "itl_ms") if any(run.samples.get(key) for run in runs)]
@@ -63,7 +63,7 @@ def _is_about_hits(series: Sequence[Series]) -> bool:
 
 
 def _draw_curve(key: str, axes: Axes, series: Sequence[Series]) -> None:
-    """Median and p99 of each run; the number beside a point is its concurrency."""
+    """Draw median and p99 of each run; the number next to a point is its concurrency."""
     about_hits = _is_about_hits(series)
     for index, entry in enumerate(series):
         runs = [run for run in entry.report.runs if key in run.latencies]
@@ -123,7 +123,7 @@ def _curve_legend(series: Sequence[Series], about_hits: bool) -> list[Line2D]:
 
 
 def _draw_distribution(key: str, axes: Axes, series: Sequence[Series]) -> None:
-    """How many of the samples are at most as long, so that every percentile can be read off."""
+    """Draw the cumulative distribution, from which every percentile can be read."""
     for drawn in _drawn(series):
         samples = drawn.run.samples.get(key)
         if samples:
@@ -170,7 +170,7 @@ def _time_axis(axes: Axes) -> None:
 
 
 def _runs_legend(axes: Axes) -> None:
-    """Names of the runs; what all of them begin with is said once, and leaves room beside them."""
+    """Draw the legend; a first word common to all runs becomes its title, to save space."""
     handles, labels = axes.get_legend_handles_labels()
     first = labels[0].partition(" ")[0]
     if len(labels) > 1 and all(label.startswith(f"{first} ") for label in labels):
@@ -185,7 +185,7 @@ def _drawn(series: Sequence[Series]) -> list[DrawnRun]:
 
 
 def _plain_numbers(axis: Axis) -> None:
-    """1, 2, 5, 10 and so on in place of powers of ten; fewer where there is no room."""
+    """Label with 1, 2, 5, 10, ... instead of powers of ten; with fewer on a wide axis."""
     low, high = axis.get_view_interval()
     is_wide = high > low * _WIDE
     axis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))

@@ -1,4 +1,4 @@
-"""All panels in one PNG."""
+"""Draws all panels into one PNG."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paged_loadtest.plot.style import STYLE, circumstances, heading
 _COLUMNS = 2
 _PANEL_INCHES = (6.4, 4.2)
 _DPI = 140
-_LINE_LENGTH = 150  # characters across the picture
+_LINE_LENGTH = 150  # characters across the image
 
 
 def picture(series: Sequence[Series]) -> bytes:
-    """The content of a PNG file."""
+    """Return the content of the PNG file."""
     chosen = panels(series)
     rows = -(-len(chosen) // _COLUMNS)
     width, height = _PANEL_INCHES

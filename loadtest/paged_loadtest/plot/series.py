@@ -1,4 +1,4 @@
-"""What is drawn of each report, in which color."""
+"""Chooses the runs and colors to draw for each report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from matplotlib.colors import to_hex
 from paged_backend.errors import ConfigError
 from paged_loadtest.results import Report, Run
 
-# Told apart by people with any color vision.
+# Distinguishable with any color vision.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRun:
-    """A run whose distributions are drawn."""
+    """A run to draw in the distribution and time panels."""
 
     name: str
     color: str
@@ -26,7 +26,7 @@ class DrawnRun:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A report."""
+    """A report to draw."""
 
     name: str
     color: str
@@ -35,10 +35,10 @@ class Series:
 
 
 def make_series(names: Sequence[str], reports: Sequence[Report]) -> list[Series]:
-    """A single report shows all its runs, darker to brighter; several show one each.
+    """Show all runs of a single report, from dark to bright, or one run of each of several.
 
     Raises:
-        ConfigError: a report has no run with an answer.
+        ConfigError: a report has no run with a successful call.
     """
     answered = [replace(report, runs=_answered(report)) for report in reports]
     for name, report in zip(names, answered, strict=True):
@@ -59,7 +59,7 @@ def _answered(report: Report) -> list[Run]:
 
 
 def _representative(report: Report, reports: Sequence[Report]) -> Run:
-    """The last run that all reports have; where they have none in common, the fastest."""
+    """The last run that all reports have in common; if there is none, the fastest run."""
     common = set.intersection(*({run.label for run in other.runs} for other in reports))
     if common:
         label = [run.label for run in reports[0].runs if run.label in common][-1]
@@ -68,7 +68,7 @@ def _representative(report: Report, reports: Sequence[Report]) -> Run:
 
 
 def _all_runs(runs: Sequence[Run]) -> list[DrawnRun]:
-    brightest = 0.85  # yellow lines cannot be seen on white
+    brightest = 0.85  # the yellow end of viridis is invisible on white
     steps = max(len(runs) - 1, 1)
     return [
         DrawnRun(run.label, to_hex(colormaps["viridis"](brightest * index / steps)), run)

@@ -1,4 +1,4 @@
-"""How all pictures look, and the words above them."""
+"""The style of all plots, and their headings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_loadtest.plot.series import Series
 
-STYLE: Any = {  # matplotlib's type for it lists all its settings
+STYLE: Any = {  # matplotlib's own type enumerates every setting
     "font.size": 11,
     "axes.titlesize": 13,
     "axes.titleweight": "bold",
@@ -20,19 +20,19 @@ STYLE: Any = {  # matplotlib's type for it lists all its settings
     "lines.linewidth": 2,
     "legend.fontsize": 10.5,
     "legend.framealpha": 0.85,
-    "svg.hashsalt": "paged",  # the same picture for the same figures
+    "svg.hashsalt": "paged",  # equal data give an identical SVG
 }
 
 
 def heading(series: Sequence[Series]) -> str:
-    """Which benches these are."""
+    """Return the heading: the benches and models of the reports."""
     kinds = sorted({entry.report.kind for entry in series})
     models = sorted({str(entry.report.config.get("model", "unknown")) for entry in series})
     return f"paged-backend bench {', '.join(kinds)}: {', '.join(models)}"
 
 
 def circumstances(entry: Series) -> str:
-    """The workload, the way to the server and the machine of one report."""
+    """Describe the workload, server address, machine and commit of one report."""
     config, environment = entry.report.config, entry.report.environment
     workload = str(config.get("dataset_name", "prefix"))
     prompt_len = config.get("prompt_len") or config.get("input_len")

@@ -1,6 +1,6 @@
-"""How requests and answers look on each wire; no I/O, for asyncio and Locust alike.
+"""Encoding and decoding for each protocol, without I/O, shared by asyncio and Locust clients.
 
-Each module has ``encode``, which makes what is sent of a :class:`Request`, and a ``Decoder``, which
-fills a :class:`Timeline` with what arrives. All decoding is greedy. Requests of different
-``cache_salt`` share nothing in a prefix cache of ours or vLLM's; peers may not know it.
+Each module has ``encode``, which turns a :class:`Request` into a message, and a ``Decoder``, which
+fills a :class:`Timeline` from the response. All sampling is greedy. Requests with different
+``cache_salt`` share nothing in the prefix cache of our server or vLLM; others may ignore it.
 """

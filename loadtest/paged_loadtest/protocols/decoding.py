@@ -1,4 +1,4 @@
-"""What the decoders of all protocols share."""
+"""Base classes of the decoders of all protocols."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _MAX_MESSAGE = 300
 
 
 class Decoder(ABC, Generic[T]):
-    """Takes in what arrives of one call: ``feed`` for each piece, then ``finish``."""
+    """Decodes the response of one call: ``feed`` for each chunk, then ``finish``."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self.done = False  # the whole answer has come, or an error in its place
+        self.done = False  # the whole response, or an error, has arrived
         self.texts: list[str] = []
 
     @abstractmethod
     def feed(self, data: T, now_s: float) -> None:
-        """Take in a piece that arrived at ``now_s``."""
+        """Process a chunk that arrived at ``now_s``."""
 
     def finish(self) -> None:
-        """To be called when no more will come."""
+        """Finish the timeline; call this after the last chunk."""
         self.timeline.text = "".join(self.texts)
         if not self.done:
             self.fail("the stream ended before its answer did")
@@ -36,21 +36,21 @@ class Decoder(ABC, Generic[T]):
             self.fail("the server does not say how many tokens it sent")
 
     def fail(self, message: str) -> None:
-        """Note why the call failed; the first reason stays."""
+        """Record why the call failed; only the first reason is kept."""
         self.done = True
         if self.timeline.error is None:
             self.timeline.error = shorten(message, _MAX_MESSAGE, quote=False)
 
 
 class EventDecoder(Decoder[bytes]):
-    """Server-sent events, each of them a JSON object, in pieces as the network cuts them."""
+    """Decodes server-sent events of JSON objects; chunks may split events anywhere."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
         self._rest = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take in some bytes of the body that arrived at ``now_s``."""
+        """Process bytes of the body that arrived at ``now_s``."""
         for payload in self._payloads(data):
             if payload == b"[DONE]":
                 self._end()
@@ -62,10 +62,10 @@ class EventDecoder(Decoder[bytes]):
 
     @abstractmethod
     def _take(self, event: Any, now_s: float) -> None:
-        """Take in an event."""
+        """Process an event."""
 
     def _end(self) -> None:
-        """Take in the mark of the end, in protocols that have one."""
+        """Process the end marker, in protocols that have one."""
 
     def _payloads(self, data: bytes) -> Iterator[bytes]:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -75,7 +75,7 @@ class EventDecoder(Decoder[bytes]):
 
 
 def describe_refusal(status: int, body: bytes) -> str:
-    """Why an HTTP server did not begin to answer: the text in its JSON, or what there is."""
+    """Describe an HTTP error: the message in the JSON body, or else the body itself."""
     try:
         error = json.loads(body)["error"]
         message = error["message"] if isinstance(error, dict) else error

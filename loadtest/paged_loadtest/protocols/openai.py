@@ -23,13 +23,13 @@ def encode(
     continuous_usage: bool = True,
     cache_salt: str | None = None,
 ) -> bytes:
-    """The body to post to ``CHATS`` or ``COMPLETIONS``.
+    """Encode the body to post to ``CHATS`` or ``COMPLETIONS``.
 
-    ``continuous_usage`` asks for the token count beside each piece: without it, a piece whose
-    tokens have no text yet cannot be told from one that brings nothing.
+    ``continuous_usage`` requests the token count with each chunk: without it, a chunk of tokens
+    that have no text yet looks like a chunk without tokens.
 
     Raises:
-        ConfigError: the prompt is of a kind that does not go there.
+        ConfigError: the path does not accept this kind of prompt.
     """
     body = {
         "model": model,
@@ -48,7 +48,7 @@ def encode(
 
 
 class ResponseDecoder(EventDecoder):
-    """Takes in the body of the reply."""
+    """Decodes the response body."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)

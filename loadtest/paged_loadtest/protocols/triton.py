@@ -1,4 +1,4 @@
-"""What both of Triton's wires carry: the tensors of vllm_backend's contract, and a few of ours."""
+"""Shared by both Triton protocols: the tensors of vllm_backend's contract, plus some of ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paged_loadtest.protocols.decoding import Decoder
 from paged_loadtest.request import Request
 
 NEEDED = ("return_num_input_tokens", "return_num_output_tokens")
-"""Inputs without which nobody counts the tokens."""
+"""Inputs that make the server return token counts, which every call needs."""
 
 _ASKED_FOR = (*NEEDED, "return_finish_reason", "return_num_cached_tokens")
 _NOT_FINISHED = "None"
@@ -17,12 +17,12 @@ _ABORTED = "abort"
 
 
 def asked_for(inputs: Collection[str] | None) -> Iterable[str]:
-    """What to ask of a model that has these inputs; None stands for a model of ours."""
+    """Return the ``return_*`` inputs to set, given the model's inputs (None: one of our models)."""
     return [name for name in _ASKED_FOR if inputs is None or name in inputs]
 
 
 def sampling_parameters(request: Request, cache_salt: str | None) -> Mapping[str, Any]:
-    """Greedy, and as long as the request says."""
+    """Return parameters for greedy sampling with the request's length."""
     return {
         "temperature": 0,
         "max_tokens": request.max_tokens,
@@ -41,7 +41,7 @@ def take_response(
     num_input_tokens: int,
     num_cached_tokens: int | None,
 ) -> None:
-    """Put one response into a decoder's timeline."""
+    """Add one response to a decoder's timeline and texts."""
     timeline = decoder.timeline
     if num_output_tokens:
         timeline.arrivals_s.append(now_s)

@@ -18,7 +18,7 @@ def encode(
     inputs: Collection[str] | None = None,
     cache_salt: str | None = None,
 ) -> Any:
-    """A ``ModelInferRequest``; ``inputs`` are the model's, None stands for a model of ours."""
+    """Encode a ``ModelInferRequest``, given the model's inputs (None: one of our models)."""
     return stream_request(
         model,
         request.prompt,
@@ -28,17 +28,17 @@ def encode(
 
 
 class ResponseDecoder(Decoder[Any]):
-    """Takes in each ``ModelStreamInferResponse``."""
+    """Decodes ``ModelStreamInferResponse`` messages."""
 
     def feed(self, data: Any, now_s: float) -> None:
-        """Take in a response that arrived at ``now_s``."""
+        """Process a response that arrived at ``now_s``."""
         if data.error_message:
             self.fail(data.error_message)
             return
         response = data.infer_response
         names = [output.name for output in response.outputs]
-        # One answer, so that each tensor has one element: an integer of 4 bytes, or a string after
-        # its length in 4 bytes.
+        # Each tensor has one element, for one completion: a 4-byte integer, or a string after its
+        # 4-byte length.
         raw = dict(zip(names, response.raw_output_contents, strict=False))
         triton.take_response(
             self,

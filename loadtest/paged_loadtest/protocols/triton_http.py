@@ -13,7 +13,7 @@ from paged_loadtest.request import Request
 
 
 def path(model: str) -> str:
-    """Where requests are posted to."""
+    """Return the path to post requests to."""
     return f"/v2/models/{quote(model, safe='')}/generate_stream"
 
 
@@ -23,7 +23,7 @@ def encode(
     inputs: Collection[str] | None = None,
     cache_salt: str | None = None,
 ) -> bytes:
-    """The body to post; ``inputs`` are the model's, None stands for a model of ours."""
+    """Encode the body to post, given the model's inputs (None: one of our models)."""
     body = {
         **_prompt(request),
         "stream": True,
@@ -34,7 +34,7 @@ def encode(
 
 
 class ResponseDecoder(EventDecoder):
-    """Takes in the body of the reply."""
+    """Decodes the response body."""
 
     def _take(self, event: Any, now_s: float) -> None:
         if "error" in event:

@@ -1,4 +1,4 @@
-"""What is sent to a server: requests made by a recipe and a seed, or read from a file."""
+"""Workloads: requests generated from a recipe and a seed, or read from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request before it is known to fit the model."""
+"""Requests not yet checked to fit the model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paged_loadtest.workloads.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A request, its place in the workload for error messages, and how long it grows."""
+    """A request, its place in the workload for error messages, and its final length."""
 
     place: str
     request: Request
-    num_tokens: int  # of prompt and answer, at the end of a conversation
+    num_tokens: int  # prompt and response, at the end of a conversation
 
 
 def chat_candidate(
@@ -25,7 +25,7 @@ def chat_candidate(
     *,
     ignore_eos: bool,
 ) -> Candidate:
-    """A conversation, whose last call has all the earlier questions and answers in its prompt."""
+    """Create a conversation; its length is that of the last call, with the whole history."""
     questions: list[Message] = [{"role": "user", "content": turn.content} for turn in turns]
     history: list[Message] = [*system]
     for question in questions:

@@ -1,4 +1,4 @@
-"""Files that a user brings."""
+"""Reads files given by the user."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from paged_backend.errors import ConfigError
 
 
 def read_text(path: Path) -> str:
-    """The whole file.
+    """Read a whole UTF-8 file.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")

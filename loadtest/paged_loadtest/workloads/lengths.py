@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions that are written on one line."""
+"""Distributions of prompt and response lengths, and their one-line text form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Each length of a range alike."""
+    """Uniform over the integers from ``min`` to ``max``, inclusive."""
 
     min: int
     max: int
@@ -32,18 +32,18 @@ class Uniform:
         _check_ascending(self.min, self.max)
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """So many lengths."""
+        """Draw ``count`` lengths."""
         return rng.integers(self.min, self.max, size=count, endpoint=True, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Many short and a few long, cut to a range."""
+    """Log-normal, clipped to a range: many short lengths and a few long ones."""
 
     median: int
     min: int
     max: int
-    sigma: float = 0.7  # of the logarithm
+    sigma: float = 0.7  # standard deviation of the logarithm
 
     def __post_init__(self) -> None:
         _check_ascending(self.min, self.median, self.max)
@@ -51,7 +51,7 @@ class LogNormal:
             raise ValueError("sigma")
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """So many lengths."""
+        """Draw ``count`` lengths."""
         drawn = rng.lognormal(math.log(self.median), self.sigma, count)
         lengths: Array = np.clip(np.rint(drawn), self.min, self.max).astype(np.int64)
         return lengths
@@ -59,7 +59,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """As measured elsewhere: straight lines between the given points, none beyond them."""
+    """Given percentiles with linear interpolation between them; clamped outside them."""
 
     percents: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -73,7 +73,7 @@ class Percentiles:
             raise ValueError("percents")
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """So many lengths."""
+        """Draw ``count`` lengths."""
         drawn = np.interp(rng.uniform(0, 100, count), self.percents, self.lengths)
         return np.rint(drawn).astype(np.int64)
 
@@ -82,10 +82,10 @@ Lengths: TypeAlias = Uniform | LogNormal | Percentiles
 
 
 def parse_lengths(name: str, text: str) -> Lengths:
-    """Read one of `FORMS`.
+    """Parse one of `FORMS`.
 
     Raises:
-        ConfigError: the option ``name`` is none of them.
+        ConfigError: the text of option ``name`` has none of these forms.
     """
     try:
         return _parse(text)

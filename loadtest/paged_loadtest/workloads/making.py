@@ -1,4 +1,4 @@
-"""From options to requests that fit the model."""
+"""Builds the requests of a workload and checks that they fit the model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MAKERS: Mapping[str, Callable[[WorkloadOptions, TokenizerContext], Iterator[Can
 
 
 def make_requests(options: WorkloadOptions, material: TokenizerContext) -> list[Request]:
-    """The requests of a workload, the same ones whenever it is made anew.
+    """Build the requests of a workload; the same options always give the same requests.
 
-    A sharegpt file with fewer conversations than are asked for is gone through again.
+    A sharegpt file with fewer conversations than requested is repeated.
 
     Raises:
         ConfigError: the file cannot be used (naming its line), a request does not fit
-            ``max_model_len``, or there is none.
+            ``max_model_len``, or there are no requests.
     """
     if options.num_prompts is None and options.dataset_name != "trace":
         options = replace(options, num_prompts=NUM_PROMPTS)

@@ -1,4 +1,4 @@
-"""What a workload depends on besides the model: each default, range and help is written here."""
+"""Workload options: the only place for their defaults, ranges and help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATASETS = ("random", "shared-prefix", "conversations", "sharegpt", "trace")
 FORMATS = ("ids", "text", "chat")
 NUM_PROMPTS = 64
 
-# Of prompt and answer, where a recipe has to choose them.
+# Default lengths of prompt and response, if the recipe sets them.
 _MIX = ("lognormal:median=128,min=32,max=512", "lognormal:median=96,min=16,max=256")
 _TURNS = ("lognormal:median=32,min=8,max=128", "lognormal:median=24,min=4,max=64")
 _LENGTHS = {"random": _MIX, "shared-prefix": _MIX, "conversations": _TURNS}
@@ -20,19 +20,19 @@ _LENGTHS = {"random": _MIX, "shared-prefix": _MIX, "conversations": _TURNS}
 
 @dataclass(frozen=True, slots=True)
 class TokenizerContext:
-    """What the prompts are made of.
+    """Properties of the model that prompts depend on.
 
-    A tokenizer (a folder, a Hugging Face id, or ``demo``) is needed for text only.
+    Only text, chats and sharegpt files need a tokenizer (a folder, a Hugging Face id, or ``demo``).
     """
 
-    vocab_size: int | None  # needed for ids only
-    max_model_len: int  # tokens of prompt and answer together
+    vocab_size: int | None  # needed for token ids only
+    max_model_len: int  # tokens of prompt and response together
     tokenizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """A recipe for requests; names are those of vLLM's ``bench serve`` where it has the option.
+    """A recipe for requests; option names are those of vLLM's ``bench serve`` where it has them.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.
@@ -110,7 +110,7 @@ class WorkloadOptions:
             )
 
     def _choose_lengths(self) -> None:
-        """Put the lengths that a recipe has by default where results show them."""
+        """Fill in the recipe's default lengths, so that results show them."""
         lengths = _LENGTHS.get(self.dataset_name, (None, None))
         for name, text in zip(("input_len", "output_len"), lengths, strict=True):
             if getattr(self, name) is None:

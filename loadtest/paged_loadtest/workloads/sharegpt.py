@@ -1,8 +1,9 @@
-"""ShareGPT's format: a JSON array of conversations, each an array of who said what.
+"""Reads ShareGPT's format: a JSON array of conversations, each an array of messages.
 
     [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}]
 
-``human`` or ``user`` asks, a ``system`` may speak first, anyone else answers.
+Messages from ``human`` or ``user`` are questions, the first message may be from ``system``, and
+all others are answers.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _USERS = ("human", "user")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Questions with their answers, maybe after a message of the system's."""
+    """Questions with their answers, after an optional system message."""
 
     place: str
-    system: tuple[str, ...]  # one at most
+    system: tuple[str, ...]  # at most one
     exchanges: list[tuple[str, str]]
 
 
 def recorded_chats(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
-    """The conversations of the file in a random order, those without an answer left out.
+    """Yield the conversations of the file in random order, except those without an answer.
 
-    Chats have all their turns; prompts as text or ids are the first question alone.
+    Chats have all their turns; prompts as text or ids are only the first question.
     """
     assert options.dataset_path is not None
     recorded = read_sharegpt(Path(options.dataset_path))
@@ -76,10 +77,10 @@ def _candidate(
 
 
 def read_sharegpt(path: Path) -> list[Conversation]:
-    """Read a file.
+    """Read a ShareGPT file.
 
     Raises:
-        ConfigError: naming the line or the entry that cannot be used.
+        ConfigError: the file cannot be used; the message names the line or the entry.
     """
     text = read_text(path)
     try:
@@ -108,7 +109,7 @@ def _conversation(place: str, entry: Any) -> Conversation:
 
 
 def _exchanges(said: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Question and answer in turn, from the first question for as long as they take turns."""
+    """Pair questions with answers, from the first question until the alternation breaks."""
     while said and said[0][0] not in _USERS:
         said = said[1:]
     exchanges = []

@@ -1,4 +1,4 @@
-"""Workloads made by a recipe and a seed."""
+"""Synthetic workloads, generated from a recipe and a seed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from paged_loadtest.workloads.writers import ChatWriter, make_writer
 
 
 def random_prompts(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
-    """Prompts that share nothing."""
+    """Yield prompts without shared prefixes."""
     return _prompts(options, material, num_prefixes=1, prefix_len=0)
 
 
 def shared_prefixes(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
-    """Groups of equal size, in a random order, whose prompts begin alike."""
+    """Yield prompts in groups of equal size, in random order; each group shares a prefix."""
     return _prompts(
         options, material, num_prefixes=options.num_prefixes, prefix_len=options.prefix_len
     )
 
 
 def conversations(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
-    """Chats in which each question has its own length."""
+    """Yield chats; each question and response has its own length."""
     tokens = load_tokens(material, "conversations")
     writer = ChatWriter(tokens)
     rng = np.random.default_rng(options.seed)
@@ -47,7 +47,7 @@ def _prompts(
     options: WorkloadOptions, material: TokenizerContext, *, num_prefixes: int, prefix_len: int
 ) -> Iterator[Candidate]:
     rng = np.random.default_rng(options.seed)
-    # Lengths are drawn first, so that they are the same in each format.
+    # Draw lengths first, so that they are the same in each format.
     inputs = _draw(options, "input_len", rng, options.num_prompts)
     outputs = _draw(options, "output_len", rng, options.num_prompts)
     groups = rng.permutation(np.arange(len(inputs)) % num_prefixes)
@@ -73,6 +73,6 @@ def _prompts(
 def _draw(
     options: WorkloadOptions, name: str, rng: np.random.Generator, count: int | None
 ) -> list[int]:
-    assert count is not None  # make_requests has seen to it
+    assert count is not None  # make_requests sets a default
     lengths: list[int] = parse_lengths(name, getattr(options, name)).draw(rng, count).tolist()
     return lengths

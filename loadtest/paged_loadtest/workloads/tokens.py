@@ -1,4 +1,4 @@
-"""A tokenizer as workloads need it: how long a text is, and words that are one token each."""
+"""Tokenizer functions for workloads: token counts, and words of one token each."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from paged_loadtest.request import Message
 from paged_loadtest.workloads.lengths import MAX_LENGTH
 from paged_loadtest.workloads.options import TokenizerContext
 
-MAX_WORDS = 2048  # more would make no difference
+MAX_WORDS = 2048  # enough variety for prompts
 MIN_WORDS = 64
-_SPACES = " \u2581\u0120"  # as vocabularies write them at the beginning of a word
+_SPACES = " \u2581\u0120"  # the forms of a word-initial space in vocabularies
 _WORD = re.compile("[a-z]+")
 
 
 class Tokens:
-    """The tokenizer that the server has."""
+    """The tokenizer of the server's model."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name = name
         self._tokenizer = tokenizer
 
     def ids(self, text: str) -> list[int]:
-        """Of a text prompt, with the special tokens that frame it."""
+        """Return the token ids of a text prompt, including special tokens."""
         ids: list[int] = self._tokenizer.encode(text)
         return ids
 
     def count_plain(self, text: str) -> int:
-        """Tokens of a text alone."""
+        """Return the number of tokens of a text, without special tokens."""
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def count_chat(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat that waits for an answer.
+        """Return the number of tokens of a chat, including the generation prompt.
 
         Raises:
             ConfigError: the tokenizer's template cannot render it.
@@ -46,7 +46,7 @@ class Tokens:
             text = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # a template can raise any exception
             raise ConfigError(
                 f"tokenizer {self.name} cannot render a chat ({shorten(str(error), 200)}); use "
                 "prompts as text or ids"
@@ -54,10 +54,10 @@ class Tokens:
         return self.count_plain(text)
 
     def words(self) -> list[str]:
-        """Words of which any sequence, with spaces between, has as many tokens as words.
+        """Return words of one token each, also in any space-separated sequence of them.
 
         Raises:
-            ConfigError: the vocabulary has too few.
+            ConfigError: the vocabulary has too few such words.
         """
         words = list(itertools.islice(self._single_words(), MAX_WORDS))
         if len(words) < MIN_WORDS or self.count_plain(" ".join(words)) != len(words):
@@ -68,7 +68,7 @@ class Tokens:
         return words
 
     def _single_words(self) -> Iterator[str]:
-        """Those that are one token at the beginning of a text, and after another word."""
+        """Yield words that are one token both at the start of a text and after another word."""
         for word in sorted({piece.lstrip(_SPACES) for piece in self._tokenizer.get_vocab()}):
             if (
                 _WORD.fullmatch(word)
@@ -79,10 +79,10 @@ class Tokens:
 
 
 def load_tokens(material: TokenizerContext, purpose: str) -> Tokens:
-    """Load the tokenizer of the material.
+    """Load the tokenizer named in ``material``.
 
     Raises:
-        ConfigError: it has none, or one that cannot be loaded; ``purpose`` says what needs it.
+        ConfigError: none is named, or it cannot be loaded; ``purpose`` says what needs it.
     """
     name = material.tokenizer
     if name is None:
@@ -95,11 +95,11 @@ def load_tokens(material: TokenizerContext, purpose: str) -> Tokens:
         raise ConfigError(f"{purpose} need a tokenizer: pip install transformers") from error
     folder = str(MODEL_DIR) if name == "demo" else name
     try:
-        # Without a limit of its own: it warns of longer texts otherwise.
+        # Raise the tokenizer's own limit, because it warns about longer texts.
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, model_max_length=MAX_LENGTH
         )
-    except Exception as error:  # it raises what its many kinds of files make it raise
+    except Exception as error:  # its many file formats raise many kinds of exceptions
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"tokenizer {shorten(name)} cannot be loaded; give a folder that holds tokenizer.json, "

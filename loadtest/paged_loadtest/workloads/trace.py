@@ -1,9 +1,9 @@
-"""Mooncake's format of a trace: JSON Lines with arrival times in milliseconds.
+"""Reads traces in Mooncake's format: JSON Lines with arrival times in milliseconds.
 
     {"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]}
 
 Each hash id stands for a block of the prompt (512 tokens in Mooncake's own traces), the last one
-for the rest. Equal ids are equal tokens, so that prompts share prefixes as those recorded did.
+for the rest. Equal ids give equal tokens, so prompts share prefixes as in the recorded traffic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELDS = "timestamp, input_length, output_length and hash_ids"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line."""
+    """One line of a trace."""
 
     place: str
     timestamp: float = checked(0, Rule(float, 0))
@@ -42,12 +42,12 @@ class Entry:
         check_fields(self, self.refuse)
 
     def refuse(self, name: str, problem: str) -> ConfigError:
-        """The error for a field that cannot be used."""
+        """Create the error for an invalid field."""
         return ConfigError(f"{self.place}: {name} {problem}")
 
 
 def trace_requests(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:
-    """The calls in the order of their arrival, the first of them at once."""
+    """Yield the requests in order of arrival; the first arrives at time 0."""
     assert options.dataset_path is not None
     entries = read_trace(Path(options.dataset_path), options.trace_block_size)
     entries.sort(key=lambda entry: entry.timestamp)
@@ -64,10 +64,10 @@ def trace_requests(options: WorkloadOptions, material: TokenizerContext) -> Iter
 
 
 def read_trace(path: Path, block_size: int) -> list[Entry]:
-    """Read a file.
+    """Read a trace file.
 
     Raises:
-        ConfigError: naming the line that cannot be used.
+        ConfigError: the file cannot be used; the message names the line.
     """
     lines = enumerate(read_text(path).split("\n"), 1)
     return [_entry(f"{path}:{number}", line, block_size) for number, line in lines if line.strip()]

@@ -1,7 +1,7 @@
-"""Prompts of an exact length from arbitrary symbols, so that a recipe need not know the format.
+"""Writers turn symbols into prompts of an exact length, so that recipes need not know the format.
 
-A symbol is a number below ``num_symbols``, and becomes exactly one token. What a format adds by
-itself is its ``overhead``.
+A symbol is an integer below ``num_symbols`` and becomes exactly one token. The tokens that the
+format itself adds are its ``overhead``.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from paged_loadtest.workloads.tokens import Tokens, load_tokens
 
 
 class Writer(Protocol):
-    """Makes prompts of one format."""
+    """Creates prompts of one format."""
 
     @property
     def num_symbols(self) -> int:
-        """How many different ones there are."""
+        """Number of different symbols."""
 
     @property
     def overhead(self) -> int:
-        """Tokens of a prompt besides its symbols."""
+        """Number of tokens of a prompt besides its symbols."""
 
     def prompt(self, symbols: Array) -> Prompt:
-        """The prompt that consists of these."""
+        """Create the prompt of these symbols."""
 
 
 class IdWriter:
-    """Token ids; any will do."""
+    """Prompts of token ids; every id is a symbol."""
 
     overhead = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.num_symbols = vocab_size
-        # Prompts refer to these objects: a long trace would not fit into memory otherwise.
+        # Prompts share these int objects, or a long trace would not fit into memory.
         self._ids = np.arange(vocab_size).astype(object)
 
     def prompt(self, symbols: Array) -> tuple[int, ...]:
-        """The ids as they are."""
+        """Return the symbols as token ids."""
         return tuple(self._ids[symbols].tolist())
 
 
 class TextWriter:
-    """Words that are one token each."""
+    """Text prompts of words that are one token each."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -61,28 +61,28 @@ class TextWriter:
 
     @cached_property
     def overhead(self) -> int:
-        """Of the special tokens that the tokenizer frames a prompt with."""
+        """Number of special tokens that the tokenizer adds to a prompt."""
         return len(self.tokens.ids(self._words[0])) - 1
 
     def text(self, symbols: Array) -> str:
-        """The words with spaces between."""
+        """Return the words, separated by spaces."""
         return " ".join(self._words[symbols].tolist())
 
     def prompt(self, symbols: Array) -> Prompt:
-        """The text alone."""
+        """Return the text as the prompt."""
         return self.text(symbols)
 
 
 class ChatWriter(TextWriter):
-    """One message of such words."""
+    """Chat prompts: one user message of words that are one token each."""
 
     @cached_property
     def overhead(self) -> int:
-        """Of the template."""
+        """Number of tokens that the chat template adds."""
         return self.tokens.count_chat(self._messages(np.zeros(1, np.int64))) - 1
 
     def prompt(self, symbols: Array) -> Prompt:
-        """What a user says first."""
+        """Return the words as a single user message."""
         return self._messages(symbols)
 
     def _messages(self, symbols: Array) -> tuple[Message, ...]:
@@ -90,10 +90,10 @@ class ChatWriter(TextWriter):
 
 
 def make_writer(prompt_format: str, material: TokenizerContext) -> Writer:
-    """The writer of ids, text or chat.
+    """Create the writer for ``ids``, ``text`` or ``chat`` prompts.
 
     Raises:
-        ConfigError: it needs a tokenizer, or a size of the vocabulary, that is not there.
+        ConfigError: the required tokenizer or vocabulary size is missing or cannot be used.
     """
     if prompt_format == "ids":
         if material.vocab_size is None:
