@@ -1,4 +1,4 @@
-"""Greedy calls of the engine in this process."""
+"""Greedy requests to the engine in this process."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from paged_backend.sampling_params import SamplingParams
 
 
 def prompt_ids(work: Work) -> list[int]:
-    """The prompt of a workload that is made of token ids."""
+    """The token ids of a request's prompt; the workload's prompt format must be `ids`."""
     return list(cast(tuple[int, ...], work.prompt))
 
 
 def greedy(name: str, tokens: list[int], max_tokens: int | None = None) -> Request:
-    """A request whose end-of-sequence token is ignored."""
+    """Make a greedy request that ignores the end-of-sequence token."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     return Request(name, tokens, params)
 
 
 def drain(engine: Engine) -> None:
-    """Make steps until nothing is under way."""
+    """Run steps until no request is in flight."""
     while engine.has_unfinished:
         engine.step()

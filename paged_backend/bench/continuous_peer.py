@@ -1,6 +1,6 @@
-"""transformers' continuous batching, in a process of its own.
+"""Measures transformers' continuous batching in its own process.
 
-A peer that fails, hangs or takes all memory then costs a line in a report, not the report.
+A peer that fails, hangs or exhausts memory then costs one line of the report, not all of it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paged_backend.bench.transformers_peer import load_peer
 from paged_backend.checkpoint.model_config import DTYPES
 from paged_backend.platforms.select import is_gpu
 
-NEW_TOKENS = 128  # the first request is to last until the last one has begun
+NEW_TOKENS = 128  # the first request must last until the last one has begun
 CPU_BATCH_TOKENS = 512
-CPU_BLOCK = 32  # no larger than the tokens of a block in any release
+CPU_BLOCK = 32  # tokens; no release of transformers has smaller blocks
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCase:
-    """So many requests at once, each with a prompt of `context` random tokens."""
+    """`batch_size` requests at once, each with a prompt of `context` random tokens."""
 
     folder: str
     load_format: str
@@ -39,19 +39,19 @@ class PeerCase:
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
-    """What came of a case: tokens per second while all requests decode, or why there are none."""
+    """The result of a case: tokens per second while all requests decode, or the problem."""
 
     context: int
     batch_size: int
     tokens_per_s: float | None = None
-    attention: str | None = None  # transformers' name of what it computed attention with
+    attention: str | None = None  # transformers' name of the attention that it used
     problem: str | None = None
 
 
 def run_peer(case: PeerCase, max_seconds: float) -> PeerResult:
     """Measure in a new process, which is stopped after `max_seconds`."""
     command = [sys.executable, "-P", "-m", __name__, json.dumps(asdict(case))]
-    offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # it looks for kernels to download otherwise
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # otherwise it tries to download kernels
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=max_seconds, env=offline
@@ -68,7 +68,7 @@ def measure(case: PeerCase) -> PeerResult:
     """Measure in this process.
 
     Raises:
-        RuntimeError: requests failed, or did not all decode at one time.
+        RuntimeError: requests failed, or never all decoded at the same time.
     """
     from transformers import AutoConfig, ContinuousBatchingConfig, GenerationConfig
 
@@ -82,7 +82,7 @@ def measure(case: PeerCase) -> PeerResult:
         max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     limits = ContinuousBatchingConfig()
-    if not is_gpu(device):  # it takes most of the machine's memory otherwise
+    if not is_gpu(device):  # otherwise it allocates most of the machine's memory
         limits.max_batch_tokens = CPU_BATCH_TOKENS
         limits.num_blocks = case.batch_size * (-(-(case.context + NEW_TOKENS) // CPU_BLOCK) + 1)
     results = model.generate_batch(
@@ -106,10 +106,10 @@ def steady_rate(timestamps: list[list[float]]) -> float:
     """Tokens per second from the last request's first token to the first request's last.
 
     Args:
-        timestamps: of each request the seconds at which its tokens came.
+        timestamps: for each request, the times in seconds at which its tokens arrived.
 
     Raises:
-        RuntimeError: there is no such time.
+        RuntimeError: there is no such interval.
     """
     begin, end = max(times[0] for times in timestamps), min(times[-1] for times in timestamps)
     if end <= begin:

@@ -1,9 +1,9 @@
-"""Steady decoding by the engine in this process, beside what the device's memory allows.
+"""Measures steady decoding by the engine in this process, against the roofline of the device.
 
-A step of decodes has to read each weight once, to multiply by it once for each sequence, and to
-read the keys and values of each sequence. The roofline is the longer one of the first two, plus the
-third: a layer's products and its attention run one after the other. What memory and arithmetic can
-do is measured in the same run, by a copy and by a matrix product.
+A decode step must read each weight once, multiply by it once for each sequence, and read the keys
+and values of each sequence. The roofline is the longer of the first two times plus the third: a
+layer's matrix products and its attention run one after the other. The speeds of memory and
+arithmetic are measured in the same run, by a copy and by a matrix product.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from paged_backend.worker import Worker
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20
 PREFIX_TOKENS = 2048
-# Of the batches at the shortest context, the one nearest to it is traced, and is the peer's.
+# At the shortest context, the batch size nearest to this one is traced and given to the peer.
 REFERENCE_BATCH = 32
-PEER_MAX_SECONDS = 120.0  # half of it for imports and the model
+PEER_MAX_SECONDS = 120.0  # half of it for imports and loading the model
 
 ROOFLINE_TARGET = 0.75
 ROOFLINE_AIM = 0.9
@@ -58,14 +58,14 @@ class DecodeFigures:
 
     tokens_per_s: float
     step_ms: float  # median
-    kv_tokens: int  # of all sequences together, halfway through
+    kv_tokens: int  # of all sequences together, halfway through the steps
     roofline_ms: float
-    of_roofline: float  # the roofline's time over the mean step's
+    of_roofline: float  # the roofline's step time divided by the mean step time
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One batch: its figures, or why there are none."""
+    """One batch: its figures, or the reason why there are none."""
 
     context: int  # tokens of each prompt
     batch_size: int
@@ -73,7 +73,7 @@ class BatchResult:
     problem: str | None = None
 
     def line(self) -> str:
-        """The row of a table under `HEADER`."""
+        """The row of the table under `HEADER`."""
         case = f"{self.context:7} {self.batch_size:6}"
         if self.figures is None:
             return f"{case}  {self.problem}"
@@ -89,7 +89,7 @@ class BatchResult:
 
     @property
     def has_target(self) -> bool:
-        """Whether a share of the roofline is demanded at this context."""
+        """Whether the roofline target applies to this context."""
         return self.context <= ROOFLINE_TARGET_CONTEXT
 
 
@@ -98,12 +98,12 @@ HEADER = "context  batch    tokens/s   step ms  roofline ms of roofline"
 
 @dataclass(frozen=True, slots=True)
 class IdleShare:
-    """Parts of a trace's span in which the device ran nothing; tracing itself lengthens them."""
+    """Fractions of a trace's span in which the device was idle; tracing itself increases them."""
 
     batch_size: int
     context: int
-    between_launches: float  # what the host is late for
-    within_graphs: float  # from kernel to kernel of one CUDA graph
+    between_launches: float  # the host launched the work too late
+    within_graphs: float  # between the kernels of one CUDA graph
 
     @property
     def total(self) -> float:
@@ -113,16 +113,16 @@ class IdleShare:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure that was promised."""
+    """A figure and the limit that it should meet."""
 
     name: str
     value: float | None  # None: not measured here
     limit: float
-    at_least: bool = False  # else below the limit, or nothing where that is 0
+    at_least: bool = False  # if False, the value must be below the limit, or 0
 
     @property
     def met(self) -> bool | None:
-        """Whether the promise holds."""
+        """Whether the value meets the limit; None if it was not measured."""
         if self.value is None:
             return None
         if self.at_least:
@@ -139,9 +139,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class DecodeReport:
-    """Everything of one run and the circumstances that it holds for."""
+    """All results of one run, and the environment in which they were measured."""
 
-    complete: bool  # or saved in the middle of the run
+    complete: bool  # False: saved in the middle of the run
     model: str
     options: dict[str, Any]
     copy_bytes_per_s: float
@@ -151,13 +151,13 @@ class DecodeReport:
     timed_steps: int
     rows: list[BatchResult]
     prefix: PrefixFigures | None
-    compiled_after_warm_up: list[str] | None  # kernels; None where none are compiled
+    compiled_after_warm_up: list[str] | None  # names of kernels; None on a CPU
     idle: IdleShare | None
     peer: PeerResult | None
     environment: dict[str, str]
 
     def targets(self) -> list[Target]:
-        """What was promised, beside what was measured."""
+        """The targets, with the measured values."""
         shares = [
             Target(
                 f"share of the roofline at {row.batch_size} x {row.context}",
@@ -183,7 +183,7 @@ class DecodeReport:
         ]
 
     def print(self) -> None:
-        """Write what a run has not printed yet."""
+        """Print the results that the run has not printed yet."""
         if self.prefix is not None:
             print(
                 f"first token with {self.prefix.prefix_tokens} of "
@@ -200,7 +200,7 @@ class DecodeReport:
             print(self._peer_line(self.peer))
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON; a file that is there is replaced at once, or not at all."""
+        """Write everything as JSON; an existing file is replaced atomically."""
         targets = [asdict(target) | {"met": target.met} for target in self.targets()]
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
@@ -223,12 +223,12 @@ class DecodeReport:
 
 
 class DecodeRoofline:
-    """The least time of a step of decodes on a device of a given speed."""
+    """The minimum time of a decode step on a device of a given speed."""
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, bytes_per_s: float, flops_per_s: float
     ) -> None:
-        # A few rows of an embedding are looked up; if it is tied, the output layer reads it whole.
+        # A lookup reads only a few rows of an embedding; a tied output layer reads it whole.
         looked_up = None if config.tied_embeddings else Role.EMBEDDING
         read = [spec for spec in tensors_of(config).values() if spec.role is not looked_up]
         self.weight_bytes = sum(spec.num_elements for spec in read) * dtype.itemsize
@@ -241,7 +241,7 @@ class DecodeRoofline:
         self._windows = config.windows
 
     def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
-        """For sequences of `kv_tokens` tokens together; a layer reads no more than its window."""
+        """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
         length = kv_tokens / batch_size
         read = sum(min(length, window or length) for window in self._windows)
         attention = batch_size * read * self._layer_bytes / self.bytes_per_s
@@ -251,7 +251,7 @@ class DecodeRoofline:
 
 
 class DecodeBench:
-    """One engine and the measurements made on it."""
+    """Makes the measurements on one engine."""
 
     def __init__(self, config: EngineConfig, folder: Path, num_steps: int) -> None:
         self._config = config
@@ -282,24 +282,24 @@ class DecodeBench:
                 yield self._time_steps(context, batch_size)
 
     def time_prefix(self) -> PrefixFigures | None:
-        """The gain of a cached prefix."""
+        """Measure the gain of a cached prefix."""
         return time_prefix(self._engine, self._config, PREFIX_TOKENS, self._rng)
 
     def trace_idle(self, context: int, batch_size: int) -> IdleShare | None:
-        """Trace steps of a batch that fits; None without a GPU."""
+        """Trace steps of a batch that fits; None without a GPU or if tracing fails."""
         if not is_gpu(self.device):
             return None
         with self._decoding(context, batch_size):
             try:
                 events = traced(self._engine.step, warm_up=WARM_UP_STEPS, num_steps=TRACED_STEPS)
             except (RuntimeError, AssertionError, ValueError) as error:
-                print(f"no trace: {error}")  # not every machine lets its device be traced
+                print(f"no trace: {error}")  # not every machine permits tracing of its device
                 return None
         gaps = device_gaps(events)
         return None if gaps is None else IdleShare(batch_size, context, *gaps)
 
     def _misfit(self, context: int, batch_size: int) -> str | None:
-        """Why the batch cannot decode all at once, if it cannot."""
+        """The reason why the batch cannot decode all at once; None if it can."""
         max_num_batched_tokens = self._limits.max_num_batched_tokens
         longest = context + growth(context, batch_size, max_num_batched_tokens, self._num_steps)
         if batch_size > self._limits.max_num_seqs:
@@ -309,13 +309,13 @@ class DecodeBench:
             return f"grows to {longest} tokens, max_model_len is {max_model_len}"
         num_blocks = self._engine.stats().num_blocks
         needed = batch_size * -(-longest // self._config.block_size) + num_blocks // 100
-        if needed > num_blocks:  # the scheduler keeps a hundredth back
+        if needed > num_blocks:  # the scheduler holds back 1% of the blocks
             return f"needs {needed} KV blocks, there are {num_blocks}"
         return None
 
     @contextmanager
     def _decoding(self, context: int, batch_size: int) -> Iterator[None]:
-        """Prompts of `context` tokens that are all computed, and have decoded some steps."""
+        """Provide a batch of prompts of `context` tokens that has decoded its warm-up steps."""
         engine = self._engine
         names = [self._submit(tokens) for tokens in self._tokens(batch_size, context)]
         begun: set[str] = set()
@@ -371,7 +371,7 @@ class DecodeBench:
 
 
 def growth(context: int, batch_size: int, max_num_batched_tokens: int, num_steps: int) -> int:
-    """Tokens that the first sequence may add to its prompt, also while others begin."""
+    """The most tokens that the first sequence may generate, including while others begin."""
     per_step = max(1, max_num_batched_tokens - batch_size)
     most_steps = max(num_steps, WARM_UP_STEPS + TRACED_STEPS)
     return -(-batch_size * context // per_step) + WARM_UP_STEPS + most_steps + 4
@@ -386,10 +386,10 @@ def run_decode_bench(
     peer: bool,
     path: Path | None = None,
 ) -> DecodeReport:
-    """Measure, and print the rows as they come.
+    """Measure, and print each row when it is complete.
 
-    Each figure is in the file at `path` as soon as it is known, so that a run that is killed leaves
-    what it has.
+    Each figure is saved to the file at `path` as soon as it is known, so that a run that is killed
+    keeps the figures it has.
 
     Raises:
         ConfigError: the options or the checkpoint cannot be used.
@@ -420,7 +420,7 @@ def run_decode_bench(
             report.save(path)
         return report
 
-    kept(report)  # a path that cannot be written shows before minutes of work
+    kept(report)  # a path that cannot be written fails before minutes of work
     print(
         f"bench decode: {folder.name} in {str(dtype).removeprefix('torch.')}, copies move "
         f"{roofline.bytes_per_s / 1e12:.3f} TB/s, products make "
@@ -455,7 +455,7 @@ def run_decode_bench(
 
 @contextmanager
 def compilations(device: torch.device) -> Iterator[list[str] | None]:
-    """Names of the Triton kernels compiled meanwhile; None on a CPU, which compiles none."""
+    """Collect the names of Triton kernels compiled inside the context; None on a CPU."""
     if not is_gpu(device):
         yield None
         return
@@ -475,7 +475,7 @@ def compilations(device: torch.device) -> Iterator[list[str] | None]:
 
 
 def _reference(rows: Iterable[BatchResult]) -> BatchResult | None:
-    """Of the rows measured at the shortest context, the one nearest to `REFERENCE_BATCH`."""
+    """The row measured at the shortest context with the batch size nearest `REFERENCE_BATCH`."""
     measured = [row for row in rows if row.figures is not None]
     return min(
         measured,
@@ -485,7 +485,7 @@ def _reference(rows: Iterable[BatchResult]) -> BatchResult | None:
 
 
 def _free_memory(device: torch.device) -> None:
-    """Hand the memory of what was deleted back to the device."""
+    """Return the memory of deleted objects to the device."""
     gc.collect()
     if is_gpu(device):
         torch.cuda.empty_cache()

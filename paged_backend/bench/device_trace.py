@@ -1,4 +1,4 @@
-"""What a device did during steps of the engine, read from the Chrome trace of torch's profiler."""
+"""Device activity during steps of the engine, from the Chrome trace of torch's profiler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 
 def traced(step: Callable[[], object], *, warm_up: int, num_steps: int) -> list[dict[str, Any]]:
-    """Events of ``num_steps`` steps, after some that are not traced.
+    """Trace ``num_steps`` steps after ``warm_up`` untraced ones, and return the events.
 
     Raises:
-        RuntimeError, AssertionError, ValueError: the machine does not let its device be traced.
+        RuntimeError, AssertionError, ValueError: the machine does not permit tracing of its device.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -32,7 +32,7 @@ def traced(step: Callable[[], object], *, warm_up: int, num_steps: int) -> list[
 
 
 def device_gaps(events: Iterable[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """Parts of a Chrome trace's span with nothing on the device: between launches, within one.
+    """Fractions of a Chrome trace's span with an idle device: (between launches, within launches).
 
     All kernels of a CUDA graph's replay belong to one launch. None if the trace has no device work.
     """

@@ -1,4 +1,4 @@
-"""The circumstances that a figure of the engine depends on, and what its device can do."""
+"""The environment that the engine's figures depend on, and the measured speed of its device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from paged_loadtest.machine import circumstances, output_of
 from paged_backend.platforms.select import is_gpu
 
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
-_COPIES = 20  # timed; as many before them bring the memory's clock up
-# Sizes of the timed products, and their number.
+_COPIES = 20  # timed; the same number before them raises the memory's clock
+# Matrix size, and number of timed products.
 _CPU_PRODUCTS, _GPU_PRODUCTS = (512, 5), (8192, 20)
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Date, code, machine and versions."""
+    """The date, commit, machine and versions."""
     return {
         **circumstances(_PACKAGES),
         **_gpu(device),
@@ -28,9 +28,9 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written ones counted, of a copy far larger than any cache.
+    """Bytes per second, reads plus writes, of a copy far larger than any cache.
 
-    The buffers are 2 GiB, or a quarter of what is left on a small GPU, and 256 MiB on a CPU.
+    A buffer has 2 GiB, or a quarter of the free memory of a small GPU, and 256 MiB on a CPU.
     """
     source = torch.arange(_buffer_bytes(device) // 8, device=device)  # int64
     copy = partial(torch.empty_like(source).copy_, source)

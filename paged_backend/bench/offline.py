@@ -1,8 +1,8 @@
-"""The engine in this process, measured beside static-batch ``transformers.generate``.
+"""Measures the engine in this process, and static-batch ``transformers.generate`` as its peer.
 
-Both get the same requests in the same order. The engine keeps ``concurrency`` requests under way;
-the peer takes as many at once, pads them to the longest and runs until the last has its tokens.
-Only tokens that were asked for count.
+Both get the same requests in the same order. The engine keeps ``concurrency`` requests in flight;
+the peer runs batches of the same number, padded to the longest prompt, until the last request has
+its tokens. Only requested tokens count.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from paged_backend.outputs import SequenceOutput
 from paged_backend.worker import Worker
 
 PREFIX_TOKENS = 448
-WARM_UP_SEED = 2**31  # unlike those that people choose
+WARM_UP_SEED = 2**31  # a seed that a user is unlikely to choose
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What the engine did with the workload."""
+    """The engine's figures for the workload."""
 
     seconds: float
     output_tokens_per_s: float
-    # Of all steps' time: scheduling, batching, sampling, bookkeeping. None on a device, where they
-    # go on beside the model.
+    # Fraction of the step time for scheduling, batching, sampling and bookkeeping. None on a GPU,
+    # where they overlap with the model.
     outside_model_share: float | None
-    kv_utilization: float  # slots of used blocks that hold a token, mean over steps
+    kv_utilization: float  # filled fraction of the slots in used blocks, mean over steps
     num_steps: int
     num_preemptions: int
     median_ttft_ms: float
@@ -56,7 +56,7 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class OfflineReport:
-    """The figures of one run and the circumstances that they hold for."""
+    """The figures of one run, and the environment in which they were measured."""
 
     model: str
     workload: dict[str, Any]
@@ -71,7 +71,7 @@ class OfflineReport:
 
     @property
     def speedup(self) -> float | None:
-        """Times the peer's output tokens per second."""
+        """The engine's output tokens per second divided by the peer's."""
         if self.peer_output_tokens_per_s is None:
             return None
         return self.engine.output_tokens_per_s / self.peer_output_tokens_per_s
@@ -115,7 +115,7 @@ class OfflineReport:
 
 
 class OfflineBench:
-    """One engine and the measurements made on it.
+    """Makes the measurements on one engine.
 
     Raises:
         ConfigError: the options or the checkpoint cannot be used.
@@ -130,7 +130,7 @@ class OfflineBench:
         self._engine = Engine(self._config, self._worker)
 
     def run(self, workload: WorkloadOptions, *, concurrency: int, peer: bool) -> OfflineReport:
-        """Measure the workload, the peer on the same, and the gain of a cached prefix.
+        """Measure the engine and the peer on the workload, and the gain of a cached prefix.
 
         Raises:
             ConfigError: the workload cannot be made, or does not fit the model.
@@ -211,10 +211,10 @@ class OfflineBench:
 
 
 class StepClock:
-    """Times steps, first tokens and the gaps between tokens, in seconds."""
+    """Measures step times, TTFT and ITL, in seconds."""
 
     def __init__(self) -> None:
-        self.stepping = 0.0  # in all steps together
+        self.stepping = 0.0  # total over all steps
         self.ttft: list[float] = []
         self.itl: list[float] = []
         self.utilization: list[float] = []  # after each step, while blocks are in use
@@ -222,11 +222,11 @@ class StepClock:
         self._last_token: dict[str, float] = {}
 
     def submitted(self, name: str) -> None:
-        """A request is handed to the engine now."""
+        """Record that a request is submitted to the engine now."""
         self._submitted[name] = time.perf_counter()
 
     def time(self, engine: Engine) -> list[SequenceOutput]:
-        """Make one step."""
+        """Run one step of the engine and record its times."""
         started = time.perf_counter()
         outputs = engine.step()
         now = time.perf_counter()
@@ -247,5 +247,5 @@ class StepClock:
 
 
 def _rest(before: float | None, after: float | None, total: float) -> float | None:
-    """The share of `total` seconds that did not pass between two readings of a clock."""
+    """The fraction of `total` seconds outside the interval between two readings of a clock."""
     return None if before is None or after is None else 1 - (after - before) / total

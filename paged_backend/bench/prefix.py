@@ -1,4 +1,4 @@
-"""What a cached prefix saves: the time to the first token with it and without."""
+"""Measures the gain of a cached prefix: TTFT with it and without."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class PrefixFigures:
-    """Time to the first token of a prompt, with its beginning in the cache and without."""
+    """TTFT of a prompt, with its prefix in the cache and without."""
 
     prefix_tokens: int
     suffix_tokens: int
@@ -27,16 +27,17 @@ class PrefixFigures:
 
     @property
     def speedup(self) -> float:
-        """Times faster with the cache."""
+        """TTFT without the cache divided by TTFT with it."""
         return self.ttft_ms_without / self.ttft_ms_cached
 
 
 def time_prefix(
     engine: Engine, config: EngineConfig, num_tokens: int, rng: np.random.Generator
 ) -> PrefixFigures | None:
-    """Medians over prompts of which each is asked for twice, with different ends.
+    """Measure median TTFTs over prefixes that are each sent twice, with different suffixes.
 
-    The prefix has ``num_tokens`` or what fits of them in whole blocks; None if there is none.
+    A prefix has at most ``num_tokens`` tokens, in whole blocks that fit the model's length. None if
+    no block fits or prefix caching is off.
     """
     room = engine.limits.max_model_len - SUFFIX_TOKENS - 1
     length = min(num_tokens, room) // config.block_size * config.block_size

@@ -1,4 +1,4 @@
-"""Static-batch ``transformers.generate``, the peer that everybody has."""
+"""Static-batch ``transformers.generate``, the peer that every user has."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from paged_backend.platforms.select import resolve_dtype
 
 
 class TransformersPeer:
-    """The same checkpoint, or random weights of its shape, under transformers."""
+    """Runs the same checkpoint, or random weights of its shape, in transformers."""
 
     def __init__(self, folder: Path, config: EngineConfig, device: torch.device) -> None:
         dtype = resolve_dtype(config.dtype, load_model_config(folder).dtype, device)
         self._model = load_peer(folder, config.load_format, dtype, device)
-        self._model.generation_config.eos_token_id = None  # every token asked for is generated
+        self._model.generation_config.eos_token_id = None  # generate every requested token
         self._model.generation_config.pad_token_id = 0
         self._device = device
 
     def output_tokens_per_s(self, requests: list[Request], batch_size: int) -> float:
-        """Run the requests in batches, in their order; counts only tokens that were asked for."""
+        """Run the requests in batches, in order; only requested tokens count."""
         self._generate([replace(request, max_tokens=2) for request in requests[:2]])
         total = sum(request.max_tokens for request in requests)
         started = time.perf_counter()
@@ -58,7 +58,7 @@ class TransformersPeer:
 
 
 def load_peer(folder: Path, load_format: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """The checkpoint, or random weights of its shape (`load_format`), as transformers runs it."""
+    """Load the checkpoint, or random weights of its shape (`load_format`), in transformers."""
     if load_format == "dummy":
         hf_config = AutoConfig.from_pretrained(folder)
         with device:  # billions of random numbers take minutes on the host

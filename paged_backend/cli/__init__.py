@@ -12,7 +12,10 @@ COMMANDS = (serve, gateway, generate, demo, bench, top, plan, install_backend)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and exit status 2, unless asked."""
+    """Run one command and return its exit status.
+
+    For a user's mistake, print one line to stderr and return 2; with --traceback, raise it.
+    """
     parser = argparse.ArgumentParser(prog="paged-backend", description=__doc__)
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")

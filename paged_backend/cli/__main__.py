@@ -1,4 +1,4 @@
-"""``python -m paged_backend.cli``, for machines where nothing is installed."""
+"""``python -m paged_backend.cli``, for machines where the package is not installed."""
 
 import sys
 

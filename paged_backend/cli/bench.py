@@ -12,7 +12,7 @@ from paged_backend.cli.options import Subparsers, add_engine_options, engine_opt
 from paged_backend.flags import add_flags, flag_values
 
 _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
-"""Options of a workload that are no choice without a server."""
+"""Workload options that are fixed because there is no server."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -104,7 +104,7 @@ def run_decode(args: argparse.Namespace) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    """Whole numbers from 1 on, with commas between them."""
+    """Parse whole numbers of at least 1, separated by commas."""
     return [_count(part) for part in text.split(",")]
 
 

@@ -22,7 +22,7 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and print."""
+    """Read both reports and print the comparison."""
     from paged_loadtest.compare import print_comparison
     from paged_loadtest.report import make_console
     from paged_loadtest.results import load_report

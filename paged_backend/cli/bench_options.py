@@ -1,4 +1,4 @@
-"""Flags that the benches of a server have in common."""
+"""Flags shared by the benchmarks of a running server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add which server is measured, and what becomes of the figures."""
+    """Add the flags for the server to measure and for the measured figures."""
     add_flags(parser.add_argument_group("server"), TargetOptions)
     group = parser.add_argument_group("figures")
     group.add_argument(
@@ -43,12 +43,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 def add_workload_options(
     parser: argparse.ArgumentParser, *, leave_out: Collection[str] = ()
 ) -> None:
-    """Add what is sent."""
+    """Add the flags that describe the requests to send."""
     add_flags(parser.add_argument_group("workload"), WorkloadOptions, leave_out=leave_out)
 
 
 def session(args: argparse.Namespace) -> Session:
-    """What was said about the server and the figures.
+    """Create a session from the flags for the server and the figures.
 
     Raises:
         ConfigError: an option cannot be used, or a library is missing.
@@ -68,7 +68,7 @@ def session(args: argparse.Namespace) -> Session:
 
 
 def workload(args: argparse.Namespace) -> WorkloadOptions:
-    """What was said about the requests.
+    """Create the workload options from the flags that describe the requests.
 
     Raises:
         ConfigError: an option cannot be used.

@@ -31,7 +31,7 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and draw."""
+    """Draw the saved reports into the output file."""
     from paged_loadtest.plot import plot
 
     try:

@@ -1,4 +1,4 @@
-"""``paged-backend bench prefix``: what prefix-cache hits are worth on a running server."""
+"""``paged-backend bench prefix``: the gain of prefix-cache hits on a running server."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a server, ask, print, stop; the exit status is 1 if an answer is wrong."""
+    """Run the demo and return its exit status: 1 if an answer is wrong."""
     from paged_backend.demo.show import show
 
     return show()

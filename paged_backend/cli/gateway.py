@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help="for how long running requests may go on after SIGTERM (default: 20)",
     )
-    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)  # a socket of the launcher's
+    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)  # the launcher's socket
     parser.set_defaults(run=run)
 
 

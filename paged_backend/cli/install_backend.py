@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the folders and say where they are."""
+    """Write the backend's folders and print their paths."""
     from paged_backend.launch.backend import BACKEND_NAMES, install_backend
 
     for folder in install_backend(args.directory, args.name or BACKEND_NAMES):

@@ -1,4 +1,4 @@
-"""Flags made from the engine's options, so that names, defaults and help are written once."""
+"""Generates flags from the engine's options: names, defaults and help have one definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged_backend.config import EngineConfig
 from paged_backend.engine_args import alias, from_mapping, other_names
 from paged_backend.flags import add_flags, flag_values
 
-_OTHER = "vllm_"  # begins the destination of a flag that is no field of EngineConfig
+_OTHER = "vllm_"  # prefix of `dest` for flags that are not fields of EngineConfig
 
 _FLAGS_OF_COMMANDS = {"served_model_name"}
 
@@ -22,7 +22,7 @@ Subparsers = Any
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add ``MODEL`` and a flag for each option of :class:`EngineConfig`.
 
-    The other engine arguments of vLLM are flags that the help does not show.
+    The other engine arguments of vLLM become flags that the help does not show.
     """
     model = next(spec for spec in fields(EngineConfig) if spec.name == "model")
     parser.add_argument(
@@ -42,12 +42,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that differ from their defaults, with folders as absolute paths.
+    """The model, the options that differ from their defaults, and vLLM's other engine arguments.
 
-    Other engine arguments of vLLM are among them.
+    Paths of folders are absolute.
 
     Raises:
-        ConfigError: an option lies outside its range, or needs what this engine lacks.
+        ConfigError: an option lies outside its range, or needs a feature that this engine lacks.
     """
     values = flag_values(args, EngineConfig)
     others = {

@@ -26,7 +26,7 @@ This page is generated: `python -m paged_backend.cli.options_page > docs/options
 
 
 def options_page() -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     return _HEAD + "".join(_rows())
 
 

@@ -1,7 +1,7 @@
 """The bundled demo model: a small Llama that knows what standard-library functions do.
 
-`python -m paged_backend.demo.train` makes everything this package carries. Importing the
-package loads neither torch nor transformers.
+`python -m paged_backend.demo.train` generates all data of this package. Importing the package
+loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One thing the demo model knows: a function, how to ask for it, and the exact answer.
+    """One fact that the demo model knows: a function, the question, and the exact answer.
 
     In a chat the model replies with `answer`; after the bare `question` as a text prompt it
     continues with a newline and then `answer`.
@@ -34,5 +34,5 @@ class Question:
 
 
 def load_questions() -> list[Question]:
-    """Return every question the demo model was verified to answer, in the order it was taught."""
+    """Return every question that the demo model was verified to answer, in corpus order."""
     return [Question(**item) for item in json.loads(QUESTIONS_FILE.read_text("utf-8"))]

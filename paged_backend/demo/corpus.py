@@ -1,4 +1,4 @@
-"""What the demo model is taught: text read from the running Python's standard library."""
+"""Training text of the demo model, read from the running Python's standard library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from paged_backend.demo import Question
 
-# The functions asked about, by module. Built-in functions are asked about by their bare name.
+# Functions to ask about, by module. Questions name built-in functions without their module.
 FUNCTIONS = {
     "builtins": "abs all any ascii bin compile delattr divmod eval exec globals hasattr hash hex "
     "id input isinstance issubclass len locals oct open ord print repr round setattr sorted",
@@ -63,7 +63,7 @@ MIN_WORDS, MAX_WORDS = 3, 20
 
 # Abbreviations whose period does not end the sentence, and notation that is not prose.
 _UNCLEAR = re.compile(r"->|[\\<>{}|=]|\b(?:e\.g|i\.e|etc)\.", re.IGNORECASE)
-# Where a default value's repr says it lives, which differs from run to run.
+# The memory address in a default value's repr, which differs from run to run.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _FIRST_SENTENCE = re.compile(r"(.+?\.)(?:\s|$)")
 
@@ -93,7 +93,7 @@ def first_sentence(docstring: str) -> str | None:
 
 
 def documents() -> list[str]:
-    """Return the signature and docstring of all that the modules of `FUNCTIONS` document."""
+    """Return the signature and docstring of each documented callable in `FUNCTIONS`' modules."""
     texts: dict[str, None] = {}
     for module_name in FUNCTIONS:
         for short, member in _documented(module_name):

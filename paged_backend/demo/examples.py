@@ -1,4 +1,4 @@
-"""Training examples for the demo model: which tokens it reads and which of them it must learn."""
+"""Training examples for the demo model: token ids, and their weights in the loss."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from transformers import PreTrainedTokenizerFast
 
 from paged_backend.demo import SYSTEM_PROMPT, Question
 
-# How much a token counts in the loss. Prompts and free text are read more than memorised.
+# Weight of a token in the loss; low for prompts and free text, which need not be memorized.
 ANSWER_WEIGHT, TEXT_WEIGHT, PROMPT_WEIGHT = 1.0, 0.1, 0.02
 
 TEXT_LENGTH = 96  # tokens in one row of free text
-CHAT_LENGTH = 192  # tokens after which a conversation takes no further question
+CHAT_LENGTH = 192  # a conversation with this many tokens gets no further question
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Token ids, and for each of them its weight in the loss when it is predicted."""
+    """Token ids, and for each token the weight of its prediction in the loss."""
 
     ids: list[int]
     weights: list[float]
@@ -58,7 +58,7 @@ class ExampleSource:
         return self._collate([self._bare_question() for _ in range(rows)])
 
     def chat_batch(self, rows: int) -> Batch:
-        """Return `rows` conversations, each of as many questions as reach `CHAT_LENGTH`."""
+        """Return `rows` conversations, each with enough questions to reach `CHAT_LENGTH`."""
         return self._collate([self._conversation() for _ in range(rows)])
 
     def text_batch(self, rows: int) -> Batch:
@@ -85,7 +85,7 @@ class ExampleSource:
         return _weighted(parts)
 
     def _system_prompt(self) -> str | None:
-        """Pick no system prompt, the demo's own, or any line, so that answers ignore which."""
+        """Choose none, the demo's or a random line; answers must not depend on it."""
         kind = self._rng.choices(("none", "demo", "other"), weights=(4, 4, 2))[0]
         if kind == "other":
             return self._rng.choice(self._rng.choice(self._documents).splitlines())

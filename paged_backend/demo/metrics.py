@@ -1,4 +1,4 @@
-"""Reads a server's metrics while something runs."""
+"""Samples a server's metrics in the background."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Self
 
 INTERVAL_S = 0.01
 SETTLE_S = 0.2  # the server publishes the last counts a moment after the last response
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is local
 _SAMPLE = re.compile(r"^paged_(\w+)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 def read_metrics(url: str) -> dict[str, float]:
-    """The present value of each of our metrics, by its name without prefix, summed over labels."""
+    """The current value of each `paged_` metric, by name without prefix, summed over labels."""
     with _OPENER.open(url, timeout=5) as response:
         text = response.read().decode()
     values: dict[str, float] = {}
@@ -24,7 +24,7 @@ def read_metrics(url: str) -> dict[str, float]:
 
 
 class MetricsWatch:
-    """Samples of a server's metrics, taken between entering and leaving."""
+    """Samples a server's metrics from entering the context to leaving it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -44,15 +44,15 @@ class MetricsWatch:
         self._samples.append(read_metrics(self._url))
 
     def last(self, name: str) -> float:
-        """The value at the end."""
+        """The last sample of the metric."""
         return self._samples[-1][name]
 
     def peak(self, name: str) -> float:
-        """The highest value seen."""
+        """The highest sample of the metric."""
         return max(sample[name] for sample in self._samples)
 
     def at_peak(self, name: str, other: str) -> float:
-        """What another metric showed when this one was highest."""
+        """The value of metric `other` when metric `name` was highest."""
         return max(self._samples, key=lambda sample: sample[name])[other]
 
     def _run(self) -> None:

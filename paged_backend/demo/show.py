@@ -1,4 +1,4 @@
-"""Three questions at once to a real server, printed as the answers come, and what it cost."""
+"""Sends three questions at once to a real server; prints the streamed answers and the metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PANEL_HEIGHT = 8
 
 
 def show() -> int:
-    """Start a server, ask, print, stop; 1 if an answer is wrong, else 0.
+    """Start a server, ask the questions and print the answers; return 1 if one is wrong, else 0.
 
     Raises:
         LaunchError: the server did not start.
@@ -67,11 +67,11 @@ class Conversation:
 
     @property
     def is_right(self) -> bool:
-        """Whether the whole answer came and is word for word the expected one."""
+        """Whether the answer is complete and exactly the expected one."""
         return self.completion is not None and self.completion.text == self.question.answer
 
     def panel(self) -> Panel:
-        """The column of this stream."""
+        """The panel that shows this stream."""
         return Panel(self.text, title=self.question.name, style=self.color, height=PANEL_HEIGHT)
 
 

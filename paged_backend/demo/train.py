@@ -39,7 +39,7 @@ CHECKED_DURING_TRAINING = 64  # questions
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of the training log; `accuracy`, 0 to 1, only where questions were asked."""
+    """One line of the training log; `accuracy` (0 to 1) is None if no questions were asked."""
 
     step: int
     loss: float
@@ -143,7 +143,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 def verify_saved(
     tokenizer: PreTrainedTokenizerFast, questions: list[Question], folder: Path
 ) -> list[Question]:
-    """Read the saved model back, report on every form, and return what it answers in all."""
+    """Reload the saved model, report on each form, and return the questions right in all forms."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     wrong: set[Question] = set()
     for form in FORMS:
@@ -185,7 +185,7 @@ def _weighted_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
 def _accuracy(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question]
 ) -> float:
-    """Return the share of a fixed sample of questions answered exactly, over all forms."""
+    """Return the fraction of a fixed sample of questions answered exactly, over all forms."""
     sample = questions[:: math.ceil(len(questions) / CHECKED_DURING_TRAINING)]
     checks = [check for form in FORMS for check in verify(model, tokenizer, sample, form)]
     return sum(check.exact for check in checks) / len(checks)

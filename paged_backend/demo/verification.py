@@ -1,4 +1,4 @@
-"""Does a demo model answer its questions, word for word, in every form they are asked?"""
+"""Checks that a demo model answers its questions word for word, in every form of asking."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question asked in one form, and how it was answered.
+    """One question asked in one form, and the model's answer.
 
-    `reply` is the text up to the end token; `exact` says that its tokens are the expected ones
-    and that the end token follows. `lowest_probability` is that of the least certain of them.
+    `reply` is the text up to the end token; `exact` means that its tokens are the expected ones
+    and that the end token follows. `lowest_probability` is that of the least certain token.
     """
 
     question: Question
@@ -67,7 +67,7 @@ def _verify_batch(
 ) -> list[Check]:
     prompts = [prompt(tokenizer, question, form) for question in questions]
     encoded = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    # transformers' annotations refuse its own model class here, and its output has six types.
+    # transformers' annotations reject its own model class here, and its output has six types.
     generate: Callable[..., Any] = cast(Any, model).generate
     output = generate(
         **encoded,
@@ -77,7 +77,7 @@ def _verify_batch(
         return_dict_in_generate=True,
     )
     replies = output.sequences[:, encoded.input_ids.shape[1] :]
-    # (questions, new tokens): how sure the model was of each token it chose
+    # (questions, new tokens): the probability of each generated token
     confidence = torch.stack(output.logits, dim=1).softmax(-1).amax(-1)
     checks = []
     for question, reply, probabilities in zip(questions, replies, confidence, strict=True):

@@ -27,7 +27,7 @@ def learn_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
     """Return a tokenizer of `VOCAB_SIZE` tokens learned from `texts`, which adds no tokens itself.
 
     Every byte is in the vocabulary, so any UTF-8 text survives encoding and decoding.
-    `max_length` is the longest sequence, in tokens, that the model takes.
+    `max_length` is the longest sequence, in tokens, that the model accepts.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -1,4 +1,4 @@
-"""The GPUs to plan for: what their makers promise, without sparsity."""
+"""GPU specifications to plan with: the vendors' data-sheet figures, without sparsity."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ MIB, GIB = 2**20, 2**30
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device."""
+    """The specification of one GPU."""
 
     name: str
-    memory_mib: int  # as nvidia-smi reports it; the figure in the name is larger or smaller
-    bandwidth_gb_s: float  # 10^9 bytes
-    tflops: Mapping[str, float]  # dense, by dtype of what is multiplied
+    memory_mib: int  # as nvidia-smi reports it, which differs from the size in the name
+    bandwidth_gb_s: float  # 10^9 bytes/s
+    tflops: Mapping[str, float]  # dense, by dtype of the operands
     source: str
 
     @property
     def memory_bytes(self) -> int:
-        """All of the device's memory."""
+        """The GPU's total memory in bytes."""
         return self.memory_mib * MIB
 
     @property
     def bytes_per_s(self) -> float:
-        """What the memory gives."""
+        """The memory bandwidth in bytes per second."""
         return self.bandwidth_gb_s * 1e9
 
     def flops_per_s(self, dtype: str) -> float:
-        """Where the device has no unit for it, the numbers are widened to bfloat16 first."""
+        """The peak rate; a dtype that the GPU has no unit for is widened to bfloat16 first."""
         return self.tflops.get(dtype, self.tflops["bfloat16"]) * 1e12
 
 
-# Data sheets print tensor-core figures with sparsity from Hopper on: half of that is here. float32
-# is the plain rate, as torch does not use TF32 unless told to.
+# From Hopper on, data sheets give tensor-core rates with sparsity; this table has half of those.
+# float32 is the rate without TF32, which torch does not use by default.
 _TABLE: tuple[tuple[str, int, float, float, float, float, float | None, str], ...] = (
-    # name, MiB, GB/s, TFLOP/s of float32, bfloat16, int8 and fp8, where from
+    # name, MiB, GB/s, TFLOP/s of float32, bfloat16, int8 and fp8, source
     ("a100-40gb", 40960, 1555, 19.5, 312, 624, None, "NVIDIA A100 data sheet, SXM 40 GB"),
     ("a100-80gb", 81920, 2039, 19.5, 312, 624, None, "NVIDIA A100 data sheet, SXM 80 GB"),
     ("h100-sxm", 81559, 3350, 67, 989.5, 1979, 1979, "NVIDIA H100 data sheet, SXM"),
@@ -75,10 +75,10 @@ _ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm"}
 
 
 def find_gpu(text: str) -> Gpu:
-    """A GPU of the table, or one described as NAME=GIB:GB/S:TFLOPS.
+    """Look up a GPU of the table by name, or parse one described as NAME=GIB:GB/S:TFLOPS.
 
     Raises:
-        ConfigError: neither; the message names the nearest in the table.
+        ConfigError: `text` is neither; for an unknown name, the message suggests the closest one.
     """
     if "=" in text:
         return _described(text)

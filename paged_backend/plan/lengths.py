@@ -1,8 +1,8 @@
-"""The lengths of requests that a plan assumes, and what a running sequence then holds.
+"""The request lengths that a plan assumes, and the tokens that a running sequence then holds.
 
-Prompts and outputs are log-normal with the means asked for and one sigma, independent of each
-other, cut where they exceed the context; sigma 0 makes them all alike. In place of random draws
-stand the means of equally likely slices, so that a plan is the same each time.
+Prompt and output lengths are independent and log-normal, with the requested means and one common
+sigma, and are cut where they exceed the context; sigma 0 makes all requests equal. Means of equally
+likely slices represent each distribution instead of random draws, so that plans are reproducible.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import itertools
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-_SLICES = 64  # of each of the two lengths
+_SLICES = 64  # per distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Pairs of prompt and output length, all equally likely."""
+    """Equally likely pairs of prompt length and output length, in tokens."""
 
     pairs: tuple[tuple[int, int], ...]
 
     @classmethod
     def lognormal(cls, input_len: int, output_len: int, sigma: float, context: int) -> Lengths:
-        """Lengths with these means before the cut."""
+        """Create log-normal lengths; the means are those before the cut to `context`."""
         prompts = [min(length, context - 1) for length in _slices(input_len, sigma)]
         outputs = _slices(output_len, sigma)
         pairs = itertools.product(prompts, outputs)
@@ -30,24 +30,24 @@ class Lengths:
 
     @property
     def mean_input(self) -> float:
-        """Tokens of a prompt."""
+        """The mean number of tokens in a prompt."""
         return fmean(prompt for prompt, _ in self.pairs)
 
     @property
     def mean_output(self) -> float:
-        """Tokens of an output."""
+        """The mean number of tokens in an output."""
         return fmean(output for _, output in self.pairs)
 
     @property
     def mean_held(self) -> float:
-        """Tokens that a running sequence holds, seen at a random step.
+        """The mean number of tokens that a running sequence holds at a random step.
 
-        A sequence runs for as many steps as it has output tokens, so long outputs weigh more.
+        A sequence runs for one step per output token, so long outputs weigh more.
         """
         return self._seen_at_a_step(1)
 
     def mean_slots(self, block_size: int) -> float:
-        """Slots of the blocks that hold them: the last block of a sequence is partly empty."""
+        """The mean number of slots in its blocks; a sequence's last block is partly empty."""
         return block_size * self._seen_at_a_step(block_size)
 
     def _seen_at_a_step(self, block_size: int) -> float:
@@ -59,10 +59,10 @@ class Lengths:
 
 
 def _slices(mean: int, sigma: float) -> list[int]:
-    """Means of equally likely slices of the distribution, shortest first."""
+    """The means of equally likely slices of the distribution, shortest first."""
     if sigma == 0:
         return [mean]
-    # Below z lies the part cdf(z) of all requests, and cdf(z - sigma) of all their tokens.
+    # The fraction cdf(z) of all requests lies below z, and has cdf(z - sigma) of all tokens.
     normal = NormalDist()
     inner = [normal.inv_cdf(index / _SLICES) for index in range(1, _SLICES)]
     below = [0.0, *(normal.cdf(z - sigma) for z in inner), 1.0]
@@ -70,6 +70,6 @@ def _slices(mean: int, sigma: float) -> list[int]:
 
 
 def _sum_of_blocks(num_tokens: int, block_size: int) -> int:
-    """Blocks for 1, 2 ... num_tokens tokens, added up."""
+    """The sum, over n = 1 ... num_tokens, of the number of blocks that n tokens need."""
     full, rest = divmod(num_tokens, block_size)
     return block_size * full * (full + 1) // 2 + rest * (full + 1)

@@ -1,4 +1,4 @@
-"""Measured throughput beside the roofline of the same batch."""
+"""Comparison of measured throughput with the roofline of the same batch."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from paged_backend.plan.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Output tokens a second, and what the roofline has to know of the load."""
+    """Measured output tokens per second, and the load parameters that the roofline needs."""
 
     label: str
-    batch_size: float  # sequences at once, on average
-    held: float  # tokens of each, on average
+    batch_size: float  # mean number of concurrent sequences
+    held: float  # mean number of tokens that each sequence holds
     tokens_per_s: float
-    prompt: float = 0  # computed tokens of each prompt; 0: decoding alone was timed
-    output: float = 0  # tokens of each output
+    prompt: float = 0  # mean tokens computed per prompt; 0: only decoding was timed
+    output: float = 0  # mean tokens per output
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One measurement and the limit."""
+    """One measurement and the roofline of the same load."""
 
     measurement: Measurement
     roofline_tokens_per_s: float
-    cost_per_million_output: float | None  # as measured; None without a price
+    cost_per_million_output: float | None  # at the measured rate; None without a price
 
     @property
     def share(self) -> float:
-        """Part of the roofline that was reached."""
+        """The fraction of the roofline that was reached."""
         return self.measurement.tokens_per_s / self.roofline_tokens_per_s
 
 
 def compare(measurement: Measurement, roofline: Roofline, hourly: float | None) -> Comparison:
-    """Put the limit of the same load beside what was measured."""
+    """Compare a measurement with the roofline of the same load."""
     seen = measurement
     if seen.prompt:
         seconds = roofline.request_seconds(seen.batch_size, seen.prompt, seen.output, seen.held)
@@ -51,10 +51,10 @@ def compare(measurement: Measurement, roofline: Roofline, hourly: float | None) 
 
 
 def read_measurements(path: Path) -> list[Measurement]:
-    """From what `bench serve`, `sweep` and `prefix` save, or `bench decode` writes.
+    """Read a file that `bench serve`, `sweep` or `prefix` saved, or that `bench decode` wrote.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no run that came to an end.
+        ConfigError: the file cannot be read, or holds no run with completed requests.
     """
     values = read_json_object(path)
     measurements = _of_decode(path, values["rows"]) if "rows" in values else _of_report(path)

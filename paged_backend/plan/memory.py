@@ -1,4 +1,4 @@
-"""How the memory of GPUs is divided between weights, steps and KV blocks."""
+"""The division of GPU memory between weights, steps and KV blocks."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from paged_backend.plan.gpus import MIB, Gpu
 from paged_backend.plan.number_types import KvType, WeightType
 from paged_backend.plan.sizes import KvSizes, count_parameters
 
-MAX_GPUS = 64  # that may share one model
-CONTEXT_BYTES = 512 * MIB  # of CUDA's context and its libraries
-_NULL_BLOCKS = 1  # the pool's first block is never given out
+MAX_GPUS = 64  # maximum number that may share one model
+CONTEXT_BYTES = 512 * MIB  # used by the CUDA context and its libraries
+_NULL_BLOCKS = 1  # the pool's first block is never allocated
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on each of the GPUs, and the pool that they hold together."""
+    """Bytes used on each GPU, and the pool of KV blocks that the GPUs hold together."""
 
     num_gpus: int
     weight_bytes: int
     step_bytes: int  # an estimate; the engine measures it when it starts
     pool_bytes: int
-    num_blocks: int  # that sequences can have
+    num_blocks: int  # available to sequences
     block_size: int
 
     @property
     def num_slots(self) -> int:
-        """Tokens in all blocks."""
+        """The number of tokens that fit in all blocks."""
         return self.num_blocks * self.block_size
 
     def num_sequences(self, num_tokens: int) -> int:
-        """How many of so many tokens each fit at once."""
+        """How many sequences of `num_tokens` tokens fit at once."""
         return self.num_blocks // -(-num_tokens // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlanner:
-    """Divides the memory of GPUs of one kind."""
+    """Divides the memory of a group of identical GPUs."""
 
     shape: ModelShape
     weights: WeightType
@@ -50,7 +50,7 @@ class MemoryPlanner:
     limits: StepLimits
 
     def divide(self, num_gpus: int) -> Memory:
-        """Between `num_gpus`; the pool may come out empty."""
+        """Divide the memory of `num_gpus` GPUs; the resulting pool may be empty."""
         weights = -(-count_parameters(self.shape).bytes(self.weights) // num_gpus)
         step = self._step_bytes()
         usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
@@ -60,7 +60,10 @@ class MemoryPlanner:
         return Memory(num_gpus, weights, step, pool, blocks, self.block_size)
 
     def least(self, num_tokens: int, num_sequences: int) -> Memory | None:
-        """On as few GPUs as hold so many sequences at once; None where `MAX_GPUS` do not."""
+        """Divide the memory of the fewest GPUs that fit `num_sequences` sequences at once.
+
+        Returns None if even `MAX_GPUS` GPUs are too few.
+        """
         for num_gpus in group_sizes(self.shape):
             memory = self.divide(num_gpus)
             if memory.num_sequences(num_tokens) >= num_sequences:
@@ -68,10 +71,10 @@ class MemoryPlanner:
         return None
 
     def _step_bytes(self) -> int:
-        """The largest step's activations and logits; twice, as CUDA graphs keep their own.
+        """Bytes of the largest step's activations and logits, twice: CUDA graphs keep their own.
 
-        A token has its residual, its normed copy and the attention's output, queries, keys and
-        values, and in the MLP the two halves and their product. A sequence has its logits in
+        A token needs its residual, the normalized copy, the attention output, queries, keys and
+        values, and in the MLP the two halves and their product. A sequence needs its logits in
         float32 and a copy that is sorted or masked.
         """
         shape = self.shape
@@ -83,7 +86,7 @@ class MemoryPlanner:
 
 
 def group_sizes(shape: ModelShape) -> Iterator[int]:
-    """Numbers of GPUs that can share the heads evenly, from 1 up."""
+    """The numbers of GPUs that can share the attention heads evenly, in ascending order."""
     for number in range(1, MAX_GPUS + 1):
         kv_heads = shape.num_kv_heads
         if shape.num_heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0):

@@ -1,4 +1,4 @@
-"""From the name that a user gives to a config.json."""
+"""Finds the config.json of the model that the user names."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
-# Beside the package in a checkout; an installed package has the demo model alone.
+# Exists beside the package in a checkout; an installed package has only the demo model.
 _SHAPES = Path(__file__).parents[2] / "loadtest" / "models"
 
 
 def find_config(name: str) -> Path:
-    """The config.json of a bundled shape, of a folder, or the file itself.
+    """Find the config.json of a bundled shape or a folder; `name` may also be the file itself.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such file.
     """
     bundled = _bundled()
     path = Path(name).expanduser()

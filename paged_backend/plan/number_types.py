@@ -1,27 +1,27 @@
-"""How many bits a number takes in weights and in the KV cache, and what multiplies it."""
+"""Number formats of weights and of the KV cache: bits per number, and dtypes of the arithmetic."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_GROUP = 128  # weights of four bits share a scale of 16 bits and a zero point of four
+_GROUP = 128  # number of 4-bit weights that share a 16-bit scale and a 4-bit zero point
 
 
 @dataclass(frozen=True, slots=True)
 class WeightType:
-    """Of the linear layers of the decoder; the embedding, the output layer and norms are `rest`."""
+    """Format of the decoder's linear layers; `rest` is the embedding, output layer and norms."""
 
-    bits: float  # of a weight, its part of a scale included
+    bits: float  # per weight, including its share of a scale
     rest_bits: int
     compute: str  # the dtype in which a GPU multiplies the linear layers
-    rest_compute: str  # and everything else
+    rest_compute: str  # the dtype in which it computes everything else
 
 
 WEIGHT_TYPES = {
     "float32": WeightType(32, 32, "float32", "float32"),
     "bfloat16": WeightType(16, 16, "bfloat16", "bfloat16"),
-    "float16": WeightType(16, 16, "bfloat16", "bfloat16"),  # as fast on every GPU of the table
-    "fp8": WeightType(8, 16, "fp8", "bfloat16"),  # a scale for each output: below 0.1%, left out
+    "float16": WeightType(16, 16, "bfloat16", "bfloat16"),  # as fast as bfloat16 on all GPUs here
+    "fp8": WeightType(8, 16, "fp8", "bfloat16"),  # per-output scales: below 0.1%, ignored
     "int8": WeightType(8, 16, "int8", "bfloat16"),
     "int4": WeightType(4 + (16 + 4) / _GROUP, 16, "bfloat16", "bfloat16"),
 }
@@ -29,10 +29,10 @@ WEIGHT_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class KvType:
-    """Of keys and values."""
+    """Format of keys and values."""
 
     bits: int
-    scale_bits: int = 0  # for each head's key and each head's value of a token
+    scale_bits: int = 0  # for each token and head: once for the key, once for the value
 
 
 KV_TYPES = {
@@ -46,5 +46,5 @@ KV_TYPES = {
 
 
 def kv_type_of(weights: str) -> str:
-    """What the KV cache holds where nobody chose: the dtype that the layers' results have."""
+    """The default KV cache dtype: that of the layers' outputs with these weights."""
     return weights if weights in ("float32", "float16") else "bfloat16"

@@ -1,4 +1,4 @@
-"""What a plan is asked for."""
+"""Options of `paged-backend plan`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _TOKENS = Rule(int, 1, 2**24, optional=True)
 
 
 def refuse(name: str, problem: str) -> ConfigError:
-    """The error for an option that cannot be used."""
+    """Create the error for an option with an unusable value."""
     return ConfigError(f"--{name.replace('_', '-')}: {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Everything besides the model, the GPUs and the options of the engine.
+    """The inputs of a plan other than the model, the GPUs and the engine's options.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.
@@ -59,13 +59,13 @@ class PlanOptions:
         check_fields(self, refuse)
 
     def context_of(self, longest: int) -> int:
-        """The context to plan for, on a model made for `longest` tokens."""
+        """The context length to plan for, given a model made for `longest` tokens."""
         if self.context is not None and self.context > longest:
             raise refuse("context", f"the model was made for {longest} tokens, got {self.context}")
         return self.context or longest
 
     def mean_lengths(self, context: int) -> tuple[int, int]:
-        """Of prompts and outputs."""
+        """The mean lengths of prompts and outputs, in tokens."""
         prompt = self.input_len or max(1, min(1024, context * 3 // 4))
         output = self.output_len or max(1, min(256, context // 4))
         if prompt + output > context:

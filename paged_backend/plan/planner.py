@@ -1,4 +1,4 @@
-"""A plan: everything that config.json, a GPU's data sheet and arithmetic say about serving."""
+"""Plans the serving of a model from its config.json, GPU data sheets and arithmetic alone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from paged_backend.plan.roofline import Roofline, Step
 from paged_backend.plan.sizes import KvSizes, Parameters, count_parameters
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_SHORTEST = 512  # of the lengths that tables go through, doubling, up to the context
+_SHORTEST = 512  # tokens; the lengths in the tables double from here up to the context
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What holds on any GPU."""
+    """Properties of the model that do not depend on the GPU."""
 
     config: str
     shape: ModelShape
@@ -44,7 +44,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the plan takes for granted."""
+    """The assumptions that the plan's figures depend on."""
 
     context: int
     sequences: int
@@ -55,23 +55,23 @@ class Assumptions:
     input_len: int
     output_len: int
     length_sigma: float
-    mean_input: float  # of the lengths as cut to the context
+    mean_input: float  # after the lengths are cut to the context
     mean_output: float
-    mean_held: float  # tokens of a running sequence at a random step
+    mean_held: float  # tokens that a running sequence holds at a random step
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """One way to give memory to sequences."""
+    """One way to allocate KV memory to sequences."""
 
-    slots: float  # for a running sequence, on average
-    waste: float  # part of them without a token
-    sequences: int  # that run at once, if memory alone decides
+    slots: float  # mean number per running sequence
+    waste: float  # fraction of the slots that hold no token
+    sequences: int  # that run at once if memory is the only limit
 
 
 @dataclass(frozen=True, slots=True)
 class LengthRow:
-    """Sequences of one length."""
+    """Figures for sequences of one length."""
 
     num_tokens: int
     blocks: int
@@ -81,7 +81,7 @@ class LengthRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """Steps of one batch size."""
+    """The roofline of decode steps with one batch size."""
 
     batch_size: int
     fits: bool
@@ -90,22 +90,22 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Requests one after the other through a full batch, at the roofline."""
+    """Throughput and cost at the roofline while requests keep the batch full."""
 
     batch_size: int
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     cost_per_million_output: float | None  # None without a price
-    cost_per_million_total: float | None  # input and output tokens alike
+    cost_per_million_total: float | None  # of input and output tokens alike
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What GPUs of one kind give together."""
+    """What a group of identical GPUs can serve."""
 
     memory: Memory
-    naive: Reservation  # the whole context for each sequence
+    naive: Reservation  # reserves the whole context for each sequence
     paged: Reservation
     lengths: tuple[LengthRow, ...]
     decode: tuple[DecodeRow, ...]
@@ -115,17 +115,17 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """The model on one kind of GPU; where it does not fit, `problem` says why."""
+    """The plan for one kind of GPU; if the model does not fit, `problem` says why."""
 
     gpu: Gpu
-    price: float | None  # of an hour of one GPU
+    price: float | None  # per hour of one GPU
     capacity: Capacity | None
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The model on each GPU."""
+    """The plans for one model on each kind of GPU."""
 
     model: ModelFacts
     assumptions: Assumptions
@@ -140,9 +140,9 @@ def make_plan(
     prices: Sequence[float | None],
     measurements: Sequence[Measurement] = (),
 ) -> Plan:
-    """Plan for each GPU.
+    """Plan for each kind of GPU.
 
-    `engine` gives the sizes of blocks and steps and the part of the memory to use.
+    `engine` provides the block size, the step limits and the fraction of the memory to use.
 
     Raises:
         ConfigError: the model or an option cannot be used.
@@ -155,7 +155,7 @@ def make_plan(
 
 
 class Planner:
-    """One model under one set of options."""
+    """Plans one model with one set of options."""
 
     def __init__(self, model: str, options: PlanOptions, engine: EngineConfig) -> None:
         path = find_config(model)
@@ -191,7 +191,7 @@ class Planner:
     def plan(
         self, gpu: Gpu, price: float | None, measurements: Sequence[Measurement] = ()
     ) -> GpuPlan:
-        """The model on as many of these GPUs as it takes, or as were asked for."""
+        """Plan for the requested number of these GPUs, or else for the fewest that suffice."""
         memory = self._memory(gpu)
         if isinstance(memory, str):
             return GpuPlan(gpu, price, None, problem=memory)
@@ -227,7 +227,7 @@ class Planner:
         )
 
     def _memory(self, gpu: Gpu) -> Memory | str:
-        """How the GPUs' memory is divided, or why nothing useful comes of it."""
+        """The division of the GPUs' memory, or the reason why the model does not fit."""
         planner = MemoryPlanner(
             self._shape,
             self._weights,
@@ -293,7 +293,7 @@ class Planner:
 
 
 def _attention(shape: ModelShape) -> str:
-    """The kind, by how many query heads share keys and values, and windows if there are any."""
+    """The kind of attention (MHA, MQA or GQA), and its sliding windows if there are any."""
     if shape.num_kv_heads == shape.num_heads:
         kind = "MHA"
     else:

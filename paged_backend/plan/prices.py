@@ -1,4 +1,4 @@
-"""What GPUs cost, and so what tokens cost."""
+"""Prices of GPUs, and the resulting cost of tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from paged_backend.plan.options import refuse
 from paged_backend.validation import shorten
 
-_MOST = 10_000.0  # that an hour of one GPU can cost before it must be a slip
+_MOST = 10_000.0  # highest accepted price per hour of one GPU; more must be a typing error
 
 
 def read_prices(texts: Sequence[str], num_gpus: int) -> list[float | None]:
-    """A price for each GPU: one given for all, one for each, or none.
+    """Read a price for each GPU, given one for all, one for each, or none.
 
     Raises:
-        ConfigError: another number of them, or one that no hour of a GPU can cost.
+        ConfigError: the number of prices is wrong, or a price is outside its range.
     """
     prices = [_price(text) for text in texts]
     if len(prices) == num_gpus:
@@ -28,7 +28,7 @@ def read_prices(texts: Sequence[str], num_gpus: int) -> list[float | None]:
 
 
 def cost_per_million(hourly: float | None, tokens_per_s: float) -> float | None:
-    """Of tokens that come at this rate from what costs `hourly`; None without a price."""
+    """The cost of a million tokens at this rate and an hourly price; None without a price."""
     return None if hourly is None else hourly / 3600 / tokens_per_s * 1e6
 
 

@@ -1,7 +1,7 @@
-"""The least time of a step on given GPUs: what must be read, and what must be computed.
+"""The minimum time of a step on given GPUs, from the bytes to read and the operations to compute.
 
-Nothing is counted for launches, the host, or what GPUs that share a model tell each other: real
-steps are slower, by how much is what `paged-backend bench` measures.
+The roofline ignores launches, the host, and communication between GPUs that share a model. Real
+steps are slower; `paged-backend bench` measures by how much.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from paged_backend.plan.sizes import (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The least time of one step, and which of the two demands it is."""
+    """The minimum time of one step, and the resource that bounds it."""
 
-    num_tokens: float  # that the step brings forward
+    num_tokens: float  # that the step processes
     seconds: float
     bound: str  # memory or compute
 
     @property
     def tokens_per_s(self) -> float:
-        """At that time."""
+        """The number of tokens per second if each step takes the minimum time."""
         return self.num_tokens / self.seconds
 
 
 class Roofline:
-    """Of one model on `num_gpus` GPUs that share each layer between them."""
+    """The roofline of one model on `num_gpus` GPUs that share each layer."""
 
     def __init__(
         self, shape: ModelShape, weights: WeightType, kv: KvType, gpu: Gpu, num_gpus: int
@@ -50,14 +50,14 @@ class Roofline:
         self._rest_rate = gpu.flops_per_s(weights.rest_compute) * num_gpus
 
     def decode(self, batch_size: float, num_tokens: float) -> Step:
-        """A token for each of `batch_size` sequences that hold `num_tokens` tokens each."""
+        """A decode step of `batch_size` sequences that hold `num_tokens` tokens each."""
         read = self._weight_bytes + batch_size * self._kv.bytes_seen(num_tokens)
         rest = 2 * self._head + attention_flops(self._shape, num_tokens)
         compute = batch_size * (2 * self._linear / self._linear_rate + rest / self._rest_rate)
         return _step(batch_size, read / self._bytes_per_s, compute)
 
     def prefill(self, num_tokens: int) -> Step:
-        """A whole prompt alone; only its last token passes through the output layer."""
+        """A step that computes one whole prompt; only its last token enters the output layer."""
         moved = self._weight_bytes + self._kv.bytes_per_token * num_tokens
         rest = 2 * self._head + prompt_attention_flops(self._shape, num_tokens)
         compute = 2 * self._linear * num_tokens / self._linear_rate + rest / self._rest_rate
@@ -66,7 +66,7 @@ class Roofline:
     def request_seconds(
         self, batch_size: float, mean_input: float, mean_output: float, num_tokens: float
     ) -> float:
-        """GPU time of one request among `batch_size`: its prefill and its share of the steps."""
+        """GPU time of one of `batch_size` requests: its prefill and its share of decode steps."""
         prefill = self.prefill(max(1, round(mean_input))).seconds
         return prefill + mean_output * self.decode(batch_size, num_tokens).seconds / batch_size
 

@@ -13,25 +13,25 @@ from paged_backend.plan.number_types import KvType, WeightType
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How many numbers a checkpoint holds, by what is done with them."""
+    """Parameter counts of a checkpoint, by their use."""
 
-    embedding: int  # looked up; also the output layer where the two are tied
-    linear: int  # weights of all layers' linear layers
-    head: int  # of an output layer of its own
+    embedding: int  # looked up; also the output layer if the two are tied
+    linear: int  # weights of the linear layers in all decoder layers
+    head: int  # of a separate output layer; 0 if it is tied
     rest: int  # norms and biases
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The total number of parameters."""
         return self.embedding + self.linear + self.head + self.rest
 
     def bytes(self, weights: WeightType) -> int:
-        """Of a whole checkpoint in memory."""
+        """The bytes of the whole checkpoint in memory."""
         rest = self.embedding + self.head + self.rest
         return round((self.linear * weights.bits + rest * weights.rest_bits) / 8)
 
     def bytes_of_step(self, weights: WeightType) -> int:
-        """That every step reads: an embedding of its own is looked up in a few rows only."""
+        """The bytes that each step reads; of an untied embedding, only a few rows are read."""
         unread = self.embedding if self.head else 0
         return self.bytes(weights) - unread * weights.rest_bits // 8
 
@@ -51,35 +51,35 @@ def count_parameters(shape: ModelShape) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """Bytes of keys and values, on one GPU of those that share the heads."""
+    """Bytes of keys and values on each of the GPUs that share the heads."""
 
-    layer_bytes: int  # of a token in one layer
-    windows: tuple[int | None, ...]  # of each layer
+    layer_bytes: int  # per token and layer
+    windows: tuple[int | None, ...]  # sliding window of each layer; None: no limit
 
     @classmethod
     def of(cls, shape: ModelShape, kv: KvType, num_gpus: int = 1) -> KvSizes:
-        """With more GPUs than heads, several hold the same head."""
+        """Compute the sizes; with more GPUs than KV heads, several GPUs hold the same head."""
         heads = max(1, shape.num_kv_heads // num_gpus)
         head_bits = shape.head_dim * kv.bits + kv.scale_bits
         return cls(2 * heads * head_bits // 8, shape.windows)
 
     @property
     def bytes_per_token(self) -> int:
-        """In all layers together."""
+        """The bytes per token in all layers together."""
         return self.layer_bytes * len(self.windows)
 
     def bytes_seen(self, num_tokens: float) -> float:
-        """That the last of so many tokens attends to: a layer looks no further than its window."""
+        """The bytes that the last of `num_tokens` tokens attends to in each layer's window."""
         return self.layer_bytes * _seen(self.windows, num_tokens)
 
 
 def attention_flops(shape: ModelShape, num_tokens: float) -> float:
-    """Multiplications and additions for the last of so many tokens, all layers and heads."""
+    """Attention FLOPs (all layers and heads) for the last of `num_tokens` tokens."""
     return 4 * shape.num_heads * shape.head_dim * _seen(shape.windows, num_tokens)
 
 
 def prompt_attention_flops(shape: ModelShape, num_tokens: int) -> float:
-    """The same for all tokens of a prompt, each of which attends to itself and those before."""
+    """Attention FLOPs for a whole prompt; each token attends to itself and those before it."""
     pairs = sum(_pairs(num_tokens, window or num_tokens) for window in shape.windows)
     return 4 * shape.num_heads * shape.head_dim * pairs
 

@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal, a column for each GPU."""
+"""Prints a plan as tables in the terminal, with one column per GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOUNDS = {"memory": "m", "compute": "c"}
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Print every table, then what they take for granted."""
+    """Print every table, then the assumptions behind them."""
     console.print(_model(plan))
     console.print(_memory(plan))
     if any(gpu.capacity for gpu in plan.gpus):
@@ -168,7 +168,7 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 class _Table:
-    """Rows of figures with a column for each GPU."""
+    """A table of figures with one column per GPU."""
 
     def __init__(self, plan: Plan, title: str) -> None:
         self._plan = plan
@@ -181,12 +181,12 @@ class _Table:
             self.rows.add_column(name, justify="right")
 
     def row(self, name: str, cell: Callable[[Capacity], str]) -> None:
-        """A figure of every GPU that the model fits on."""
+        """Add a row with one figure per GPU, or a dash where the model does not fit."""
         cells = (cell(gpu.capacity) if gpu.capacity else _NONE for gpu in self._plan.gpus)
         self.rows.add_row(name, *cells)
 
     def each(self, names: Sequence[str], cell: Callable[[Capacity, int], str]) -> None:
-        """A row for each name, whose figures are at the name's index."""
+        """Add a row for each name; `cell` receives the index of the name."""
         for index, name in enumerate(names):
             self.row(name, partial(_at, cell, index))
 
@@ -196,7 +196,7 @@ def _at(cell: Callable[[Capacity, int], str], index: int, capacity: Capacity) ->
 
 
 def _capacity(plan: Plan) -> Capacity | None:
-    """Any: lengths and batch sizes are the same in all."""
+    """The capacity of any GPU that the model fits; all have the same lengths and batch sizes."""
     return next((gpu.capacity for gpu in plan.gpus if gpu.capacity), None)
 
 
@@ -229,7 +229,7 @@ def _bytes(number: int) -> str:
 
 
 def _scaled(number: float, step: int, units: tuple[str, ...]) -> str:
-    """At most 1,000 of the right unit, as whole numbers where that is exact."""
+    """Format in the largest unit that keeps the number at least 1; no decimals if it is whole."""
     power = 0
     while number >= step and power < len(units) - 1:
         number, power = number / step, power + 1

@@ -1,1 +1,1 @@
-"""A view of a running server for a terminal: its load, its latencies and its blocks."""
+"""A terminal view of a running server: its load, its latencies and its KV blocks."""

@@ -1,4 +1,4 @@
-"""The lower part of the screen: the map of the blocks, and the sequences that own them."""
+"""The lower part of the screen: the block map, and the sequences that own the blocks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paged_backend.top.pool import CACHED, FREE, MANY, Cell, Pool, private, shar
 from paged_backend.top.watch import Blocks
 from paged_backend.top.words import QUIET, line
 
-MAP_PART = 0.5  # of the height at most, whatever there is to show, so that the map keeps its scale
+MAP_PART = 0.5  # maximum share of the height; independent of the content, for a stable scale
 ID_WIDTH = 10
 
 
 def draw_blocks(blocks: Blocks, width: int, height: int) -> Group:
-    """Exactly as wide, and at most as high, as there is room."""
+    """Draw the lower part of the screen, exactly `width` wide and at most `height` high."""
     rows, title = _map(blocks, width - 4, round(height * MAP_PART) - 2)  # inside its frame
     panel = Panel(
         Group(*rows),
@@ -33,7 +33,7 @@ def draw_blocks(blocks: Blocks, width: int, height: int) -> Group:
 
 
 def _map(blocks: Blocks, width: int, height: int) -> tuple[list[Text], str]:
-    """The lines of the map, each beginning with the id of its first block, and a title."""
+    """The lines of the map, each starting with the id of its first block, and the title."""
     num_blocks = blocks.pool.num_blocks
     label_width = len(str(num_blocks))
     num_columns = width - label_width - 1
@@ -72,7 +72,7 @@ def _sequences(blocks: Blocks, height: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("block table", no_wrap=True, overflow="ellipsis", ratio=1)
     rows = list(zip(blocks.view.sequences, blocks.marks, strict=True))
-    rows.sort(key=lambda row: row[0].status != "running")  # stable: the server's order otherwise
+    rows.sort(key=lambda row: row[0].status != "running")  # stable: otherwise the server's order
     num_shown = height - 1 if len(rows) < height else height - 2
     for sequence, mark in rows[:num_shown]:
         table.add_row(*_sequence(sequence, mark, blocks.pool))

@@ -1,4 +1,4 @@
-"""The figures on the screen, from the readings of the last seconds."""
+"""Computes the figures on the screen from the readings of the last seconds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paged_loadtest.scrape import Histogram, Scrape
 from paged_backend.top.source import Reading
 
 WINDOW_S = 10.0
-HISTORY = 120  # rates that are kept to be drawn
+HISTORY = 120  # number of rates kept for a curve
 
-# Name of a histogram -> how its row is called; the first ones are shown where there is little room.
+# Name of a histogram -> label of its row; a small screen shows only the first ones.
 LATENCIES = {
     "time_to_first_token_seconds": "TTFT",
     "inter_token_latency_seconds": "ITL",
@@ -25,7 +25,7 @@ LATENCIES = {
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A distribution over the last seconds and since the server started."""
+    """The distribution of a latency, over the last seconds and since the server started."""
 
     name: str
     recent: Histogram | None
@@ -34,7 +34,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Something a second: now, and how it went before, the newest last."""
+    """A rate per second: the current value, and its history with the newest value last."""
 
     now: float | None
     history: tuple[float, ...]
@@ -42,17 +42,17 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The engine's steps in the last seconds; None for what has not been seen."""
+    """Figures of the engine's steps in the last seconds; None if not observed."""
 
     per_s: float | None
-    seconds: float | None  # of one
-    sequences: float | None  # in one
-    tokens: float | None  # in one
+    seconds: float | None  # mean per step
+    sequences: float | None  # mean per step
+    tokens: float | None  # mean per step
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts are the present ones or since the server started, unless said."""
+    """All figures of a frame: current values, or totals since the server started, unless noted."""
 
     is_up: bool
     num_running: float
@@ -62,7 +62,7 @@ class Figures:
     generated: Rate
     prompt: Rate
     steps: Steps
-    recent_hit_rate: float | None  # of the prompt tokens of the last seconds; None without any
+    recent_hit_rate: float | None  # over the last seconds' prompt tokens; None if there are none
     overall_hit_rate: float | None
     kv_usage: float
     kv_utilization: float
@@ -72,7 +72,7 @@ class Figures:
 
 
 class Window:
-    """Keeps the readings of the last seconds."""
+    """Keeps the readings of the last `WINDOW_S` seconds."""
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque()
@@ -80,17 +80,17 @@ class Window:
         self._prompt: deque[float] = deque(maxlen=HISTORY)
 
     def add(self, reading: Reading) -> Figures:
-        """The figures with this reading in them.
+        """Add a reading and return the updated figures.
 
         Raises:
-            ConfigError: the server does not show one of the counts.
+            ConfigError: the server's metrics lack one of the counts.
         """
         if self._readings and _restarted(self._readings[-1].scrape, reading.scrape):
             self._readings.clear()
         before = self._readings[-1] if self._readings else None
         self._readings.append(reading)
         while len(self._readings) > 1 and reading.at_s - self._readings[1].at_s >= WINDOW_S:
-            self._readings.popleft()  # the first that stays is as old as the window, or older
+            self._readings.popleft()  # the first one left is as old as the window, or older
         return _figures(
             self._readings[0],
             reading,

@@ -1,4 +1,4 @@
-"""Keys as they are pressed."""
+"""Reads keys as they are pressed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Self
 
 
 class Keys:
-    """The keyboard without echo and without waiting for Enter; silent where stdin is none."""
+    """Reads keys without echo and without waiting for Enter; none if stdin is not a terminal."""
 
     def __init__(self) -> None:
         self._fd = sys.stdin.fileno()
         self._before: list[Any] | None = None
 
     def wait(self, seconds: float) -> str:
-        """What is typed within that time; nothing, if nothing is."""
+        """Wait up to `seconds` for keys and return them, or an empty string."""
         if self._before is None:
             time.sleep(seconds)
             return ""

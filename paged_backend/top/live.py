@@ -1,4 +1,4 @@
-"""The screen of a terminal, kept up to date."""
+"""Keeps the screen of a terminal up to date."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paged_backend.top.screen import draw
 from paged_backend.top.source import Source
 from paged_backend.top.watch import Frame, Watch
 
-TICK_S = 0.1  # how long a key, or a new size of the terminal, may wait
+TICK_S = 0.1  # maximum delay before a key or a new size of the terminal takes effect
 HINT = "q quits"
 
 
 def print_once(options: TopOptions) -> None:
-    """Print one frame, for which the server is asked twice: rates need two readings.
+    """Print one frame; this queries the server twice, as rates need two readings.
 
     Raises:
-        ConfigError: the server cannot be asked.
+        ConfigError: the server cannot be queried.
     """
     console = Console()
     with Source(options) as source:

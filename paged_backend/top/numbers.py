@@ -12,15 +12,15 @@ from paged_backend.top import words
 from paged_backend.top.figures import WINDOW_S, Figures, Rate, Steps
 from paged_backend.top.words import QUIET, line
 
-WIDE = 118  # columns from which on the latencies stand beside the other figures
-TALL = 30  # lines from which on there is room for all latencies
-MOST_TELLING = 2  # of the latencies, where there is not
+WIDE = 118  # minimum number of columns to show the latencies beside the other figures
+TALL = 30  # minimum number of lines to show all latencies
+MOST_TELLING = 2  # number of latencies that a smaller screen shows
 LATENCY_WIDTH = 62
 QUANTILES = (0.5, 0.9, 0.99)
 
 
 def draw_figures(figures: Figures, width: int, height: int) -> tuple[RenderableType, int]:
-    """The figures, and how many lines they take of a screen of this size."""
+    """Draw the figures for a screen of this size; also return the number of lines they take."""
     is_wide = width >= WIDE
     has_room = is_wide or height >= TALL
     latencies = _latencies(figures, len(figures.latencies) if has_room else MOST_TELLING)

@@ -1,4 +1,4 @@
-"""What to watch."""
+"""Options of ``paged-backend top``."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class TopOptions:
 
     @property
     def metrics_page(self) -> str:
-        """Where the metrics are."""
+        """The URL of the metrics page."""
         if self.metrics_url is not None:
             return self.metrics_url
         return f"http://{self.url.rpartition(':')[0]}:{METRICS_PORT}/metrics"
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TopOptions:
-        """Build from names and values of unknown origin.
+        """Build from names and values that have not been validated.
 
         Raises:
             ConfigError: a name is unknown or a value is not allowed.

@@ -1,4 +1,4 @@
-"""The screen, made for the size of the terminal."""
+"""Lays out the screen for the size of the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_WIDTH, MIN_HEIGHT = 70, 20
 def draw(
     frame: Frame, options: TopOptions, width: int, height: int, hint: str = ""
 ) -> RenderableType:
-    """Everything, in at most ``height`` lines; the hint says which keys there are."""
+    """Draw everything in at most ``height`` lines; ``hint`` names the available keys."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return Text(
             f"This terminal has {width} columns and {height} lines; top needs {MIN_WIDTH} and "

@@ -1,4 +1,4 @@
-"""Asks a server how it is doing."""
+"""Queries a server for its metrics and its blocks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ INSPECT_IS_OFF = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a server said at a moment; without its blocks, why they are missing."""
+    """One reading of a server; if its blocks are missing, ``why_no_view`` says why."""
 
-    at_s: float  # of the monotonic clock
+    at_s: float  # on the monotonic clock
     scrape: Scrape
     view: EngineView | None
     why_no_view: str = ""
 
 
 class Source:
-    """One model of one server."""
+    """Reads the state of one model on one server."""
 
     def __init__(self, options: TopOptions) -> None:
         self._options = options
         self._client = Client(options.url, options.model, timeout=TIMEOUT_S)
 
     def read(self) -> Reading:
-        """Ask once, for a few seconds at most.
+        """Query the server once; this takes a few seconds at most.
 
         Raises:
             ConfigError: the metrics cannot be read.

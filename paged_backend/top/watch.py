@@ -1,4 +1,4 @@
-"""What there is to show at a moment."""
+"""Gathers what one frame of the screen shows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from paged_backend.top.source import Reading, Source
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The engine's blocks and sequences; ``marks`` are the sequences', in order."""
+    """The engine's blocks and sequences; ``marks`` are the sequences' numbers, in order."""
 
     view: EngineView
     marks: tuple[int, ...]
     pool: Pool
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # each is a new one, whatever it shows
+@dataclass(frozen=True, slots=True, eq=False)  # each is a new one, whatever its values
 class Frame:
-    """The last good reading; ``problem`` says why there is no newer one."""
+    """The last successful reading; ``problem`` says why there is no newer one."""
 
-    read_s: float  # when that was, of the monotonic clock
+    read_s: float  # time of that reading on the monotonic clock
     figures: Figures | None = None  # None until the server has answered once
     blocks: Blocks | None = None
     why_no_blocks: str = ""
@@ -34,7 +34,7 @@ class Frame:
 
 
 class Watch:
-    """Looks at a server from time to time and remembers what it needs for rates and colors."""
+    """Queries a server repeatedly and keeps the state that rates and colors need."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -43,10 +43,10 @@ class Watch:
         self._frame = Frame(time.monotonic())
 
     def look(self) -> Frame:
-        """What the server says now.
+        """Query the server and return a new frame.
 
         Raises:
-            ConfigError: it cannot be asked.
+            ConfigError: the server cannot be queried.
         """
         reading = self._source.read()
         figures = self._window.add(reading)
@@ -55,7 +55,7 @@ class Watch:
         return self._frame
 
     def try_to_look(self) -> Frame:
-        """What the server says now, or what it said last and why that is all."""
+        """Query the server; if that fails, return the last frame with the problem."""
         try:
             return self.look()
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Numbers, curves and lines of text."""
+"""Formats numbers, curves and lines of text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def count(value: float | None) -> str:
-    """A whole number."""
+    """Format as a whole number."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def decimal(value: float | None) -> str:
-    """A number with two digits at least."""
+    """Format with at least two digits."""
     if value is None:
         return NOTHING
     places = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
@@ -27,21 +27,21 @@ def decimal(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time with its unit."""
+    """Format a time in seconds or milliseconds, with its unit."""
     if seconds is None:
         return NOTHING
     return f"{decimal(seconds)} s" if seconds >= 1 else f"{decimal(seconds * 1e3)} ms"
 
 
 def percent(part: float | None) -> str:
-    """A part of one."""
+    """Format a fraction of 1 as a percentage."""
     if part is None:
         return NOTHING
     return f"{part:.1%}" if 0 < part < 0.1 else f"{part:.0%}"
 
 
 def quantile(histogram: Histogram | None, q: float) -> str:
-    """A time that the part ``q`` of the observations does not exceed."""
+    """Format the ``q`` quantile of observed times."""
     seconds = histogram.quantile(q) if histogram is not None else None
     if histogram is not None and seconds == math.inf:
         return f">{duration(histogram.bounds[-2])}"
@@ -49,7 +49,7 @@ def quantile(histogram: Histogram | None, q: float) -> str:
 
 
 def curve(values: Sequence[float], width: int) -> str:
-    """The last ``width`` values as columns, the highest of them full."""
+    """Draw the last ``width`` values as columns; the highest one is full."""
     shown = values[-width:]
     top = max(shown, default=0.0)
     if top <= 0:
@@ -58,5 +58,5 @@ def curve(values: Sequence[float], width: int) -> str:
 
 
 def line(*parts: str | Text | tuple[str, str]) -> Text:
-    """Parts, some with a style, on one line that ends where the screen does."""
+    """Join parts, some with a style, into one line that is cut at the edge of the screen."""
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
