@@ -236,3 +236,13 @@ def test_a_peer_that_fails_or_hangs_is_reported(case, monkeypatch):
     assert run_peer(case, max_seconds=0.01).problem == "took more than 0.01 s"
     monkeypatch.setattr(sys, "executable", "false")
     assert run_peer(case, max_seconds=60).problem == "exit status 1"
+
+
+def test_bench_host_times_the_three_parts_of_a_step(capsys):
+    assert main(["bench", "host", "--batch-sizes", "1,8", "--context", "40", "--steps", "20"]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    for row, batch_size in zip(rows, ("1", "8"), strict=True):
+        found, context, *times, total = row.split()
+        assert (found, context) == (batch_size, "40")
+        assert sum(map(float, times)) == pytest.approx(float(total), abs=0.002)
+        assert all(float(value) > 0 for value in times)

@@ -21,6 +21,7 @@ def add_parser(subparsers: Subparsers) -> None:
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     _add_offline(kinds)
     _add_decode(kinds)
+    _add_host(kinds)
     for kind in (bench_serve, bench_sweep, bench_prefix, bench_compare, bench_plot):
         kind.add_parser(kinds)
 
@@ -72,6 +73,36 @@ def _add_decode(kinds: Subparsers) -> None:
     group.add_argument("--json", type=Path, help="write the figures there, too, as they come")
     group.add_argument("--no-peer", action="store_true", help="leave transformers out")
     decode.set_defaults(run=run_decode)
+
+
+def _add_host(kinds: Subparsers) -> None:
+    host = kinds.add_parser(
+        "host",
+        help="the host's time for a decode step, without a model",
+        description="Time scheduling, messages and input arrays of decode steps, in processor "
+        "time. The sequences exist, and no model runs.",
+    )
+    host.add_argument("--batch-sizes", type=_counts, default=[64, 256], help="default: 64,256")
+    host.add_argument(
+        "--context", type=_counts, default=[128, 8000], help="tokens of each prompt (128,8000)"
+    )
+    host.add_argument("--steps", type=_count, default=75, help="timed steps (default: 75)")
+    host.set_defaults(run=run_host)
+
+
+def run_host(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from paged_backend.bench.host import measure_host
+
+    print("batch  context  schedule  prepare  update  total (ms per step)")
+    for context in args.context:
+        for batch_size in args.batch_sizes:
+            row = measure_host(batch_size, context, args.steps)
+            print(
+                f"{batch_size:5}  {context:7}  {row.schedule_ms:8.3f}  {row.prepare_ms:7.3f}  "
+                f"{row.update_ms:6.3f}  {row.total_ms:5.3f}"
+            )
+    return 0
 
 
 def run_offline(args: argparse.Namespace) -> int:

@@ -364,14 +364,14 @@ class Scheduler:
         self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> SequenceOutput:
         """Add the tokens of a step to a sequence; tokens after the one that ends it are dropped."""
-        token_ids, reason = cut_at_end(seq, token_ids, self.config)
         start = seq.num_known_tokens
+        token_ids, reason = cut_at_end(seq, token_ids, self.config)
         seq.take_tokens(token_ids)
         self.counters.num_generation_tokens += len(token_ids)
         self._waiting.charge(seq.request, OUTPUT_TOKEN_COST * len(token_ids))
         # Drafts that were right are computed, and so are the tokens of which the next step is in
         # flight already; both may fill a block. The last token of a sequence is never computed.
-        end = min(seq.num_computed_tokens, seq.num_known_tokens - (reason is not None))
+        end = min(seq.num_computed_tokens, start + len(token_ids) - (reason is not None))
         if end > start:
             self.kv.register_full_blocks(seq, start, end)
         if reason is not None:

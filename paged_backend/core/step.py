@@ -24,12 +24,8 @@ class PlannedSlice(NamedTuple):
     seq: Sequence
     num_tokens: int
     draft_token_ids: list[int]
+    num_computed: int  # tokens and drafts
     copies: BlockCopies  # before the step
-
-    @property
-    def num_computed(self) -> int:
-        """Number of tokens that the step computes, drafts included."""
-        return self.num_tokens + len(self.draft_token_ids)
 
 
 class StepBuilder:
@@ -54,9 +50,10 @@ class StepBuilder:
             copies: of blocks, before the step.
             draft_token_ids: guesses of the tokens that follow, to be computed as well.
         """
-        planned = PlannedSlice(seq, num_tokens, draft_token_ids or [], copies)
-        self._slices[seq.seq_id] = planned
-        self.budget -= planned.num_computed
+        drafts = draft_token_ids or []
+        num_computed = num_tokens + len(drafts)
+        self._slices[seq.seq_id] = PlannedSlice(seq, num_tokens, drafts, num_computed, copies)
+        self.budget -= num_computed
 
     def remove(self, seq: Sequence) -> None:
         """Remove the slice of a sequence, if it has one."""

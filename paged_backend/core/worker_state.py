@@ -63,11 +63,17 @@ class WorkerState:
             tokens[start:end],
             start,
             state.block_ids,
-            tuple([self._sample(*at) for at in _sampled_positions(item)]),
+            self._samples(item, end),
             None if num_top is None else PromptLogprobsSpec(num_top, tokens[start + 1 : end + 1]),
             item.first_new_block,
             len(item.draft_token_ids),
         )
+
+    def _samples(self, item: Slice, end: int) -> tuple[SampleSpec, ...]:
+        if not item.draft_token_ids:
+            return tuple([self._sample(seq_id, end) for seq_id in item.sample_seq_ids])
+        first = end - len(item.draft_token_ids)
+        return tuple([self._sample(item.seq_id, place) for place in range(first, end + 1)])
 
     def _sample(self, seq_id: int, position: int) -> SampleSpec:
         state = self._states[seq_id]
@@ -75,12 +81,3 @@ class WorkerState:
         return SampleSpec(
             seq_id, new.params, new.seed, position, new.num_prompt_tokens, state.token_ids
         )
-
-
-def _sampled_positions(item: Slice) -> list[tuple[int, int]]:
-    """The sequence and the position of each token that the step samples after a slice."""
-    end = item.start + item.num_tokens
-    first = end - len(item.draft_token_ids)
-    if first < end:  # one sequence only
-        return [(item.seq_id, position) for position in range(first, end + 1)]
-    return [(seq_id, end) for seq_id in item.sample_seq_ids]

@@ -1,0 +1,84 @@
+"""Measures the host's share of a decode step: scheduling, messages and input arrays, no model."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import NamedTuple
+
+from paged_backend.core.fairness.fair_queue import FairQueue
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduler import Scheduler
+from paged_backend.core.scheduler_config import SchedulerConfig
+from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.core.worker_state import WorkerState
+from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+
+BLOCK_SIZE = 16
+_WARM_UP_STEPS = 5
+
+
+class HostTime(NamedTuple):
+    """The medians of one batch, in milliseconds of processor time per step."""
+
+    batch_size: int
+    context: int
+    schedule_ms: float  # Scheduler.schedule
+    prepare_ms: float  # WorkerState.apply and InputBatch.build
+    update_ms: float  # Scheduler.update_from_output
+
+    @property
+    def total_ms(self) -> float:
+        """The whole step."""
+        return self.schedule_ms + self.prepare_ms + self.update_ms
+
+
+def measure_host(batch_size: int, context: int, num_steps: int) -> HostTime:
+    """Time decode steps of ``batch_size`` sequences after prompts of ``context`` tokens."""
+    step = _Step(batch_size, context, num_steps)
+    step.compute_prompts()
+    timed = [step.decode() for _ in range(num_steps)][_WARM_UP_STEPS:]
+    medians = (statistics.median(column) * 1e3 for column in zip(*timed, strict=True))
+    return HostTime(batch_size, context, *medians)
+
+
+class _Step:
+    def __init__(self, batch_size: int, context: int, num_steps: int) -> None:
+        max_model_len = context + num_steps + 2
+        num_blocks = batch_size * (-(-max_model_len // BLOCK_SIZE)) * 102 // 100 + 2
+        self._scheduler = Scheduler(
+            SchedulerConfig(batch_size, batch_size * context, max_model_len, True, frozenset()),
+            KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True),
+            FairQueue({}, fair=True),
+        )
+        self._worker = WorkerState()
+        params = SamplingParams(temperature=0, max_tokens=num_steps + 1, ignore_eos=True)
+        for number in range(batch_size):
+            prompt = [number, *range(context - 1)]
+            self._scheduler.add_request(Request(str(number), prompt, params), seed=0)
+
+    def compute_prompts(self) -> None:
+        """Run the first step."""
+        output = self._scheduler.schedule()
+        self._worker.apply(output)
+        self._scheduler.update_from_output(_any_tokens(output))
+
+    def decode(self) -> tuple[float, float, float]:
+        """Run one step; returns the seconds of its three parts."""
+        times = [time.process_time()]
+        output = self._scheduler.schedule()
+        times.append(time.process_time())
+        InputBatch.build(self._worker.apply(output), BLOCK_SIZE)
+        times.append(time.process_time())
+        self._scheduler.update_from_output(_any_tokens(output))
+        times.append(time.process_time())
+        first, second, third = (
+            after - before for before, after in zip(times, times[1:], strict=False)
+        )
+        return first, second, third
+
+
+def _any_tokens(output: SchedulerOutput) -> ModelRunnerOutput:
+    return ModelRunnerOutput([[7] for item in output.slices for _ in item.sample_seq_ids])
