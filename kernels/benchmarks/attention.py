@@ -1,4 +1,4 @@
-"""What the benchmarks of attention share: batches over a paged cache, and their peers in torch."""
+"""Shared parts of the attention benchmarks: batches over a paged cache, and torch peers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of a layer."""
+    """Numbers of query and KV heads of a layer, and their dimension."""
 
     queries: int
     keys: int
@@ -32,14 +32,14 @@ class Heads:
 
 LLAMA_8B = Heads(32, 8, 128)
 _TINY = Heads(4, 2, 64)
-_TINY_SEQS, _TINY_SHARE = 3, 512  # a quick run keeps so many sequences, of keys by so much fewer
+_TINY_SEQS, _TINY_SHARE = 3, 512  # a quick run: number of sequences, divisor of lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What differs between the layers of a step."""
+    """The tensors that differ between the layers of a step."""
 
-    q: Tensor  # [tokens, num_heads, dim], part of wider rows
+    q: Tensor  # [tokens, num_heads, dim], slices of wider rows
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, dim]
 
 
@@ -48,9 +48,9 @@ Prepare = Callable[[Layer], Call]
 
 
 class Batch:
-    """A step's sequences: their lengths and tables, which all layers share.
+    """The sequences of a step: their lengths and block tables, which all layers share.
 
-    Blocks are scattered over the pool of a layer as those of a server that has run for a while.
+    Blocks are scattered over the pool of a layer, as on a server that has run for a while.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Batch:
         shared_keys: int = 0,
         cache_dtype: torch.dtype = DTYPE,
     ) -> None:
-        """Sequences of so many keys each, the last ones those of its queries, one by default.
+        """Make sequences with the given numbers of keys and of queries (1 by default) each.
 
-        All begin with the same `shared_keys`, a multiple of the block size.
+        The queries are the last tokens of a sequence. All sequences begin with the same
+        `shared_keys` keys, a multiple of the block size.
         """
         self.bench = bench
         self.cache_dtype = cache_dtype
@@ -94,32 +95,32 @@ class Batch:
 
     @property
     def work(self) -> Work:
-        """Of a layer: memory limits sequences of one query, arithmetic all others."""
+        """The work of a layer: bytes for sequences with one query, flops for all others."""
         heads, num_bytes, pairs = self.heads, 0, 0
         for queries, keys in zip(self.queries, self.keys, strict=True):
             if queries == 1:
                 num_bytes += 2 * keys * heads.keys * heads.dim * self.cache_dtype.itemsize
                 num_bytes += 2 * heads.queries * heads.dim * DTYPE.itemsize  # query and output
-            else:  # each query sees the keys up to its own
+            else:  # each query sees the keys up to its own position
                 pairs += queries * keys - queries * (queries - 1) // 2
         again = 2 * (len(self.keys) - 1) * self.shared_blocks * BLOCK_SIZE * heads.keys * heads.dim
         num_bytes -= again * self.cache_dtype.itemsize
         return Work(num_bytes, 4 * pairs * heads.queries * heads.dim)
 
     def layer(self) -> Layer:
-        """Another layer, random."""
+        """Return a new layer with random contents."""
         heads, bench = self.heads, self.bench
         qkv = bench.random(sum(self.queries), heads.queries + 2 * heads.keys, heads.dim)
         cache = bench.random(self.num_blocks, 2, heads.keys, BLOCK_SIZE, heads.dim)
         return Layer(qkv[:, : heads.queries], cache.to(self.cache_dtype))
 
     def calls(self, operation: Operation) -> Callable[[], Call]:
-        """What `Bench.time` makes its calls by: the operation on a layer of its own."""
+        """Return a factory for `Bench.time`: each call runs the operation on its own layer."""
 
         return lambda: partial(operation, self.layer())
 
     def gathered(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Contiguous keys and values, [num_seqs, num_kv_heads, keys, dim], of equal lengths."""
+        """Return contiguous keys and values [num_seqs, num_kv_heads, keys, dim] (equal lengths)."""
         found = layer.kv_cache.index_select(0, self.block_table.view(-1))
         shape = (*self.block_table.shape, *found.shape[1:])
         keys_values = found.view(shape).permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
@@ -127,7 +128,7 @@ class Batch:
         return k, v
 
     def padded_queries(self, layer: Layer) -> Tensor:
-        """[num_seqs, num_heads, queries, dim], of equal numbers."""
+        """Return queries [num_seqs, num_heads, queries, dim] (equal numbers per sequence)."""
         shape = (len(self.keys), self.queries[0], self.heads.queries, self.heads.dim)
         return layer.q.reshape(shape).transpose(1, 2)
 
@@ -136,7 +137,7 @@ class Batch:
 
 
 def time_peers(shape: str, batch: Batch) -> None:
-    """Measure torch's ways to the same result, for sequences of equal lengths."""
+    """Measure torch's equivalents of the attention, for sequences of equal lengths."""
     bench = batch.bench
     for name, peer in (
         ("SDPA", _sdpa),
@@ -152,7 +153,7 @@ def time_peers(shape: str, batch: Batch) -> None:
 
 
 def _sdpa(batch: Batch) -> Prepare:
-    """Fused attention over keys that lie side by side already."""
+    """Prepare torch's fused attention over keys that were gathered beforehand."""
 
     def prepare(layer: Layer) -> Call:
         q, (k, v) = batch.padded_queries(layer), batch.gathered(layer)
@@ -162,7 +163,7 @@ def _sdpa(batch: Batch) -> Prepare:
 
 
 def _gather_and_sdpa(batch: Batch) -> Prepare:
-    """The same, from where the keys lie in a paged cache."""
+    """Prepare torch's fused attention including the gather from the paged cache."""
     return lambda layer: lambda: _attend(batch.padded_queries(layer), *batch.gathered(layer), batch)
 
 
@@ -173,10 +174,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
 
 
 def _flex(batch: Batch) -> Prepare:
-    """The same by a kernel that torch's compiler writes; without a GPU it is not compiled."""
+    """Prepare FlexAttention over gathered keys; it is compiled only on a GPU."""
     attend: Callable[..., object] = flex_attention
     if batch.bench.device.type == "cuda":
-        torch._dynamo.reset()  # past some shapes it would go on without compiling
+        torch._dynamo.reset()  # after several shapes it would stop compiling
         attend = torch.compile(flex_attention, dynamic=False)
     mask = None
     if batch.queries[0] > 1:
@@ -202,15 +203,15 @@ def search(
     choices: Mapping[str, Sequence[int]],
     prepare: Callable[[Batch, Layer], Operation],
 ) -> None:
-    """Look for a better launch configuration for a batch and print what is found.
+    """Search for a better launch configuration for a batch and print the result.
 
     Args:
-        shape: for the reader.
-        batch: what is measured.
+        shape: label to print.
+        batch: batch to measure.
         table: the function that the kernel asks for its configuration: a module and a name in it.
         start: the configuration to begin with.
         choices: values to try, by field.
-        prepare: yields what is measured on each layer, under the configuration of the moment.
+        prepare: returns the operation to measure, made with the current configuration.
     """
     bench = batch.bench
     _, limit = bench.ceiling(batch.work)

@@ -1,4 +1,4 @@
-"""Copies of blocks in all of Llama-3-8B's layers: within the device, to the host and back."""
+"""Benchmark of block copies in all Llama-3-8B layers: on the device, to the host and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_host(bench: Bench, pairs: int) -> Tensor:
 
 
 def copy(bench: Bench, source: Tensor, target: Tensor) -> Call:
-    """From scattered blocks to scattered blocks."""
+    """Return a call that copies scattered blocks to scattered blocks."""
     source_ids, target_ids = (
         torch.randperm(source.shape[1], dtype=torch.int32, device=bench.device) for _ in range(2)
     )
@@ -45,7 +45,7 @@ def back(bench: Bench, pairs: int) -> Call:
 
 
 def time_host_copies(bench: Bench, pairs: int) -> None:
-    """Against one copy of as many bytes that lie side by side; launches do not count here."""
+    """Compare with one contiguous copy of the same size; launch overhead is negligible here."""
     size = _layers(bench) * pairs * _BLOCK_BYTES
     device, host = on_device(bench, pairs), on_host(bench, pairs)
     for name, make, ends in (

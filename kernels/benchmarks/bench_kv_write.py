@@ -1,4 +1,4 @@
-"""Rotation of queries and keys and the write to the cache, with Llama-3-8B's heads."""
+"""Benchmark of rotating queries and keys and writing the cache, with Llama-3-8B's heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUANTIZED = torch.float8_e4m3fn
 
 
 def write(bench: Bench, tokens: int, cache_dtype: torch.dtype) -> Call:
-    """Tokens of many sequences: their slots are scattered over a cache with room to spare."""
+    """Return a call that writes tokens to slots scattered over a cache with spare room."""
     heads, device = LLAMA_8B, bench.device
     num_blocks = 2 * -(-tokens // BLOCK_SIZE)
     cache = bench.random(num_blocks, 2, heads.keys, BLOCK_SIZE, heads.dim).to(cache_dtype)
@@ -32,7 +32,7 @@ def write(bench: Bench, tokens: int, cache_dtype: torch.dtype) -> Call:
 
 
 def moved(tokens: int, cache_dtype: torch.dtype) -> Work:
-    """Queries and what they become, keys and values and what they become, an angle's sines."""
+    """Return the bytes of queries, keys and values, each read and written, and of the angles."""
     queries = 2 * LLAMA_8B.queries * DTYPE.itemsize
     cached = 2 * LLAMA_8B.keys * (DTYPE.itemsize + cache_dtype.itemsize)
     angles = torch.float32.itemsize

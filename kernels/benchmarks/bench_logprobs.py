@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled and of the likeliest tokens, over Llama-3's vocabulary."""
+"""Benchmark of log-probabilities of sampled and top tokens, over Llama-3's vocabulary."""
 
 from __future__ import annotations
 

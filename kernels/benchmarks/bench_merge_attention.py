@@ -1,4 +1,4 @@
-"""Two results over different keys become one."""
+"""Benchmark of merging two attention results over different keys."""
 
 from __future__ import annotations
 

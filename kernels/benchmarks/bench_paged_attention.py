@@ -1,4 +1,4 @@
-"""The entry point on mixed batches, and decoding of sequences that share their beginning."""
+"""Benchmark of attention on mixed batches, and of decoding sequences with a shared prefix."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paged_kernels.paged_attention import cascade_decode, paged_attention
 from paged_kernels.paged_decode import paged_decode, plan_decode
 
 DECODES = 64
-MIXED = {  # keys of each decode, queries and keys of a chunk
+MIXED = {  # keys of each decode, queries and keys of the prefill chunk
     "64x1k + 512": (KIB, 512, 512),
     "64x4k + 2k": (4 * KIB, 2 * KIB, 2 * KIB),
     "64x4k + 2k after 2k": (4 * KIB, 2 * KIB, 4 * KIB),
 }
 WARM_UP = KIB, KIB, KIB
-SHARED = {  # sequences, keys that they share, keys of their own
+SHARED = {  # number of sequences, shared keys, own keys of each
     "64x(8k + 512)": (64, 8 * KIB, 512),
     "256x(2k + 512)": (256, 2 * KIB, 512),
 }
 
 
 def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple[Batch, Operation]:
-    """Decodes and one chunk of a prompt."""
+    """Return a batch of decodes and one prefill chunk, and its attention."""
     batch = Batch(bench, [keys] * DECODES + [chunk_keys], [1] * DECODES + [chunk_queries])
     decodes = batch.queries.count(1)
     layer = batch.layer()
@@ -35,7 +35,7 @@ def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple
 
 
 def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[Batch, Operation]:
-    """Sequences whose shared keys are read once. It makes its plans anew in each layer."""
+    """Return a batch with shared keys, and attention that reads them once and plans per layer."""
     batch = Batch(bench, [shared + own] * seqs, shared_keys=shared)
     step = batch.block_table, batch.seq_lens, batch.scores
     return batch, lambda layer: cascade_decode(
@@ -44,7 +44,7 @@ def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[Batch, Oper
 
 
 def plain(batch: Batch) -> Operation:
-    """The same without sharing."""
+    """Return decode attention of the same batch without sharing."""
     step = batch.block_table, batch.seq_lens, batch.scores
     return lambda layer: paged_decode(layer.q, layer.kv_cache, *step)
 

@@ -1,4 +1,4 @@
-"""Decode attention of Llama-3-8B's heads: splitting and merging, under a plan made beforehand."""
+"""Benchmark of decode attention with Llama-3-8B's heads: split and merge, planned beforehand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paged_kernels.tuning import decode_config
 
 
 def log_normal(count: int) -> list[int]:
-    """Lengths as those of chats: half of them below 700 keys, a few of many thousands."""
+    """Return lengths like those of chats: half below 700 keys, a few of many thousands."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.exp(torch.randn(count, generator=generator)) * 700
     return [int(length) for length in lengths.clamp(16, 16 * KIB)]
 
 
 def evened(lengths: Sequence[int]) -> list[int]:
-    """As many keys, spread evenly."""
+    """Return nearly equal lengths with the same total number of keys."""
     each, rest = divmod(sum(lengths), len(lengths))
     return [each + (seq < rest) for seq in range(len(lengths))]
 
@@ -44,7 +44,7 @@ TARGETS = {
     "1x1k": Target("microseconds", 11.0, aim=7.0),
     "1x32k": Target("ratio", 0.65, aim=0.80),
 }
-STREAMING = Target("ratio", 0.85, aim=0.95)  # wherever so many bytes are read:
+STREAMING = Target("ratio", 0.85, aim=0.95)  # for batches that read at least:
 STREAMING_BYTES = 256 << 20
 RAGGED_LENGTHS = {
     "255x1k+1x32k": [KIB] * 255 + [32 * KIB],
@@ -63,14 +63,14 @@ CHOICES = {
 
 
 def decode(batch: Batch, layer: Layer) -> Operation:
-    """The split and the merge of any layer, under a plan made for one like it."""
+    """Return the decode attention of any layer, with a plan made for `layer`."""
     plan = plan_decode(layer.q, layer.kv_cache, batch.seq_lens)
     step = batch.block_table, batch.seq_lens, batch.scores
     return lambda layer: paged_decode(layer.q, layer.kv_cache, *step, plan=plan)
 
 
 def time_decode(shape: str, batch: Batch, target: Target | None = None) -> Row:
-    """A layer of a step."""
+    """Measure one layer of a step."""
     make = batch.calls(decode(batch, batch.layer()))
     return batch.bench.time(
         "paged_decode", shape, batch.work, make, dtype=batch.cache_dtype, target=target
@@ -78,7 +78,7 @@ def time_decode(shape: str, batch: Batch, target: Target | None = None) -> Row:
 
 
 def time_ragged(bench: Bench, shape: str, lengths: Sequence[int]) -> None:
-    """Against as many keys in sequences of one length."""
+    """Compare with the same number of keys in sequences of equal length."""
     even = time_decode(f"{shape}, evened", Batch(bench, evened(lengths)))
     ragged = time_decode(shape, Batch(bench, lengths))
     compared = replace(
@@ -91,7 +91,7 @@ def time_ragged(bench: Bench, shape: str, lengths: Sequence[int]) -> None:
 
 
 def time_plan(shape: str, batch: Batch) -> None:
-    """The cut of a step, once for all its layers."""
+    """Measure the plan of a step, made once for all its layers."""
     work = Work(bytes=batch.seq_lens.nbytes)
     layer = batch.layer()
     plan = partial(plan_decode, layer.q, layer.kv_cache, batch.seq_lens)
@@ -99,14 +99,14 @@ def time_plan(shape: str, batch: Batch) -> None:
 
 
 def time_launches(shape: str, batch: Batch) -> None:
-    """What a layer of a step that is not captured takes: for information."""
+    """Measure a layer that is not captured in a CUDA graph, for information."""
     make = batch.calls(decode(batch, batch.layer()))
     batch.bench.time("paged_decode, not captured", shape, batch.work, make, captured=False)
 
 
 def run(bench: Bench) -> None:
     for dtype in (DTYPE, QUANTIZED):
-        for count in (1, 64):  # few rows and many are merged by two versions of the kernel
+        for count in (1, 64):  # the merge kernel has two versions, for few and many rows
             batch = Batch(bench, [KIB] * count, cache_dtype=dtype)
             layer = batch.layer()
             bench.warm_up(partial(decode(batch, layer), layer))

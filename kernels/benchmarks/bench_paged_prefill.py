@@ -1,4 +1,4 @@
-"""Prefill attention of Llama-3-8B's heads: whole prompts, and chunks after a long context."""
+"""Benchmark of prefill with Llama-3-8B's heads: whole prompts, chunks after a long context."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHOICES = {
 
 
 def prefill(batch: Batch, _layer: Layer) -> Operation:
-    """The attention of any layer."""
+    """Return the prefill attention of any layer."""
     step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.scores
     return lambda layer: paged_prefill(layer.q, layer.kv_cache, *step)
 

@@ -1,4 +1,4 @@
-"""Penalties on logits over Llama-3's vocabulary, and the counts of tokens they depend on."""
+"""Benchmark of logit penalties over Llama-3's vocabulary, and of the token counts they need."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from torch import Tensor
 
 VOCAB = 128256
-SEEN = 1000  # tokens that a sequence has, at most
+SEEN = 1000  # maximum number of distinct tokens in a sequence
 STOPS = 4
 _FLOAT, _INT = torch.float32.itemsize, torch.int32.itemsize
 
 
 def counts(bench: Bench, rows: int) -> Tensor:
-    """Of sequences of `SEEN` tokens."""
+    """Return the token counts of sequences of `SEEN` tokens."""
     table = torch.zeros(rows, _vocab(bench), dtype=torch.int32, device=bench.device)
     tokens = torch.randint(_vocab(bench), (rows, SEEN), device=bench.device)
     return table.scatter_(1, tokens, 2)
 
 
 def penalize(bench: Bench, rows: int, strength: float) -> Call:
-    """With no `strength` the penalties have nothing to do, as those of most sequences."""
+    """Return a penalizing call; with `strength` 0 no penalty applies, as for most sequences."""
     slots = torch.arange(rows, dtype=torch.int32, device=bench.device)
     strengths = torch.full((rows,), strength, device=bench.device)
     stops = torch.arange(rows * STOPS, dtype=torch.int32, device=bench.device).view(rows, STOPS)
@@ -41,9 +41,9 @@ def run(bench: Bench) -> None:
     bench.warm_up(penalize(bench, 1, 0.1), count(bench, 1))
     for rows in bench.sizes(1, 64, 256):
         shape = f"{rows} rows"
-        none = Work(bytes=rows * (4 * _INT + 3 * _FLOAT))  # what its slot asks for
+        none = Work(bytes=rows * (4 * _INT + 3 * _FLOAT))  # the parameters of a row's slot
         full = Work(bytes=rows * (_vocab(bench) * _INT + 2 * SEEN * _FLOAT))
-        counted = Work(bytes=rows * 4 * _INT)  # slot, token, and a count to and fro
+        counted = Work(bytes=rows * 4 * _INT)  # slot, token, and a count read and written
         for name, work, make in (
             ("apply_penalties, none", none, partial(penalize, bench, rows, 0.0)),
             ("apply_penalties", full, partial(penalize, bench, rows, 0.1)),

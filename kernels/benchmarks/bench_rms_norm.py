@@ -1,4 +1,4 @@
-"""Norms of Llama-3-8B's rows, with and without the residual stream."""
+"""Benchmark of norms of Llama-3-8B's rows, with and without the residual stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens from logits over Llama-3's vocabulary."""
+"""Benchmark of sampling tokens from logits over Llama-3's vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated activation of Llama-3-8B's feed-forward layer."""
+"""Benchmark of the gated activation of Llama-3-8B's feed-forward layer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How kernels are timed, what their times are compared with, and how figures are kept.
+"""Timing of kernels, the ceilings their times are compared with, and storage of the results.
 
-On a GPU the launches are captured in a CUDA graph, so that Python's share is left out, and the
-graph is replayed between two events. Each call of a replay has memory of its own and the cache is
-emptied before each replay: nothing is timed that an earlier call has brought into the cache. Under
-Triton's interpreter each call is made once: that proves the benchmarks themselves, no more.
+On a GPU the launches are captured in a CUDA graph, which excludes Python's overhead, and the graph
+is replayed between two events. Each call of a replay has its own memory and the cache is emptied
+before each replay, so that no timed call reads data that an earlier call left in the cache. Under
+Triton's interpreter each call runs once, which only checks that the benchmarks work.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 Call = Callable[[], object]
 Config = TypeVar("Config", bound="DataclassInstance")
 
-RUNS = 51  # timed replays, of which the median counts
-_WARM_UPS = 5  # replays before them
-_REPLAY_MICROSECONDS = 500  # of work in a replay, so that its own start does not count
-_FEWEST_CALLS, _MOST_CALLS = 4, 64  # in a replay
-_CACHE_BYTES = 512 << 20  # read to empty the cache: many times the largest one
+RUNS = 51  # number of timed replays; the median counts
+_WARM_UPS = 5  # number of untimed replays before them
+_REPLAY_MICROSECONDS = 500  # of work per replay, so that its start-up is negligible
+_FEWEST_CALLS, _MOST_CALLS = 4, 64  # per replay
+_CACHE_BYTES = 512 << 20  # bytes read to empty the cache: many times the largest cache
 _COPY_BYTES = 2 << 30
 _MATMUL_SIZE = 8192
 
 
 class Clock(Protocol):
-    """Takes the time of calls."""
+    """Measures the time of calls."""
 
     def microseconds(self, calls: Sequence[Call], *, captured: bool = True) -> float:
-        """Median time of one of the calls; of all that its launch takes if not `captured`."""
+        """Return the median time of one call, including launch overhead if not `captured`."""
         ...
 
 
 class GraphClock:
-    """Replays the calls' launches on the current CUDA device."""
+    """Times replays of the calls' launches on the current CUDA device."""
 
     def __init__(self) -> None:
         self._cache = torch.zeros(_CACHE_BYTES // 4, device="cuda")
@@ -64,7 +64,7 @@ class GraphClock:
         spans = []
         for _ in range(RUNS):
             start, end = _event(), _event()
-            self._cache.amax()  # reads only: what it wrote would be written back in the timed span
+            self._cache.amax()  # only reads: written data would be flushed in the timed span
             start.record()
             replay()
             end.record()
@@ -75,7 +75,7 @@ class GraphClock:
 
 
 class SingleClock:
-    """Makes each call once, where kernels are interpreted."""
+    """Times a single run of each call, for interpreted kernels."""
 
     def microseconds(self, calls: Sequence[Call], *, captured: bool = True) -> float:
         start = time.perf_counter()
@@ -93,7 +93,7 @@ def _make(calls: Sequence[Call]) -> None:
 
 
 def _capture(calls: Sequence[Call]) -> Call:
-    _make(calls)  # compiles and initializes what cannot be while capturing
+    _make(calls)  # compile and initialize first: that is impossible while capturing
     torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     collects = gc.isenabled()
@@ -111,7 +111,7 @@ def _capture(calls: Sequence[Call]) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call cannot do without, of whatever limits it: a part may be limited by either."""
+    """Minimum work of a call: bytes of its memory-bound part, flops of its compute-bound part."""
 
     bytes: int = 0  # to and from memory
     flops: int = 0
@@ -119,7 +119,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound on one of a row's figures, and the better one that is aimed at."""
+    """A required bound on one of a row's figures, and a better value to aim at."""
 
     figure: str  # "ratio", "tflops" or "microseconds"
     bound: float
@@ -130,7 +130,7 @@ class Target:
         return f"{self.figure} {sign} {self.bound:.3g}, aim {self.aim:.3g}"
 
     def met(self, row: Row) -> bool:
-        """Whether the row keeps within the bound."""
+        """Return whether the row meets the bound."""
         if self.figure == "microseconds":
             return row.microseconds <= self.bound
         return bool(getattr(row, self.figure) >= self.bound)
@@ -143,17 +143,17 @@ class Row:
     name: str
     shape: str
     dtype: str
-    microseconds: float  # of one call
+    microseconds: float  # per call
     bytes: int
     flops: int
     ceiling: str  # what the time is compared with
-    ceiling_microseconds: float  # that it would take
+    ceiling_microseconds: float  # time of a call at the ceiling
     target: str | None = None
     met: bool | None = None
 
     @property
     def ratio(self) -> float:
-        """Of the ceiling's speed."""
+        """The speed as a fraction of the ceiling's speed."""
         return self.ceiling_microseconds / self.microseconds
 
     @property
@@ -161,7 +161,7 @@ class Row:
         return self.flops / self.microseconds / 1e6
 
     def line(self) -> str:
-        """The row for a reader."""
+        """Return the row as text for printing."""
         work = []
         if self.bytes:
             speed = self.bytes / self.microseconds / 1e6
@@ -175,7 +175,7 @@ class Row:
         return line if self.target is None else f"{line}  {_verdict(self.met)}: {self.target}"
 
     def as_json(self) -> dict[str, Any]:
-        """The row for a file, without the kinds of work it does not do."""
+        """Return the row for a file, without bytes or flops that are 0."""
         fields = asdict(self) | {"ratio": self.ratio}
         for kind in ("bytes", "flops"):
             if not fields[kind]:
@@ -184,37 +184,37 @@ class Row:
 
 
 class Bench:
-    """One run: a clock, the ceilings measured by it, and the rows so far."""
+    """One benchmark run: a clock, the ceilings measured with it, and the rows so far."""
 
     def __init__(self, *, quick: bool, keep: Callable[[Bench], None] | None = None) -> None:
         """Measure the ceilings.
 
         Args:
-            quick: tiny shapes, to see that everything runs.
-            keep: is called with the run after each row.
+            quick: use tiny shapes, to check that everything runs.
+            keep: called with this object after each row.
         """
         self.quick = quick
         self._keep = keep
         self.device = torch.device("cpu" if INTERPRETED else "cuda")
         self.clock: Clock = SingleClock() if INTERPRETED else GraphClock()
         self.rows: list[Row] = []
-        self.compiled: list[str] = []  # kernels, since the warm-up
+        self.compiled: list[str] = []  # kernels compiled since the warm-up
         triton.knobs.runtime.jit_post_compile_hook = self._note_compilation
         self._bytes_per_us, self._flops_per_us = 1.0, 1.0
         self._bytes_per_us = self._copy_speed()
         self._flops_per_us = self._matmul_speed()
 
     def warm_up(self, *calls: Call) -> None:
-        """Compile all that the cases need. Whatever is compiled after it counts as a fault."""
+        """Compile all kernels that the cases need. Any later compilation counts as a failure."""
         _make(calls)
         self.compiled.clear()
 
     def sizes(self, *sizes: int) -> tuple[int, ...]:
-        """All of these, or in a quick run some tiny ones."""
+        """Return these sizes, or tiny ones in a quick run."""
         return (1, 3) if self.quick else sizes
 
     def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Normally distributed numbers."""
+        """Return normally distributed numbers."""
         return torch.randn(shape, dtype=dtype, device=self.device)
 
     def time(
@@ -233,14 +233,14 @@ class Bench:
 
         Args:
             name: what is measured.
-            shape: the case.
-            work: of one call.
-            make: yields a call on memory that no other call touches.
-            dtype: for the reader.
-            ceiling: a name, and the microseconds that a call should take; by default what the
-                copy and the matrix product of this run would take for the work.
-            target: what the figures should be.
-            captured: whether Python's share of a launch is left out.
+            shape: label of the case.
+            work: work of one call.
+            make: returns a call on memory that no other call accesses.
+            dtype: label only.
+            ceiling: a name, and the microseconds that a call should take; by default the time that
+                the copy and the matrix product of this run would take for the work.
+            target: bound that the row should meet.
+            captured: whether to exclude Python's launch overhead.
         """
         limit = ceiling or self.ceiling(work)
         calls = [make() for _ in range(self.num_calls(limit[1]))]
@@ -250,7 +250,7 @@ class Bench:
         return self.report(row, target)
 
     def report(self, row: Row, target: Target | None = None) -> Row:
-        """Keep a row and print it."""
+        """Store a row and print it."""
         if target is not None:
             row = replace(row, target=str(target), met=target.met(row))
         self.rows.append(row)
@@ -260,7 +260,7 @@ class Bench:
         return row
 
     def peer(self, name: str, call: Callable[[], object]) -> None:
-        """Measure something that may not work on this machine."""
+        """Run a measurement that may fail on this machine; a failure is only printed."""
         try:
             call()
         except Exception as error:
@@ -268,7 +268,7 @@ class Bench:
             print(f"{name:<28} did not run: {type(error).__name__}: {reason}", flush=True)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """All rows, and the number of compilations after the warm-up."""
+        """Return all rows, and the number of compilations after the warm-up."""
         count = len(self.compiled)
         compilations = {
             "name": "compilations after warm-up",
@@ -279,13 +279,13 @@ class Bench:
         return [*(row.as_json() for row in self.rows), compilations]
 
     def num_calls(self, microseconds: float) -> int:
-        """Calls of a replay, if each should take so long."""
+        """Return the number of calls per replay if each takes `microseconds`."""
         if self.quick:
             return 1
         return min(max(round(_REPLAY_MICROSECONDS / microseconds), _FEWEST_CALLS), _MOST_CALLS)
 
     def ceiling(self, work: Work) -> tuple[str, float]:
-        """What limits the work, and the microseconds that it would then take."""
+        """Return the name of the work's limits, and the microseconds that it takes at them."""
         names = [name for name, part in (("copy", work.bytes), ("matmul", work.flops)) if part]
         allowed = work.bytes / self._bytes_per_us + work.flops / self._flops_per_us
         return "+".join(names), allowed
@@ -308,7 +308,7 @@ class Bench:
         return work.flops / product
 
     def _note_compilation(self, *, fn: Any, **_: Any) -> None:
-        if fn.module.startswith("paged_kernels"):  # not those of torch's own compiler
+        if fn.module.startswith("paged_kernels"):  # not kernels of torch's own compiler
             self.compiled.append(fn.name)
 
 
@@ -323,12 +323,12 @@ def _verdict(met: bool | None) -> str:
 def descend(
     config: Config, choices: Mapping[str, Sequence[int]], cost: Callable[[Config], float]
 ) -> tuple[Config, float]:
-    """The best configuration found by changing one field at a time until no change helps.
+    """Change one field at a time until no change helps; return the best configuration and its cost.
 
     Args:
-        config: a dataclass, where the search begins.
+        config: dataclass instance where the search begins.
         choices: values to try, by field.
-        cost: of a configuration; infinite where it cannot run.
+        cost: returns the cost of a configuration; infinite if it cannot run.
     """
     known: dict[Config, float] = {config: cost(config)}
     best: Config | None = None
@@ -344,7 +344,7 @@ def descend(
 
 
 def environment() -> dict[str, str]:
-    """Where and of what the figures are; `GIT_COMMIT` names the code where git cannot."""
+    """Describe the machine and the code; the variable `GIT_COMMIT` replaces git's answer."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": os.environ.get("GIT_COMMIT") or _output("git", "describe", "--always", "--dirty"),
@@ -368,17 +368,17 @@ def _output(*command: str) -> str:
 
 
 class ResultsFile:
-    """Rows and environment as JSON; the file is complete even if a write is interrupted."""
+    """A JSON file of rows and environment; it stays complete even if a write is interrupted."""
 
     def __init__(self, path: Path, *, add: bool = False) -> None:
-        """Rows that the file has are kept if `add` is set."""
+        """Create the folder; with `add`, keep the rows that the file already has."""
         self._path = path
         self._environment = environment()
         self._before = json.loads(path.read_text())["rows"] if add and path.exists() else []
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write these rows behind those from before."""
+        """Write the kept rows, followed by these rows."""
         content = {"environment": self._environment, "rows": [*self._before, *rows]}
         part = self._path.with_name(f"{self._path.name}.part")
         part.write_text(json.dumps(content, indent=2) + "\n")
@@ -386,7 +386,7 @@ class ResultsFile:
 
 
 def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = None) -> None:
-    """The command line of a benchmark, `run`, and of the search for configurations, `sweep`."""
+    """Run a benchmark's command line: `run`, or with `--sweep` the configuration search `sweep`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
     parser.add_argument("--add", action="store_true", help="keep the rows that FILE has already")
@@ -413,4 +413,4 @@ def main(run: Callable[[Bench], None], sweep: Callable[[Bench], None] | None = N
         count, names = len(bench.compiled), " ".join(sorted(set(bench.compiled)))
         print(f"compilations after warm-up: {count} {names} {_verdict(not count)}: 0", flush=True)
     finally:
-        keep(bench)  # once more: something may have been compiled after the last row
+        keep(bench)  # write again: a kernel may have been compiled after the last row

@@ -16,20 +16,20 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py"))
-TIMEOUT, GRACE = 170, 15  # seconds for each, and for one that was told to end
+TIMEOUT, GRACE = 170, 15  # seconds per benchmark, and to end after an interrupt
 
 
 def run(name: str, options: list[str], file: Path) -> bool:
-    """Run one benchmark, which adds its rows to the file; whether it came to its end."""
+    """Run one benchmark, which adds its rows to the file; return whether it succeeded."""
     print(f"\n{name}", flush=True)
     command = [sys.executable, str(FOLDER / f"bench_{name}.py"), "--json", str(file), "--add"]
-    # A job in a shell's background has this signal ignored, and so would the benchmark.
+    # Background jobs of a shell ignore this signal, and the benchmark would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return _waited(subprocess.Popen([*command, *options]))
 
 
 def _waited(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it ends well, and in time."""
+    """Wait for the process; return whether it succeeded in time."""
     try:
         return process.wait(TIMEOUT) == 0
     except subprocess.TimeoutExpired:
@@ -43,7 +43,7 @@ def _waited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line's options."""
+    """Parse the command-line options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
     parser.add_argument(

@@ -1,5 +1,5 @@
 """Triton-lang kernels over a paged KV cache: tensors in, tensors out.
 
-One operation a file, with its torch reference in `paged_kernels.reference` under the same name;
-`kernels/README.md` has the cache's layout and what each kernel promises.
+Each operation has its own file, and its torch reference has the same name in
+`paged_kernels.reference`. `kernels/README.md` has the cache layout and each kernel's contract.
 """

@@ -1,16 +1,16 @@
-"""What sampling and log-probabilities share: the likeliest tokens of a row, without a sort.
+"""Selection of a row's top tokens without a sort, shared by sampling and log-probabilities.
 
-One program has a row. It goes over the vocabulary lane by lane: lane `i` sees the tokens `i`,
-`i + LANES`, and so on. The largest logits of the lanes give a bound that few tokens reach, but more
-than the caller asks for; each lane then puts its tokens over the bound on a stack of its own, so
-that no lane waits for another, and all that follows reads the stacks only. Where they do not
-suffice (many equal logits, or filters that keep thousands of tokens), the same steps read the row
-instead.
+One program handles one row. It reads the vocabulary in lanes: lane `i` sees the tokens `i`,
+`i + LANES`, and so on. The largest logits of the lanes give a bound that few tokens reach, but at
+least as many as the caller needs. Each lane then pushes its tokens at or above the bound onto its
+own stack, so that no lane waits for another, and all later steps read only the stacks. If these do
+not suffice (many equal logits, or filters that keep thousands of tokens), the same steps read the
+row instead.
 
-A threshold is searched by comparing with several pivots at once, never by rounding: weights are
-added as integers, so sums do not depend on their order and the threshold is that of a sort.
+The search for a threshold compares the values with several pivots at once and is exact: weights are
+summed as integers, so sums do not depend on their order and the threshold is that of a sort.
 
-NaN counts as minus infinity and plus infinity as the largest finite number.
+NaN counts as minus infinity, and plus infinity as the largest finite number.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from torch import Tensor
 from paged_kernels.device import device_of
 from paged_kernels.errors import check, check_tensor
 
-MAX_VOCAB = 2**22  # so many weights of up to 2**40 add up to less than 2**63
+MAX_VOCAB = 2**22  # this many weights of up to 2**40 sum to less than 2**63
 
 LANES = tl.constexpr(2048)
-DEPTH = tl.constexpr(8)  # tokens on the stack of a lane
-STAGES = tl.constexpr(6)  # tiles of a row under way
+DEPTH = tl.constexpr(8)  # maximum number of tokens on a lane's stack
+STAGES = tl.constexpr(6)  # tiles of a row in flight
 LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 LOG2E = tl.constexpr(1.4426950408889634)
-WEIGHT_ONE = tl.constexpr(2.0**40)  # that of the likeliest token
+WEIGHT_ONE = tl.constexpr(2.0**40)  # weight of the likeliest token
 _PIVOTS = tl.constexpr(4)
 
 
 @triton.jit
 def load_values(values_ptr, at, length):
-    """Finite values, or minus infinity: for NaN, and from `length` on."""
+    """Load values, with minus infinity for NaN and from `length` on, and no plus infinity."""
     x = tl.load(values_ptr + at, mask=at < length, other=float("-inf"))
     return tl.where(x == x, tl.minimum(x, LARGEST), float("-inf"))
 
 
 @triton.jit
 def _key(x):
-    """An integer that is ordered as the float32 is."""
+    """Return an integer that sorts in the same order as the float32."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
@@ -56,13 +56,13 @@ def _from_key(key):
 
 @triton.jit
 def _weight(x, highest, scale):
-    """2 ** (scale * (x - highest)) in units of 2**-40."""
+    """Return 2 ** (scale * (x - highest)) in units of 2**-40."""
     return (tl.exp2((x - highest) * scale) * WEIGHT_ONE).to(tl.int64)
 
 
 @triton.jit
 def mass_from(values_ptr, length, threshold, highest, scale):
-    """The weight of all values from `threshold` on."""
+    """Return the total weight of the values >= `threshold`."""
     lane = tl.arange(0, LANES)
     mass = tl.zeros([LANES], tl.int64)
     for start in tl.range(0, length, LANES, num_stages=STAGES):
@@ -73,11 +73,11 @@ def mass_from(values_ptr, length, threshold, highest, scale):
 
 @triton.jit
 def find_threshold(values_ptr, length, lowest, highest, target, scale, BY_MASS: tl.constexpr):
-    """The largest threshold with a count, or mass, of `target` or more values from it on.
+    """Return the largest threshold for which values >= it have a count (or mass) >= `target`.
 
-    `lowest` must be such a threshold, finite; no value lies over `highest`. A pass leaves a quarter
-    of the range, where values are spread evenly, and never more than half of the floats in it: 32
-    passes are the most.
+    `lowest` must be such a threshold and finite; no value may exceed `highest`. Each pass leaves a
+    quarter of the range if values are evenly spread, and at most half of the floats in it, so there
+    are at most 32 passes.
     """
     lane = tl.arange(0, LANES)
     pivot_id = tl.arange(0, _PIVOTS)
@@ -103,7 +103,7 @@ def find_threshold(values_ptr, length, lowest, highest, target, scale, BY_MASS: 
             most = tl.maximum(most, tl.where(inside, x, float("-inf")))
         enough = tl.sum(over, 1) >= target
         keys = _key(pivots)
-        # The threshold is a value itself: it lies between the least and the most of those inside.
+        # The threshold is one of the values, so it lies within those inside the range.
         low = tl.maximum(low, _key(tl.min(least, 0)))
         high = tl.minimum(high, _key(tl.max(most, 0)))
         low = tl.maximum(low, tl.max(tl.where(enough, keys, low), 0))
@@ -113,7 +113,7 @@ def find_threshold(values_ptr, length, lowest, highest, target, scale, BY_MASS: 
 
 @triton.jit
 def scan_row(row_ptr, VOCAB: tl.constexpr):
-    """The largest logit of each lane, the largest of all, and the first token that has it."""
+    """Return the largest logit of each lane, the largest of all, and the first token with it."""
     lane = tl.arange(0, LANES)
     peaks = tl.full([LANES], float("-inf"), tl.float32)
     first = lane
@@ -127,7 +127,10 @@ def scan_row(row_ptr, VOCAB: tl.constexpr):
 
 @triton.jit
 def bound_of_rank(peaks, values_ptr, floor, highest, rank):
-    """The peak of that rank, or the least from `floor` on: so many tokens at least reach it."""
+    """Return the `rank`-th largest of the peaks >= `floor`, or the smallest if there are fewer.
+
+    At least as many tokens have logits >= the result.
+    """
     lanes = tl.sum((peaks >= floor).to(tl.int32), 0)
     tl.store(values_ptr + tl.arange(0, LANES), peaks)
     tl.debug_barrier()
@@ -138,10 +141,10 @@ def bound_of_rank(peaks, values_ptr, floor, highest, rank):
 
 @triton.jit
 def collect(row_ptr, values_ptr, tokens_ptr, bound, floor, highest, scale, VOCAB: tl.constexpr):
-    """Put the tokens from `bound` on onto the stacks.
+    """Push the tokens with logits >= `bound` onto the stacks.
 
-    Returns the depth that the stacks would need, the number of tokens meant for them, and the
-    number and mass of tokens from `floor` on.
+    Returns the depth that the stacks need (it may exceed DEPTH), the number of tokens >= `bound`,
+    and the number and mass of the tokens >= `floor`.
     """
     lane = tl.arange(0, LANES)
     depth = tl.zeros([LANES], tl.int32)
@@ -165,10 +168,10 @@ def collect(row_ptr, values_ptr, tokens_ptr, bound, floor, highest, scale, VOCAB
 
 
 def check_logits(logits: Tensor) -> tuple[int, int]:
-    """The number of rows, and of tokens in the vocabulary.
+    """Check logits and return the number of rows and the vocabulary size.
 
     Raises:
-        ArgumentError: another shape, dtype, device or layout than kernels take.
+        ArgumentError: wrong shape, dtype, device or layout.
     """
     check_tensor("logits", logits, (None, None), torch.float32, like=logits)
     device_of("logits", logits)
@@ -178,7 +181,7 @@ def check_logits(logits: Tensor) -> tuple[int, int]:
 
 
 def make_stacks(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for the stacks of each row: 128 KiB, of which little is touched."""
+    """Allocate the stacks: 128 KiB per row, of which little is accessed."""
     shape = (logits.shape[0], DEPTH.value * LANES.value)
     return (
         torch.empty(shape, dtype=torch.float32, device=logits.device),

@@ -1,10 +1,10 @@
-"""Compiles kernels ahead of time, without a GPU, as a launch on one would, and reads the result.
+"""Ahead-of-time compilation of the kernels, without a GPU, exactly as a launch would compile them.
 
-Inside `record`, the public wrappers take tensors on the "meta" device, and what they would have
-launched is noted instead. Each noted launch is compiled by Triton's own just-in-time path, told
-that another device is the current one: signatures are nowhere written by hand.
+Inside `record`, the public wrappers accept tensors on the "meta" device, and their launches are
+recorded instead of executed. Triton's own just-in-time path then compiles each recorded launch,
+with a substitute for the current device, so no signature is written by hand.
 
-``python -m paged_kernels.aot`` compiles the catalogue and prints the table in COMPILED.md.
+``python -m paged_kernels.aot`` compiles the catalog and prints the table in COMPILED.md.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from paged_kernels.catalogue import CASES
 from paged_kernels.device import INTERPRETED, Device, pretend
 
 DEVICES = {80: Device(80, 108), 90: Device(90, 132), 100: Device(100, 148)}
-"""The devices compiled for: A100, H100 and H200, B200."""
+"""Target devices by architecture: A100, H100 and H200, B200."""
 
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-"""The most shared memory, in bytes, that one program may take on each architecture."""
+"""Maximum shared memory of one program on each architecture, in bytes."""
 
 SIZES = (1, 2, 4, 7, 8, 15, 16, 17, 33, 64, 255, 256, 1000, 4096)
-"""Tokens, sequences or blocks that cases are called with: each kind that launches may tell apart,
-1, multiples of 16 and neither, and on both sides of every limit."""
+"""Numbers of tokens, sequences or blocks to call cases with. They cover each kind of size that
+launches may distinguish (1, multiples of 16, others) and both sides of every limit."""
 
 INSTRUCTIONS = {
     "tcgen05": r"\btcgen05\.mma\.",
@@ -48,8 +48,8 @@ INSTRUCTIONS = {
     "ld.128": r"\bld\.global\S*\.(?:v4\.b32|v2\.b64)\b",
     "ld.narrow": r"\bld\.global(?!\S*\.v[248]\.)\S*\.[bus](?:8|16)\b",
 }
-"""What is counted in the PTX: products by the generation of the tensor cores, asynchronous copies
-to shared memory, loads of 16 bytes, and loads of a single element of one or two bytes."""
+"""Patterns of instructions to count in the PTX: matrix products by tensor-core generation,
+asynchronous copies to shared memory, 16-byte loads, and loads of a single 1- or 2-byte element."""
 
 Key = tuple[object, ...]
 
@@ -58,36 +58,36 @@ _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one compiled kernel takes and does."""
+    """Resource usage and instruction counts of one compiled kernel."""
 
     kernel: str
     arch: int
     warps: int
     stages: int
     registers: int  # per thread
-    spilled: int  # bytes of local memory per thread; a kernel has none but what it spills
+    spilled: int  # bytes of local memory per thread; kernels use it only for spills
     shared: int  # bytes per program
     instructions: dict[str, int]  # occurrences in the PTX, by the names in INSTRUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch that was noted instead of made."""
+    """A launch that was recorded instead of executed."""
 
     kernel: Any  # the JITFunction
     arch: int
     grid: tuple[int, ...]
-    arguments: dict[str, Any]  # of the kernel, by parameter
-    options: dict[str, Any]  # of the launch: num_warps, num_stages
-    specialization: tuple[tuple[str, str], ...]  # by parameter, what Triton makes of the argument
+    arguments: dict[str, Any]  # kernel arguments by parameter name
+    options: dict[str, Any]  # launch options: num_warps, num_stages
+    specialization: tuple[tuple[str, str], ...]  # (parameter, Triton's specialization)
 
     @property
     def key(self) -> Key:
-        """Equal for two launches exactly if one binary serves both."""
+        """A key that two launches share exactly if one binary serves both."""
         return self.kernel.__name__, self.arch, self.specialization, *sorted(self.options.items())
 
     def specialized(self) -> list[str]:
-        """Parameters whose values may cause compilations while serving: integers, watched."""
+        """Integer parameters that Triton specializes on: new values may compile while serving."""
         return [
             parameter.name
             for parameter in self.kernel.params
@@ -97,12 +97,12 @@ class Launch:
         ]
 
     def compile(self) -> Any:
-        """Triton's `CompiledKernel`, through the path of a launch and Triton's cache on disk."""
+        """Compile as a launch would, via Triton's disk cache, and return its `CompiledKernel`."""
         with _current(self.arch):
             return self.kernel.run(grid=self.grid, warmup=True, **self.arguments, **self.options)
 
     def resources(self) -> Resources:
-        """Compile and read the result."""
+        """Compile the launch and return the resources of the binary."""
         compiled = self.compile()
         usage = _usage(compiled.asm["cubin"])
         ptx = compiled.asm["ptx"]
@@ -120,7 +120,7 @@ class Launch:
 
 @contextmanager
 def record(arch: int) -> Iterator[list[Launch]]:
-    """Note launches, as chosen for the device of an architecture, instead of making them.
+    """Record launches, chosen for a device of an architecture, instead of executing them.
 
     Raises:
         RuntimeError: this process interprets kernels, so it has nothing to compile.
@@ -137,7 +137,7 @@ def record(arch: int) -> Iterator[list[Launch]]:
 
 
 def launches(call: Callable[[], object], arch: int) -> list[Launch]:
-    """What a call of a wrapper launches on an architecture."""
+    """Return the launches of a wrapper call on an architecture."""
     with record(arch) as noted:
         call()
     return noted
@@ -155,12 +155,12 @@ def _bound(kernel: Any, arch: int, grid: Any, args: Any, kwargs: Any) -> Launch:
 
 @dataclass(frozen=True)
 class _Driver:
-    """What the just-in-time path asks the driver of a device, up to the launch."""
+    """The part of a Triton driver that the just-in-time path uses before a launch."""
 
     arch: int
 
     def get_current_device(self) -> int:
-        return self.arch  # under this name kernels are cached: no real device has such a number
+        return self.arch  # the key of the kernel cache; no real device has such an index
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -184,7 +184,7 @@ def _swapped(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 def _usage(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes by cuobjdump's names, for the one kernel in the binary."""
+    """Return the registers and bytes of a binary's only kernel, by cuobjdump's names."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -195,17 +195,17 @@ def _usage(cubin: bytes) -> dict[str, int]:
 
 
 def binaries(case: str, arch: int) -> dict[Key, Launch]:
-    """A launch for every binary that a case of the catalogue needs, whatever the batch."""
+    """Return one launch for each binary that a catalog case needs at any batch size."""
     noted = [launches(partial(CASES[case].call, size), arch) for size in SIZES]
     return {launch.key: launch for each in noted for launch in each}
 
 
 def measure(case: str, arch: int) -> dict[Key, Resources]:
-    """Compile every binary that a case of the catalogue needs.
+    """Compile every binary that a catalog case needs.
 
     Raises:
-        RuntimeError: that failed. The reason is its text, which, unlike some exceptions of
-            compilers, survives the way back from another process.
+        RuntimeError: compilation failed. The reason is included as text because, unlike some
+            compiler exceptions, text survives the return from a worker process.
     """
     try:
         return {key: launch.resources() for key, launch in binaries(case, arch).items()}
@@ -214,12 +214,12 @@ def measure(case: str, arch: int) -> dict[Key, Resources]:
 
 
 def compilers() -> ProcessPoolExecutor:
-    """Two processes to `measure` in; a compiler uses one core."""
+    """Return a pool of two processes for `measure`; each compilation uses one core."""
     return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
 
 
 def table() -> str:
-    """The whole catalogue, compiled, as Markdown; a binary is listed where it is first used."""
+    """Compile the catalog and return it as Markdown; a binary is listed at its first use."""
     asked = [(case.name, arch) for case in CASES.values() for arch in case.archs]
     with compilers() as pool:
         found = pool.map(measure, *zip(*asked, strict=True))

@@ -1,4 +1,4 @@
-"""Copies of whole blocks within a KV cache, between two, or to and from pinned host memory."""
+"""Copy whole blocks within a KV cache, between two caches, or to and from pinned host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORD = torch.int64  # a thread copies two at once
 _TILE = 1024  # words; 8 KiB
 _NUM_WARPS = 4
 _PROGRAMS_PER_SM = 8
-# A bus takes some 100 KiB in flight to fill; more programs would hold processors and wait.
+# About 100 KiB in flight fill a bus; more programs would occupy multiprocessors and wait.
 _HOST_PROGRAMS = 32
 
 
@@ -29,14 +29,14 @@ def _copy_blocks_kernel(
     source_ids_ptr,
     target_ids_ptr,
     num_pairs,
-    num_tiles,  # of all pairs in all layers
-    source_blocks,  # in a layer
+    num_tiles,  # total of all pairs and layers
+    source_blocks,  # per layer
     target_blocks,
     num_programs,
-    WORDS: tl.constexpr,  # in a block
+    WORDS: tl.constexpr,  # per block
     TILE: tl.constexpr,
 ):
-    """Every `num_programs`-th tile, in the order of layers, pairs, and words of a block."""
+    """One program: every `num_programs`-th tile, ordered by layer, pair, and word of a block."""
     TILES: tl.constexpr = tl.cdiv(WORDS, TILE)
     for tile in range(tl.program_id(0), num_tiles, num_programs):
         pair = tile // TILES % num_pairs
@@ -54,21 +54,21 @@ def _copy_blocks_kernel(
 def copy_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
     """Copy block `source_ids[i]` of `source` to block `target_ids[i]` of `target`, in every layer.
 
-    Pairs are copied in no order: no block may be the target of two pairs, nor, where `source` is
-    `target`, the target of one and the source of another. The caller splits such lists.
+    Pairs are copied in no particular order: no block may be the target of two pairs or, if `source`
+    is `target`, the target of one pair and the source of another. The caller must split such lists.
 
     One of the pools may be pinned host memory: the device reads and writes it in place, and the
-    host may touch it again when the stream has come past the copy.
+    host may access it again once the stream has passed the copy.
 
     Args:
         source: [num_layers, num_blocks, ...] of any dtype.
-        target: the same but for its number of blocks; may be `source`.
+        target: like `source` except for its number of blocks; may be `source`.
         source_ids: [pairs] int32 on the device. A negative id skips the pair.
         target_ids: [pairs] int32 on the device. A negative id skips the pair.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype or layout, lies where the device cannot
-            reach it, or has blocks that are not of whole 16 bytes.
+        ArgumentError: an argument has the wrong shape, dtype or layout, lies where the device
+            cannot reach it, or has blocks with a size that is not a multiple of 16 bytes.
     """
     check_tensor("source_ids", source_ids, (None,), torch.int32, like=source_ids)
     num_sms = device_of("source_ids", source_ids).num_sms

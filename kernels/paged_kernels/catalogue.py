@@ -1,7 +1,7 @@
-"""Calls of the public wrappers as serving makes them, on tensors without memory.
+"""Catalog of public wrapper calls, as serving makes them, on tensors without memory.
 
-Names of models stand for their shapes. What is listed here is compiled ahead of time by
-:mod:`paged_kernels.aot`; nothing else knows of it.
+Model names stand for their shapes. The catalog serves only :mod:`paged_kernels.aot`, which compiles
+the cases listed here ahead of time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paged_kernels.silu_and_mul import silu_and_mul
 _ARCHS = (80, 90, 100)
 _BLOCK_SIZE = 16
 _BLOCKS_PER_SEQ = 512
-_PROMPT = 512  # tokens of a sequence in a prefill
+_PROMPT = 512  # tokens per sequence in a prefill
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _FP8, _INT8 = torch.float8_e4m3fn, torch.int8
@@ -41,7 +41,7 @@ class Case:
 
     operation: str
     configuration: str
-    call: Callable[[int], object]  # of the wrapper, for so many tokens (or sequences, or blocks)
+    call: Callable[[int], object]  # wrapper call for n tokens (or sequences, or blocks)
     archs: tuple[int, ...] = _ARCHS
 
     @property
@@ -60,19 +60,19 @@ class _Model:
         return _empty(tokens, (self.heads + 2 * self.kv_heads) * self.dim, dtype=dtype)
 
     def queries(self, tokens: int, dtype: torch.dtype) -> Tensor:
-        """Part of what the projection yields, so with rows apart.
+        """Return queries cut out of the QKV projection's output, so with strided rows.
 
-        Its heads are told apart before the queries are cut out: the other way round torch would
-        call a single row dense, and it alone would be another binary.
+        The view into heads precedes the slice: in the other order torch would report a single row
+        as dense, and that case alone would need another binary.
         """
         return self.qkv(tokens, dtype).view(tokens, -1, self.dim)[:, : self.heads]
 
     def cache(self, dtype: torch.dtype) -> Tensor:
-        """The blocks of one layer."""
+        """Return the KV cache of one layer."""
         return _empty(4096, 2, self.kv_heads, _BLOCK_SIZE, self.dim, dtype=dtype)
 
     def scales(self, cached: torch.dtype) -> dict[str, Any]:
-        """Those of keys and values, where the cache is quantized."""
+        """Return the scales of keys and values if the cache is quantized, else nothing."""
         if cached not in QUANTIZED_DTYPES:
             return {}
         return {name: _empty(self.kv_heads, dtype=_FP32) for name in ("k_scale", "v_scale")}
@@ -296,7 +296,7 @@ CASES = {
         _norm(4096, _FP32),
         _norm(896),
         _norm(8192),
-        _norm(18432),  # wider than what one program holds
+        _norm(18432),  # wider than one program holds
         _activation(14336),
         _activation(14336, _FP32),
         _activation(4864),

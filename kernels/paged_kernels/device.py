@@ -1,4 +1,4 @@
-"""What a launch depends on: the architecture and its size, or the interpreter in its place."""
+"""The device properties that launches depend on, or those that stand for the interpreter."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from paged_kernels.errors import ArgumentError
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether kernels run on the CPU, operation by operation; Triton reads it when it is imported."""
+"""Whether Triton interprets kernels on the CPU; Triton reads the variable on import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What launches are chosen by."""
+    """Device properties that determine launch configurations."""
 
     arch: int  # compute capability, major * 10 + minor
     num_sms: int  # streaming multiprocessors
@@ -29,10 +29,10 @@ _pretended: Device | None = None
 
 
 def device_of(name: str, tensor: torch.Tensor) -> Device:
-    """The device that `tensor`, the argument `name`, lies on.
+    """Return the device of `tensor`, the argument `name`.
 
     Raises:
-        ArgumentError: no kernel can run there.
+        ArgumentError: no kernel can run on it.
     """
     if _pretended is not None:
         return _pretended
@@ -45,7 +45,7 @@ def device_of(name: str, tensor: torch.Tensor) -> Device:
 
 @contextmanager
 def pretend(device: Device) -> Iterator[None]:
-    """Let launches be chosen as on another device, for those who only compile them."""
+    """Choose launches as on another device, for compilation without execution."""
     global _pretended
     before, _pretended = _pretended, device
     try:

@@ -1,4 +1,4 @@
-"""Bad calls are refused before a launch, by the name of the argument."""
+"""Argument checks: reject invalid arguments by name, before a launch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ALIGNMENT = 16  # bytes; kernels load so many at once
+ALIGNMENT = 16  # bytes; kernels load this many at once
 
 
 class ArgumentError(ValueError):
-    """An argument that no kernel can take; the message begins with its name."""
+    """Error for an argument that a kernel cannot accept; the message begins with its name."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(name, problem)
@@ -36,15 +36,15 @@ def check_tensor(
     *,
     contiguous: bool = True,
 ) -> None:
-    """Check a tensor's shape (`None` takes any size), dtype, device (that of `like`) and memory.
+    """Check a tensor's shape (`None` allows any size), dtype, device (that of `like`) and layout.
 
-    Without `contiguous` only the last dimension must be dense. Every tensor starts at a multiple
-    of 16 bytes, and so does every row of one that is not contiguous.
+    Without `contiguous` only the last dimension must be dense. Every tensor must start at a
+    multiple of 16 bytes, and without `contiguous` so must every row.
 
     Raises:
-        ArgumentError: something differs.
+        ArgumentError: a check fails.
     """
-    # Some twenty of these stand before the launches of a layer: what is right must be cheap.
+    # About twenty of these checks precede the launches of a layer: passing must be cheap.
     if not isinstance(tensor, Tensor):
         raise ArgumentError(name, f"must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype is not dtypes and tensor.dtype not in _several(dtypes):

@@ -1,7 +1,7 @@
-"""Norm and rotation of queries and keys, and the write of keys and values to the cache, at once.
+"""Fused norm and rotary embedding of queries and keys, and write of keys and values to the cache.
 
-Rotary embedding in two halves, as GPT-NeoX and the Llama of transformers lay it out: Su et al.,
-"RoFormer" (2021), section 3.4.2. Norm of the heads: Qwen3 (2025), section 2.
+The rotary embedding uses the two-halves layout of GPT-NeoX and the Llama of transformers: Su et
+al., "RoFormer" (2021), section 3.4.2. The norm of the heads: Qwen3 (2025), section 2.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from paged_kernels.errors import check, check_tensor
 
 _FP8_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
-# A float32 of this size has no bits for a fraction: what is added to it comes out rounded.
+# A float32 this large has no bits for a fraction, so adding it rounds a number to an integer.
 _NO_FRACTION = tl.constexpr(1.5 * 2**23)
-_ELEMENTS_PER_WARP = 512  # of queries; 16 to a thread
+_ELEMENTS_PER_WARP = 512  # elements of queries; 16 per thread
 
 
 @triton.jit
 def _load_halves(heads_ptr, starts, columns, mask, HALF: tl.constexpr):
-    """First and second halves, in float32, of the heads that start at `starts`."""
+    """Load the first and second halves, in float32, of the heads that start at `starts`."""
     first = tl.load(heads_ptr + starts + columns, mask=mask, other=0.0)
     second = tl.load(heads_ptr + starts + HALF + columns, mask=mask, other=0.0)
     return first.to(tl.float32), second.to(tl.float32)
@@ -82,15 +82,15 @@ def _write_kv_kernel(
     norm_eps,
     QKV_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,  # heads of the queries to one of the cache
+    GROUP: tl.constexpr,  # query heads per KV head
     GROUP_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HALF: tl.constexpr,  # of a head
+    HALF: tl.constexpr,  # elements in half a head
     HALF_PADDED: tl.constexpr,
 ):
-    """One token, one head of the cache and its group of query heads.
+    """One program: one token, one KV head and its group of query heads.
 
-    Halves are loaded as tiles of their own, so that what is rotated together lies in one thread.
+    Halves are loaded as separate tiles, so that elements rotated together lie in one thread.
     """
     DIM: tl.constexpr = 2 * HALF
     token = tl.program_id(0) // KV_HEADS
@@ -114,7 +114,7 @@ def _write_kv_kernel(
 
     slot = tl.load(slots_ptr + token)
     if slot >= 0:
-        # A block holds the keys of all its heads, then the values.
+        # A block holds the keys of all its heads, then their values.
         kv_head = slot // BLOCK_SIZE * (2 * KV_HEADS) + head
         k_ptrs = cache_ptr + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * DIM + columns
         v_ptrs = k_ptrs + KV_HEADS * BLOCK_SIZE * DIM
@@ -146,30 +146,31 @@ def write_kv(
 ) -> None:
     """Rotate the queries in place; write the rotated keys and the values to the cache.
 
-    Everything is computed in float32 and rounded once, when it is stored. Keys and values in
-    `qkv` stay as they were. Rows must have different slots.
+    Everything is computed in float32 and rounded once, when it is stored. The keys and
+    values in `qkv` are not changed. Rows must have different slots.
 
     Args:
-        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim] bfloat16, float16 or float32: the
-            heads of the queries, the keys, the values. Rows may be strided.
-        positions: [tokens] int32, rows of `rotary`.
-        rotary: [max_positions, head_dim] float32: of each position head_dim / 2 cosines, then as
-            many sines. (x, y), the two halves of a head, become (x cos - y sin, y cos + x sin).
+        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim] bfloat16, float16 or float32: query
+            heads, then key heads, then value heads. Rows may be strided.
+        positions: [tokens] int32, row indices into `rotary`.
+        rotary: [max_positions, head_dim] float32: for each position head_dim / 2 cosines, then
+            head_dim / 2 sines. The halves (x, y) of a head become (x cos - y sin, y cos + x sin).
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys and values of one
             layer, in the dtype of `qkv`, or in float8_e4m3fn or int8 with scales.
-        slot_mapping: [tokens] int64, block * block_size + offset. Of a token with a negative slot
-            nothing is written to the cache; its queries are rotated like the others.
-        num_heads: of the queries, a multiple of num_kv_heads.
-        q_norm: [head_dim], dtype of `qkv`: before its rotation each head of the queries is divided
-            by sqrt(mean of its squares + norm_eps) and multiplied by this.
+        slot_mapping: [tokens] int64, block * block_size + offset. For a token with a negative
+            slot nothing is written to the cache, but its queries are still rotated.
+        num_heads: number of query heads, a multiple of num_kv_heads.
+        q_norm: [head_dim], dtype of `qkv`: before rotation each query head is divided by
+            sqrt(mean of its squares + norm_eps) and multiplied by this.
         k_norm: the same for the keys.
-        k_scale: [num_kv_heads] float32: stored is key / scale, rounded to nearest with halves to
-            even, within +-448 (float8_e4m3fn) or +-127 (int8). Exactly for those two dtypes.
+        k_scale: [num_kv_heads] float32: the cache stores key / scale, rounded to nearest with ties
+            to even, clamped to +-448 (float8_e4m3fn) or +-127 (int8). Required for these two
+            dtypes, not allowed for others.
         v_scale: the same for the values.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout, scales are missing
-            or superfluous, or the device has no float8_e4m3fn (compute capability below 8.9).
+        ArgumentError: an argument has the wrong shape, dtype, device or layout, scales are missing
+            or not allowed, or the device has no float8_e4m3fn (compute capability below 8.9).
     """
     check_tensor("qkv", qkv, (None, None), MODEL_DTYPES, like=qkv, contiguous=False)
     arch = device_of("qkv", qkv).arch

@@ -1,6 +1,6 @@
-"""Log-probabilities of sampled tokens and of the likeliest, without a sort and without the host.
+"""Log-probabilities of sampled tokens and of top tokens, on the device and without a sort.
 
-`_selection` has how the likeliest are found, and what NaN counts as.
+`_selection` explains how the top tokens are found and how NaN is treated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NUM_WARPS = 8
 
 @triton.jit
 def _next(values_ptr, tokens_ptr, length, value, token):
-    """What follows a value and token in the order of falling values, then rising tokens."""
+    """Return the successor of (value, token), ordered by falling values, then rising tokens."""
     lane = tl.arange(0, LANES)
     best = tl.full([LANES], float("-inf"), tl.float32)
     winner = tl.full([LANES], 0x7FFFFFFF, tl.int32)
@@ -47,7 +47,7 @@ def _next(values_ptr, tokens_ptr, length, value, token):
         else:
             tokens = tl.load(tokens_ptr + start + lane)
         follows = (x < value) | ((x == value) & (tokens > token))
-        better = follows & (x > best)  # a lane's tokens rise: the first of equals stays
+        better = follows & (x > best)  # tokens of a lane ascend, so the first of equals wins
         best = tl.where(better, x, best)
         winner = tl.where(better, tokens, winner)
     highest = tl.max(best, 0)
@@ -56,7 +56,7 @@ def _next(values_ptr, tokens_ptr, length, value, token):
 
 @triton.jit
 def _store_top(values_ptr, tokens_ptr, length, number, base, top_tokens_ptr, top_logprobs_ptr):
-    """Write the `number` largest values, less `base`; where there are fewer, -1 and -inf."""
+    """Write the `number` largest values minus `base`; missing ones are token -1 and -inf."""
     value = float("inf") + tl.zeros([], tl.float32)
     token = tl.full([], -1, tl.int32)
     for place in tl.range(0, number):
@@ -81,7 +81,7 @@ def _logprobs_kernel(
     VOCAB: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One row."""
+    """One program: one row."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     if slot < 0:
@@ -105,10 +105,10 @@ def _logprobs_kernel(
         logits_ptr, values_ptr, tokens_ptr, bound, sampled, highest, LOG2E, VOCAB
     )
     mass = mass_from(logits_ptr, VOCAB, floor, highest, LOG2E)
-    # The likeliest weighs one alone, so there is none only where all are minus infinity.
+    # The likeliest token alone weighs WEIGHT_ONE, so the mass is 0 only if all are minus infinity.
     base = highest + tl.log(tl.maximum(mass, 1).to(tl.float32) / WEIGHT_ONE)
     tl.store(logprobs_ptr + row, sampled - base)
-    # Past the end of the row there is minus infinity too.
+    # Padding past the end of the row counts as minus infinity and may tie with `sampled`.
     tl.store(ranks_ptr + row, tl.minimum(rank, VOCAB))
     if (depth <= DEPTH) & (found >= number):
         _store_top(
@@ -119,10 +119,10 @@ def _logprobs_kernel(
 
 
 class LogProbs(NamedTuple):
-    """Natural logarithms of probabilities; rows that ask for nothing hold anything."""
+    """Natural logarithms of probabilities; rows with nothing requested are uninitialized."""
 
-    sampled: Tensor  # [rows] float32, of the sampled tokens
-    ranks: Tensor  # [rows] int32: tokens at least as likely as the sampled one, itself included
+    sampled: Tensor  # [rows] float32, those of the sampled tokens
+    ranks: Tensor  # [rows] int32: tokens at least as likely as the sampled one, including itself
     top_tokens: Tensor  # [rows, width] int32, likeliest first, lower ids first among equals
     top: Tensor  # [rows, width] float32
 
@@ -130,23 +130,23 @@ class LogProbs(NamedTuple):
 def logprobs(
     logits: Tensor, slots: Tensor, sampled: Tensor, wanted: Tensor, width: int
 ) -> LogProbs:
-    """Log-probabilities of the sampled tokens and of the likeliest.
+    """Compute log-probabilities of the sampled tokens and of the top tokens.
 
-    These are of the logits as they are given, with no temperature or filter. vLLM reports those of
-    the model's own logits: hand in these, or a copy where penalties have changed them since.
+    They are those of the given logits, with no temperature or filter. vLLM reports those of the
+    model's own logits: pass these, or a copy of them if penalties have changed them since.
 
     Args:
-        logits: [rows, vocab] float32; only read. Where a row is minus infinity all over, so are its
+        logits: [rows, vocab] float32; only read. If a row is all minus infinity, so are its
             log-probabilities.
         slots: [rows] int32. A negative slot is padding: nothing is written for its row.
         sampled: [rows] int32, the sampled tokens.
-        wanted: [num_slots] int32: how many of the likeliest tokens; a negative number asks for
-            nothing at all. More than `width` are `width`.
-        width: columns of the result, 0 to 32, of which each row has `wanted` filled. Where fewer
-            tokens are possible at all, -1 and minus infinity follow them.
+        wanted: [num_slots] int32: number of top tokens, limited to `width`; a negative number
+            requests nothing, not even the sampled token.
+        width: columns of the result, 0 to 32; each row has `wanted` of them filled. If fewer tokens
+            have a nonzero probability, the rest are -1 and minus infinity.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout.
+        ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     rows, vocab = check_logits(logits)
     check_tensor("slots", slots, (rows,), torch.int32, like=logits)

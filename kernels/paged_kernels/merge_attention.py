@@ -1,4 +1,7 @@
-"""Two results over different keys of the same queries become one (Ye et al., 2025, section 2.2)."""
+"""Merge of attention results of the same queries over different keys.
+
+Ye et al., 2025, section 2.2.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,17 @@ def merge_attention(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The attention over two sets of keys from that over each of them.
+    """Merge attention results over two disjoint sets of keys into the result over both.
 
     Args:
         first: [num_tokens, num_heads, head_dim] bf16, fp16 or fp32.
-        first_lse: [num_tokens, num_heads] float32, natural log-sum-exp; minus infinity for none.
+        first_lse: [num_tokens, num_heads] float32, natural log-sum-exp; minus infinity for no keys.
         second: like `first`.
         second_lse: like `first_lse`.
-        out: like `first`, filled and returned; may be one of the two.
+        out: like `first`, filled and returned; may be `first` or `second`.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     check_q(first, "first")
     rows = tuple(first.shape[:2])
@@ -77,7 +80,7 @@ def _merge_kernel(
     dims = tl.arange(0, DIM_PADDED)
     kept = real[:, None] & (dims < DIM)[None, :]
     at = row[:, None] * DIM + dims[None, :]
-    # Finite, so that two results without any key differ by 0 and not by NaN.
+    # Clamped to finite, so that two results without keys differ by 0 instead of NaN.
     first_lse = tl.maximum(tl.load(first_lse_ptr + row, mask=real, other=0.0), LOWEST)
     second_lse = tl.maximum(tl.load(second_lse_ptr + row, mask=real, other=0.0), LOWEST)
     first = tl.load(first_ptr + at, mask=kept, other=0.0).to(tl.float32)

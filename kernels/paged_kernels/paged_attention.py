@@ -1,4 +1,4 @@
-"""Attention of a mixed batch, decodes and chunks of prompts, over one paged cache."""
+"""Attention of a mixed batch (decodes and prefill chunks) over one paged cache."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ def paged_attention(
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of each sequence's last tokens over all its keys in the cache.
+    """Compute causal attention of each sequence's last tokens over all its keys in the cache.
 
     Args:
-        q: [num_tokens, num_heads, head_dim] bf16, fp16 or fp32; heads dense, rows may be parts of
-            wider ones. Sequence `s` has rows `query_start_loc[s]` to `query_start_loc[s + 1]`.
-        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] of the type of `q`, fp8
-            (e4m3) or int8; holds the keys of `q`'s own tokens already.
-        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are free.
-        seq_lens: [num_seqs] int32, keys of each sequence, those of `q`'s tokens included.
+        q: [num_tokens, num_heads, head_dim] bf16, fp16 or fp32; each head contiguous, rows may be
+            slices of wider rows. Sequence `s` has rows `query_start_loc[s]` to
+            `query_start_loc[s + 1]`.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
+            (e4m3) or int8; already holds the keys of `q`'s own tokens.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
+        seq_lens: [num_seqs] int32, number of keys per sequence, including those of `q`'s tokens.
         query_start_loc: [num_seqs + 1] int32.
         scores: options on the scores.
-        num_decodes: so many sequences, the first ones, have exactly one query each and go the
-            faster way; no length is read on the host.
-        plan: :func:`paged_kernels.plan_decode` of the decodes, where several layers share it.
+        num_decodes: number of leading sequences with exactly one query token, which take the
+            faster decode path; no length is read on the host.
+        plan: :func:`paged_kernels.plan_decode` of the decodes, if several layers share it.
         out: like `q`, filled and returned.
         lse: [num_tokens, num_heads] float32, filled with the natural log-sum-exp of the scores.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     check_q(q)
     num_seqs = len(seq_lens)
@@ -88,19 +89,19 @@ def cascade_decode(
 ) -> Tensor:
     """Decode sequences that begin with the same blocks, which are read once for all of them.
 
-    Each query attends to the shared blocks together with all others and to its own ones alone;
+    All queries attend to the shared blocks together, and each one separately to its own blocks;
     the two results are merged (Ye et al., 2025, section 3.2.1, "composable formats").
 
     Args:
         q: [num_seqs, num_heads, head_dim], one query for each sequence.
         kv_cache: as for :func:`paged_attention`.
-        block_table: [num_seqs, max_blocks] int32, the first `num_shared_blocks` the same in all.
+        block_table: [num_seqs, max_blocks] int32, the first `num_shared_blocks` equal in all rows.
         seq_lens: [num_seqs] int32, each longer than the shared blocks.
         scores: without a window or ALiBi.
-        num_shared_blocks: at least 1.
+        num_shared_blocks: number of shared blocks, at least 1.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     check_q(q)
     check_cache(q, kv_cache, block_table, len(q))

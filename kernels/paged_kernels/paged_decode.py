@@ -1,9 +1,10 @@
 """Attention of few queries over long caches: keys are split among programs, then merged.
 
-Flash-decoding (Dao et al., 2023) with the work cut as FlashInfer does (Ye et al., 2025, section
-3.3.1): the keys of all sequences together are cut into pieces of nearly equal size, so that one
-long sequence among short ones does not become the last to finish. The cut is made on the device,
-once a step, and no launch depends on a length: a captured CUDA graph stays valid for every length.
+FlashDecoding (Dao et al., 2023) with FlashInfer's division of work (Ye et al., 2025, section
+3.3.1): the keys of all sequences together are divided into splits ("pieces" in identifiers) of
+nearly equal size, so that one long sequence among short ones does not delay the whole step. The
+splits are planned on the device, once per step, and no launch depends on a length, so a captured
+CUDA graph stays valid for all lengths.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ from paged_kernels.scores import Scores
 from paged_kernels.tuning import DecodeConfig, decode_config
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
-_SEQS_AT_ONCE = 256  # that the planning program looks at together
-_PIECES_AT_ONCE = 16  # that the merging program loads together
+_SEQS_AT_ONCE = 256  # sequences that the planning program reads together
+_PIECES_AT_ONCE = 16  # splits that the merging program loads together
 _MERGE_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How a step's keys are cut; made once, used by every layer of the same shape and window.
+    """The splits of a step's keys, made once for all layers of the same shape and window.
 
-    A piece is a run of one sequence's keys. `pieces` is filled from the front, those of divided
-    sequences first: they take longest.
+    A split is a contiguous range of one sequence's keys. `pieces` is filled from the front, with
+    the splits of divided sequences first, because they take longest.
     """
 
-    pieces: Tensor  # [max_pieces, 4] int32: sequence or -1, first key, end, whether it is alone
+    pieces: Tensor  # [max_pieces, 4] int32: sequence or -1, first key, end, 1 if the sole split
     first_piece: Tensor  # [num_seqs] int32
     num_pieces: Tensor  # [num_seqs] int32
-    tile: int  # keys; pieces begin at multiples of it
+    tile: int  # keys; splits begin at multiples of it
     window: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What decides a launch besides the lengths."""
+    """Everything that determines a launch except the lengths."""
 
     num_seqs: int
-    num_queries: int  # of each sequence
+    num_queries: int  # per sequence
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rows: int  # of a program's tile of queries, a power of 2
+    rows: int  # rows of a program's query tile, a power of 2
     config: DecodeConfig
     num_sms: int
 
@@ -63,7 +64,7 @@ class _Shape:
         num_kv_heads = kv_cache.shape[2]
         num_queries = num_tokens // max(num_seqs, 1)
         group = num_heads // num_kv_heads
-        most = MAX_ROWS if device.arch >= 90 else MAX_ROWS // 2  # as the registers allow
+        most = MAX_ROWS if device.arch >= 90 else MAX_ROWS // 2  # limited by registers
         rows = max(16, triton.next_power_of_2(max(group, min(most, num_queries * group))))
         config = decode_config(
             device.arch,
@@ -86,23 +87,23 @@ class _Shape:
 
     @property
     def target_pieces(self) -> int:
-        """Pieces that fill the device, if the sequences are long enough for them."""
+        """The number of splits that fill the device, if the sequences are long enough."""
         return max(1, self.num_sms * self.config.programs_per_sm // self.programs_per_piece)
 
 
 def plan_decode(
     q: Tensor, kv_cache: Tensor, seq_lens: Tensor, *, window: int | None = None
 ) -> DecodePlan:
-    """Cut the keys of a batch for :func:`paged_decode`, without reading a length on the host.
+    """Plan the splits of a batch for :func:`paged_decode`, without reading a length on the host.
 
     Args:
-        q: as `paged_decode` will get it; only its shape and type matter.
-        kv_cache: as above.
+        q: as for `paged_decode`; only its shape and dtype matter.
+        kv_cache: as for `paged_decode`; only its shape and dtype matter.
         seq_lens: [num_seqs] int32; 0 for padding.
-        window: as in the layers that will use the plan.
+        window: window of the layers that will use the plan.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_queries(q, seq_lens)
     shape = _Shape.of(q, kv_cache, num_seqs)
@@ -142,25 +143,25 @@ def paged_decode(
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """Let each sequence's queries see all its keys.
+    """Attend from each sequence's queries to all its keys.
 
     Args:
-        q: [num_seqs * num_queries, num_heads, head_dim] bf16, fp16 or fp32, heads dense. With
-            several queries each sees all keys, as in a prefix that sequences share; such calls
-            take neither a window nor ALiBi.
-        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] of the type of `q`, fp8 or
-            int8.
-        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are free.
-        seq_lens: [num_seqs] int32, keys of each sequence; 0 yields zeros and a log-sum-exp of
-            minus infinity.
+        q: [num_seqs * num_queries, num_heads, head_dim] bf16, fp16 or fp32, each head
+            contiguous. With several queries per sequence, each one sees all keys, as for a prefix
+            that sequences share; such calls accept neither a window nor ALiBi.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
+            or int8.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
+        seq_lens: [num_seqs] int32, number of keys of each sequence; 0 yields zeros and a
+            log-sum-exp of minus infinity.
         scores: options on the scores.
-        plan: from :func:`plan_decode` on the same shapes, lengths and window; made if not given.
+        plan: from :func:`plan_decode` with the same shapes, lengths and window; made if None.
         out: like `q`, filled and returned.
         lse: [num_seqs * num_queries, num_heads] float32, filled with the natural logarithms of
-            the softmax's denominators, for :func:`paged_kernels.merge_attention`.
+            the softmax denominators, for :func:`paged_kernels.merge_attention`.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_queries(q, seq_lens)
     check_cache(q, kv_cache, block_table, num_seqs)
@@ -202,7 +203,7 @@ def _launch(
         "OUT_HEAD_STRIDE": out.stride(1),
     }
     query_blocks = triton.cdiv(shape.num_queries, shape.queries_at_once)
-    # Pieces vary fastest: programs that start together share no keys but fill the device evenly.
+    # Splits vary fastest: programs that start together share no keys but fill the device evenly.
     _split_kernel[(max_pieces, shape.num_kv_heads, query_blocks)](
         q,
         kv_cache,
@@ -233,7 +234,7 @@ def _launch(
         maxnreg=shape.config.max_registers,
         **sizes,
     )
-    # With few rows each head gets a program of its own, with many the launch stays small.
+    # With few rows each head gets its own program; with many, one program per row is enough.
     heads = 1 if len(q) * shape.num_heads <= 8 * shape.num_sms else shape.num_heads
     _merge_pieces_kernel[(len(q), shape.num_heads // heads)](
         partial,
@@ -264,16 +265,16 @@ def _plan_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: choose the size of a piece, then write each sequence's pieces."""
+    """One program: choose the split size, then write the splits of each sequence."""
     offsets = tl.arange(0, BLOCK)
     total = 0
     for base in range(0, num_seqs, BLOCK):
         _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
         total += tl.sum(tiles, 0)
-    # At most one piece a sequence is shorter than this, so num_seqs + target_pieces suffice.
+    # At most one split per sequence is shorter, so num_seqs + target_pieces splits suffice.
     size = tl.maximum(1, tl.cdiv(total, target_pieces))
 
-    num_divided = 0  # pieces of sequences with more than one
+    num_divided = 0  # total splits of the sequences with more than one
     for base in range(0, num_seqs, BLOCK):
         _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
         count = tl.cdiv(tiles, size)
@@ -312,7 +313,7 @@ def _plan_kernel(
 
 @triton.jit
 def _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Keys of each sequence, the first of them in a tile that is looked at, and such tiles."""
+    """Return each sequence's number of keys, its first key to read, and its number of tiles."""
     length = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
     begin = tl.zeros_like(length)
     if WINDOW is not None:
@@ -352,7 +353,7 @@ def _split_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program: a piece of one sequence's keys under all queries of one KV head."""
+    """One program: one split of a sequence's keys, for a tile of queries of one KV head."""
     piece = tl.program_id(0)
     kv_head = tl.program_id(1)
     seq = tl.load(pieces_ptr + piece * 4)
@@ -388,13 +389,13 @@ def _split_kernel(
     highest = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if sinks_ptr is not None:
-        # A key without a value: the sequence's first piece counts it.
+        # A sink is a key without a value; the sequence's first split counts it.
         if begin <= first_key:
             highest = tl.load(sinks_ptr + head, mask=real, other=0.0) * LOG2E
             total = tl.full([ROWS], 1.0, tl.float32)
     acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
 
-    # All queries see all keys, so only tiles that the piece or the window cuts need a mask.
+    # All queries see all keys, so only tiles cut by the end of the split or the window need a mask.
     position = tl.zeros([ROWS], tl.int32) + (num_keys - 1)
     full = begin + (end - begin) // TILE * TILE
     table_ptr += seq.to(tl.int64) * table_stride
@@ -447,9 +448,9 @@ def _merge_pieces_kernel(
     HEADS_AT_ONCE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: a query's result in some heads from that of the pieces, always in their order.
+    """One program: merge the splits of one query, for some heads, always in the same order.
 
-    Nothing is left to do where a sequence has one piece.
+    If a sequence has only one split, its result is already final.
     """
     token = tl.program_id(0)
     seq = token // num_queries
@@ -493,10 +494,10 @@ def _merge_pieces_kernel(
 
 
 def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int) -> None:
-    """Check a cache and its tables against queries that have been checked.
+    """Check a cache and its block table against queries that are already checked.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     num_heads, head_dim = q.shape[1:]
     check_tensor(
@@ -516,10 +517,10 @@ def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int)
 
 
 def check_out(q: Tensor, out: Tensor | None, lse: Tensor | None) -> Tensor:
-    """The tensor for the output: the caller's, once checked, or a new one.
+    """Return the output tensor: the caller's, after checking it, or a new one. Check `lse` too.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     if lse is not None:
         check_tensor("lse", lse, tuple(q.shape[:2]), torch.float32, like=q)
@@ -530,10 +531,10 @@ def check_out(q: Tensor, out: Tensor | None, lse: Tensor | None) -> Tensor:
 
 
 def check_q(q: Tensor, name: str = "q") -> None:
-    """Check queries, or what is shaped like them: [tokens, num_heads, head_dim].
+    """Check queries, or a tensor of the same layout: [tokens, num_heads, head_dim].
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     check_tensor(name, q, (None, None, None), MODEL_DTYPES, like=q, contiguous=False)
     device_of(name, q)

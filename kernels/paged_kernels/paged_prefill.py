@@ -1,7 +1,7 @@
-"""Attention of chunks of prompts over block tables: causal, many queries a program.
+"""Causal attention of prefill chunks over block tables, with many queries per program.
 
 The queries of a program, each with all heads that share a KV head, fill a tile large enough for
-the tensor cores' widest instructions. Keys that all of them see are looked at without a mask.
+the tensor cores' widest instructions. Keys that all queries of the tile see need no mask.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def paged_prefill(
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """Let each query see the keys of its sequence up to its own position.
+    """Attend from each query to the keys of its sequence up to its own position.
 
     Args:
-        q: [num_tokens, num_heads, head_dim] bf16, fp16 or fp32, heads dense; sequence `s` has
-            rows `query_start_loc[s]` to `query_start_loc[s + 1]`, its last positions.
-        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] of the type of `q`, fp8 or
-            int8; holds these queries' own keys already.
-        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are free.
-        seq_lens: [num_seqs] int32, keys of each sequence.
+        q: [num_tokens, num_heads, head_dim] bf16, fp16 or fp32, each head contiguous; sequence
+            `s` has rows `query_start_loc[s]` to `query_start_loc[s + 1]`, its last positions.
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
+            or int8; already holds the keys of these queries.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
+        seq_lens: [num_seqs] int32, number of keys of each sequence.
         query_start_loc: [num_seqs + 1] int32.
         scores: options on the scores.
-        first_seq: sequences before it are left alone; each of them has one query.
+        first_seq: first sequence to process; those before it are skipped and have one query each.
         out: like `q`, filled and returned.
-        lse: [num_tokens, num_heads] float32, filled with the natural logarithms of the softmax's
-            denominators.
+        lse: [num_tokens, num_heads] float32, filled with the natural logarithms of the
+            softmax denominators.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: an argument is invalid; the error names it.
     """
     check_q(q)
     check_tensor("seq_lens", seq_lens, (None,), torch.int32, like=q)
@@ -64,7 +64,7 @@ def paged_prefill(
     group, dim_padded = num_heads // num_kv_heads, triton.next_power_of_2(head_dim)
     config = prefill_config(device_of("q", q).arch, dim_padded, q.element_size())
     rows = max(config.rows, triton.next_power_of_2(group))
-    # Each sequence may leave its last program part empty, hence one more for each.
+    # One extra program per sequence, because its last program may be partly empty.
     num_programs = (len(q) - first_seq) // (rows // group) + num_seqs - first_seq
     if len(q) == first_seq:
         return out
@@ -105,9 +105,9 @@ def paged_prefill(
 
 @triton.jit
 def _find(starts_ptr, block, first_seq, num_seqs, QUERIES: tl.constexpr):
-    """The sequence that the program numbered `block` works on, and its first program's number.
+    """Return the sequence that program `block` works on, and the number of its first program.
 
-    Sequence s gets the numbers from start[s] // QUERIES + s on, which leaves it enough of them.
+    The programs of sequence s start at start[s] // QUERIES + s, which leaves enough for each one.
     """
     base = tl.load(starts_ptr + first_seq)
     low = first_seq
@@ -153,10 +153,10 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program: some consecutive queries of a sequence with the heads of one KV head."""
+    """One program: consecutive queries of a sequence, with the query heads of one KV head."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
-    # The last queries of a prompt see the most keys: they start first.
+    # The last queries of a prompt see the most keys, so they start first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     seq, first_block = _find(starts_ptr, block, first_seq, num_seqs, QUERIES)
@@ -188,13 +188,13 @@ def _prefill_kernel(
         slopes = tl.load(slopes_ptr + head, mask=real, other=0.0)
     highest = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    if sinks_ptr is not None:  # a key without a value
+    if sinks_ptr is not None:  # a sink is a key without a value
         highest = tl.load(sinks_ptr + head, mask=real, other=0.0) * LOG2E
         total = tl.full([ROWS], 1.0, tl.float32)
     acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
 
-    # Keys [begin, whole) lie in part before the window of some query, [whole, full) are seen by
-    # all queries, [full, end) by some.
+    # Keys in [begin, whole) may lie before the window of some query, all queries see [whole, full),
+    # and only some queries see [full, end).
     first_position = context + first_query
     end = tl.minimum(first_position + QUERIES, num_keys)
     full = (first_position + 1) // TILE * TILE

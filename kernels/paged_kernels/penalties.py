@@ -1,4 +1,4 @@
-"""Changes to logits that depend on the tokens a sequence already has, and the counts of these."""
+"""Logit penalties that depend on a sequence's earlier tokens, and the counts of those tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from paged_kernels.device import device_of
 from paged_kernels.errors import check_tensor
 
-_CHUNK = 16384  # logits of a program: few enough to share a row out, enough to be worth a launch
+_CHUNK = 16384  # logits per program: few enough to split a row, enough to be worth a program
 _TILE = 2048
 _NUM_WARPS = 4
-_ROWS = 128  # of a program that counts
+_ROWS = 128  # rows per program of the counting kernel
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _penalties_kernel(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One chunk of one row."""
+    """One program: one chunk of one row."""
     CHUNKS: tl.constexpr = tl.cdiv(VOCAB, CHUNK)
     row = (tl.program_id(0) // CHUNKS).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
@@ -58,7 +58,7 @@ def _penalties_kernel(
             x -= tl.where(outputs > 0.0, frequency * outputs + presence, 0.0)
             tl.store(logits_ptr + tokens, x, mask=seen)
     if tl.load(positions_ptr + row) < tl.load(min_position_ptr + slot):
-        tl.debug_barrier()  # a penalized logit may be that of a stop
+        tl.debug_barrier()  # a penalized logit may belong to a stop token
         column = tl.arange(0, STOPS_TILE)
         stops = tl.load(stop_ids_ptr + slot * STOPS + column, mask=column < STOPS, other=-1)
         here = (stops >= chunk) & (stops < tl.minimum(chunk + CHUNK, VOCAB))
@@ -79,34 +79,35 @@ def _count_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What the sequence in each slot wants of its earlier tokens; names and meanings are vLLM's."""
+    """Penalty parameters of the sequence in each slot, with vLLM's names and meanings."""
 
-    repetition: Tensor  # [num_slots] float32 over 0; 1 for none
-    presence: Tensor  # [num_slots] float32; 0 for none
-    frequency: Tensor  # [num_slots] float32; 0 for none
-    min_position: Tensor  # [num_slots] int32, the first at which a stop may be sampled
-    stop_ids: Tensor  # [num_slots, any] int32, the end of sequence among them, padded with -1
+    repetition: Tensor  # [num_slots] float32 > 0; 1 disables it
+    presence: Tensor  # [num_slots] float32; 0 disables it
+    frequency: Tensor  # [num_slots] float32; 0 disables it
+    min_position: Tensor  # [num_slots] int32, first position at which stop tokens are allowed
+    stop_ids: Tensor  # [num_slots, any] int32, including the end of sequence, padded with -1
 
 
 def apply_penalties(
     logits: Tensor, slots: Tensor, positions: Tensor, token_counts: Tensor, penalties: Penalties
 ) -> None:
-    """Penalize earlier tokens and forbid early stops, in place.
+    """Penalize earlier tokens and forbid early stop tokens, in place.
 
     Tokens of prompt or output: positive logits are divided by `repetition`, others multiplied.
     Tokens of the output: `presence` and, for each occurrence, `frequency` are subtracted. Then, if
-    the position is below `min_position`, stops become minus infinity. Other rows are not read.
+    the position is below `min_position`, the logits of stop tokens become minus infinity. The
+    logits of rows without penalties are not read.
 
     Args:
         logits: [rows, vocab] float32.
         slots: [rows] int32. A negative slot is padding: its row is left alone.
-        positions: [rows] int32, of the tokens to be sampled.
+        positions: [rows] int32, positions of the tokens to be sampled.
         token_counts: [num_slots, vocab] int32: twice the occurrences in the output, and 1 more if
             the token occurs in the prompt.
-        penalties: by slot; read on the device, so that captured launches obey changes.
+        penalties: by slot; read on the device, so captured launches see updates.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout.
+        ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     check_tensor("logits", logits, (None, None), torch.float32, like=logits)
     device_of("logits", logits)
@@ -146,10 +147,10 @@ def count_tokens(token_counts: Tensor, slots: Tensor, tokens: Tensor) -> None:
     Args:
         token_counts: as for `apply_penalties`; updated.
         slots: [rows] int32. A negative slot is padding. A slot may have several rows.
-        tokens: [rows] int32. What is no token of the vocabulary is not counted.
+        tokens: [rows] int32. Ids outside the vocabulary are not counted.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout.
+        ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     check_tensor("token_counts", token_counts, (None, None), torch.int32, like=token_counts)
     device_of("token_counts", token_counts)

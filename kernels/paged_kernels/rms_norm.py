@@ -1,4 +1,4 @@
-"""Root mean square norm of rows, with or without the addition of a residual stream before it.
+"""Root mean square norm of rows, optionally after adding a residual stream.
 
 Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019), equation 4.
 """
@@ -14,12 +14,12 @@ from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check_tensor
 
-_MAX_TILE = 16384  # elements that a program keeps in registers: 32 to a thread
+_MAX_TILE = 16384  # elements that a program keeps in registers: 32 per thread
 
 
 @triton.jit
 def _load_sum(x_ptr, residual_ptr, columns, WIDTH: tl.constexpr):
-    """Part of a row in float32, after the residual has been updated with it."""
+    """Load part of a row in float32; if there is a residual, add to it in place first."""
     inside = columns < WIDTH
     values = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     if residual_ptr is not None:
@@ -51,7 +51,7 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One row. One that is wider than a tile is read twice, the second time from the cache."""
+    """One program: one row. A row wider than a tile is read again, from the cache."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * X_STRIDE
     out_ptr += row * OUT_STRIDE
@@ -69,27 +69,27 @@ def _rms_norm_kernel(
             squares += values * values
         scale = tl.rsqrt(tl.sum(squares) / WIDTH + eps)
         for start in range(0, WIDTH, TILE):
-            # The residual holds the sums by now: no thread has passed `tl.sum` before its stores.
+            # The residual holds the sums by now: all threads stored them before `tl.sum` ended.
             summed_ptr = x_ptr if residual_ptr is None else residual_ptr
             values = _load_sum(summed_ptr, None, start + columns, WIDTH)
             _store_scaled(out_ptr, values, scale, weight_ptr, start + columns, WIDTH)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean(x**2) + eps) * weight of each row, in float32, rounded once.
+    """Compute x / sqrt(mean(x**2) + eps) * weight for each row, in float32, rounded once.
 
     Args:
-        x: [rows, width] bfloat16, float16 or float32, of any width. Rows may be strided by whole
-            16 bytes.
+        x: [rows, width] bfloat16, float16 or float32, of any width. Rows may be strided by
+            multiples of 16 bytes.
         weight: [width], dtype of `x`.
         eps: added to the mean of the squares.
-        out: [rows, width] for the result, strided as `x` may be; may be `x` itself.
+        out: [rows, width] for the result, may be strided like `x`; may be `x` itself.
 
     Returns:
         `out`, or a new tensor.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout.
+        ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     return _norm(x, None, weight, eps, out)
 
@@ -97,11 +97,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
 ) -> Tensor:
-    """Add `x` to `residual` in place, then norm the sum, as it has been rounded, into `out`.
+    """Add `x` to `residual` in place, then write the norm of the rounded sum to `out`.
 
     Args:
         x: as for `rms_norm`.
-        residual: [rows, width], dtype of `x`, strided as `x` may be; updated.
+        residual: [rows, width], dtype of `x`, may be strided like `x`; updated.
         weight: as for `rms_norm`.
         eps: as for `rms_norm`.
         out: as for `rms_norm`; may be `x`, not `residual`.
@@ -110,7 +110,7 @@ def add_rms_norm(
         `out`, or a new tensor.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout.
+        ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     _check_rows("x", x, x)
     _check_rows("residual", residual, x)
@@ -145,6 +145,6 @@ def _norm(
 
 
 def _check_rows(name: str, tensor: Tensor, x: Tensor) -> None:
-    """Check rows like those of `x`. Only contiguous ones may be of any width."""
+    """Check that a tensor matches `x`. Only contiguous tensors may have any width."""
     shape, dtypes = ((None, None), MODEL_DTYPES) if tensor is x else (tuple(x.shape), (x.dtype,))
     check_tensor(name, tensor, shape, dtypes, like=x, contiguous=tensor.is_contiguous())

@@ -1,10 +1,10 @@
-"""Tokens from logits, without a sort and without the host.
+"""Sample tokens from logits entirely on the device, without a sort.
 
-Filters keep the tokens over a threshold; `_selection` has how it is found, from which stacks, and
-what NaN counts as.
+Filters keep the tokens at or above a threshold; `_selection` explains how the threshold is found,
+what the stacks are, and how NaN is treated.
 
 The draw is a race (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006): the
-token with the least of Exp(1) / weight wins. The exponentials come from Philox4x32-10 (Salmon et
+token with the smallest Exp(1) / weight wins. The exponentials come from Philox4x32-10 (Salmon et
 al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the key is the seed, the counter is
 (token // 4, position, 0, 0), and the token takes word `token % 4` of the result.
 """
@@ -41,7 +41,7 @@ _GREEDY_TEMPERATURE = tl.constexpr(1e-5)
 
 @triton.jit
 def _words(seed, position, start):
-    """The random words of the tokens from `start` on, a multiple of 4, one for each lane."""
+    """Return the random words of the LANES tokens from `start` (a multiple of 4) on."""
     quad = start // 4 + tl.arange(0, LANES // 4)
     zero = quad * 0
     a, b, c, d = tl.philox(seed, quad, zero + position, zero, zero)
@@ -50,7 +50,7 @@ def _words(seed, position, start):
 
 @triton.jit
 def _words_of(seed, position, tokens):
-    """The random words of any tokens."""
+    """Return the random words of arbitrary tokens."""
     zero = tokens * 0
     a, b, c, d = tl.philox(seed, tokens // 4, zero + position, zero, zero)
     place = tokens % 4
@@ -59,16 +59,16 @@ def _words_of(seed, position, tokens):
 
 @triton.jit
 def _exponential(words):
-    """-log(1 - u) of u = (word + 1/2) / 2**32. What wins a race comes of a small u."""
+    """Return -log(1 - u) for u = (word + 1/2) / 2**32, accurate for small u, which win races."""
     u = (words.to(tl.float32) + 0.5) * 2.0**-32
-    # 1 - u rounds away what tells small u apart; its logarithm's series does not.
+    # 1 - u rounds away the differences between small u; the series of the logarithm does not.
     series = u * (1.0 + u * (1.0 / 2 + u * (1.0 / 3 + u * (1.0 / 4))))
     return tl.where(u < 2.0**-6, series, -tl.log(1.0 - tl.minimum(u, 1.0 - 2.0**-24)))
 
 
 @triton.jit
 def _race(values_ptr, tokens_ptr, length, threshold, highest, scale, seed, position):
-    """Draw among the values from `threshold` on. Without `tokens_ptr` a token is its place."""
+    """Draw a token with a value >= `threshold`. If `tokens_ptr` is None, tokens are indices."""
     lane = tl.arange(0, LANES)
     best = tl.full([LANES], float("inf"), tl.float32)
     winner = tl.zeros([LANES], tl.int32)
@@ -80,7 +80,7 @@ def _race(values_ptr, tokens_ptr, length, threshold, highest, scale, seed, posit
         else:
             tokens = tl.load(tokens_ptr + start + lane)
             words = _words_of(seed, position, tokens)
-        # 2**120 is far beyond what can win, and finite.
+        # The cap of 2**120 is finite and far too large to win.
         time = _exponential(words) * tl.exp2(tl.minimum((highest - x) * scale, 120.0))
         better = (x >= threshold) & (time < best)
         best = tl.where(better, time, best)
@@ -90,19 +90,19 @@ def _race(values_ptr, tokens_ptr, length, threshold, highest, scale, seed, posit
 
 @triton.jit
 def _target(mass, top_p):
-    """The mass that the likeliest tokens must hold; never none."""
+    """Return the mass that the kept tokens must reach together (at least 1)."""
     return tl.maximum(tl.ceil(mass.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
 def _draw(values_ptr, tokens_ptr, length, rank, top_p, mass, floor, highest, scale, seed, position):
-    """Filter, then draw. `mass` is that from `floor` on."""
+    """Apply top-k and top-p, then draw. `mass` is the total weight of the values >= `floor`."""
     threshold = floor
     if rank > 0:
         threshold = find_threshold(values_ptr, length, floor, highest, rank, scale, False)
         mass = mass_from(values_ptr, length, threshold, highest, scale)
     if top_p < 1.0:
-        # What lies 42 halvings below the likeliest weighs nothing.
+        # A token 2**42 times less likely than the likeliest has an integer weight of 0.
         lowest = tl.maximum(threshold, highest - 42.0 / scale)
         target = _target(mass, top_p)
         threshold = find_threshold(values_ptr, length, lowest, highest, target, scale, True)
@@ -124,7 +124,7 @@ def _sample_kernel(
     out_ptr,
     VOCAB: tl.constexpr,
 ):
-    """One row."""
+    """One program: one row."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     if slot < 0:
@@ -144,11 +144,11 @@ def _sample_kernel(
         scale = LOG2E / temperature
         drop = temperature * tl.log(tl.where(min_p > 0.0, min_p, 1.0))
         floor = tl.where(min_p > 0.0, tl.maximum(highest + drop, -LARGEST), -LARGEST)
-        rank = tl.where(top_k < VOCAB, top_k, 0)  # none below 1
+        rank = tl.where(top_k < VOCAB, top_k, 0)  # below 1: no top-k
         length = 0
         mass = tl.zeros([], tl.int64)
         if (rank > 0) | (top_p < 1.0):
-            # Half of the lanes have room for any nucleus but a flat one.
+            # A bound at half of the lanes leaves room for any top-p set, unless the row is flat.
             half = LANES // 2
             lanes = tl.where(rank > 0, tl.minimum(rank, half), half)
             bound = bound_of_rank(peaks, values_ptr, floor, highest, lanes)
@@ -187,12 +187,12 @@ def _sample_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SamplingState:
-    """How the sequence in each slot wants its tokens chosen; names and meanings are vLLM's."""
+    """Sampling parameters of the sequence in each slot, with vLLM's names and meanings."""
 
-    temperature: Tensor  # [num_slots] float32; below 1e-5 the first of the likeliest is taken
-    top_k: Tensor  # [num_slots] int32; none where below 1 or not below the vocabulary's size
-    top_p: Tensor  # [num_slots] float32 over 0; none from 1 on
-    min_p: Tensor  # [num_slots] float32 in 0..1; none at 0
+    temperature: Tensor  # [num_slots] float32; below 1e-5: argmax, the first one of ties
+    top_k: Tensor  # [num_slots] int32; disabled if < 1 or >= the vocabulary size
+    top_p: Tensor  # [num_slots] float32 > 0; disabled if >= 1
+    min_p: Tensor  # [num_slots] float32 in 0..1; disabled at 0
     seed: Tensor  # [num_slots] int64; any 64 bits
 
 
@@ -208,26 +208,26 @@ _STATE_DTYPES = {
 def sample(
     logits: Tensor, slots: Tensor, positions: Tensor, state: SamplingState, out: Tensor
 ) -> Tensor:
-    """Draw one token from each row of logits, as the parameters in the row's slot say.
+    """Draw one token from each row of logits, with the sampling parameters of the row's slot.
 
-    A row's token depends on its own logits, parameters, seed and position only. Temperature is
-    applied first, then `min_p`, `top_k` and, to what these left, `top_p`; tokens as likely as the
-    last one kept are kept as well. A row of nothing but minus infinity yields token 0.
+    A row's token depends only on its own logits, parameters, seed and position. Temperature is
+    applied first, then `min_p`, `top_k` and, on the tokens these leave, `top_p`; tokens as likely
+    as the last one kept are kept as well. A row that is all minus infinity yields token 0.
 
-    Tokens less likely than some 1e-10 are drawn too rarely: random numbers have 32 bits.
+    Tokens less likely than about 1e-10 are drawn too rarely: random numbers have 32 bits.
 
     Args:
         logits: [rows, vocab] float32; only read.
         slots: [rows] int32. A negative slot is padding: nothing is written for its row.
-        positions: [rows] int32, of the tokens to be sampled.
-        state: parameters by slot; read on the device, so that captured launches obey changes.
-        out: [rows] int32 for the tokens.
+        positions: [rows] int32, positions of the tokens to be sampled.
+        state: parameters by slot; read on the device, so captured launches see updates.
+        out: [rows] int32, receives the tokens.
 
     Returns:
         `out`.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout.
+        ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     rows, vocab = check_logits(logits)
     check_tensor("slots", slots, (rows,), torch.int32, like=logits)

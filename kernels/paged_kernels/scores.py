@@ -1,4 +1,4 @@
-"""How queries and keys become scores: the options that all attention kernels take."""
+"""Options for computing attention scores, accepted by all attention kernels."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paged_kernels.errors import check, check_tensor
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scale, limits and additions to the scores, and the scales of a quantized cache."""
+    """Scale, window, cap and biases of the scores, and the scales of a quantized cache."""
 
-    scale: float  # factor on the products before the softmax
-    window: int | None = None  # positions that a token sees, its own included
+    scale: float  # factor on the dot products
+    window: int | None = None  # number of positions that a token sees, including its own
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    sinks: Tensor | None = None  # [num_heads] float32, score of a key without a value
-    alibi_slopes: Tensor | None = None  # [num_heads] float32, times the distance to a key
-    k_scale: Tensor | None = None  # [num_kv_heads] float32, a stored key times it is the key
-    v_scale: Tensor | None = None  # [num_kv_heads] float32
+    sinks: Tensor | None = None  # [num_heads] float32, score of an extra key without a value
+    alibi_slopes: Tensor | None = None  # [num_heads] float32, times (key - query position)
+    k_scale: Tensor | None = None  # [num_kv_heads] float32; key = stored key * scale
+    v_scale: Tensor | None = None  # [num_kv_heads] float32; value = stored value * scale
 
     def check(self, q: Tensor, kv_cache: Tensor) -> None:
-        """Check against queries [T, num_heads, D] and a cache [N, 2, num_kv_heads, B, D].
+        """Check the options against `q` [T, num_heads, D] and a cache [N, 2, num_kv_heads, B, D].
 
         Raises:
             ArgumentError: an option has the wrong type, shape, device or range.
@@ -45,5 +45,5 @@ class Scores:
                 check_tensor(name, tensor, (size,), torch.float32, like=q)
 
     def without_sinks(self) -> Scores:
-        """For one part of the keys, where another part counts the sinks."""
+        """Return a copy without sinks, for one part of the keys if another part counts them."""
         return replace(self, sinks=None)

@@ -14,12 +14,12 @@ from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
 
-_MAX_TILE = 1024  # small enough that one row of a model keeps many processors busy
+_MAX_TILE = 1024  # small enough that one row keeps many multiprocessors busy
 
 
 @triton.jit
 def _silu_and_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """One tile of one row."""
+    """One program: one tile of one row."""
     TILES: tl.constexpr = tl.cdiv(WIDTH, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     columns = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
@@ -27,7 +27,7 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, TILE: tl.con
     gate_ptrs = gate_up_ptr + row * (2 * WIDTH) + columns
     gate = tl.load(gate_ptrs, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    # Only negative numbers are exponentiated: e**-|x| is at most one.
+    # e**-|x| is at most 1, so it cannot overflow.
     decay = tl.exp(-tl.abs(gate))
     sigmoid = tl.where(gate >= 0.0, 1.0, decay) / (1.0 + decay)
     product = (gate * sigmoid * up).to(out_ptr.dtype.element_ty)
@@ -35,17 +35,17 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, TILE: tl.con
 
 
 def silu_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
-    """silu(gate) * up of each row, silu(x) = x / (1 + e**-x), in float32, rounded once.
+    """Compute silu(gate) * up, silu(x) = x / (1 + e**-x), for each row in float32, rounded once.
 
     Args:
-        gate_up: [rows, 2 * width] bfloat16, float16 or float32: gates, then what they multiply.
+        gate_up: [rows, 2 * width] bfloat16, float16 or float32: each row is gate, then up.
         out: [rows, width], dtype of `gate_up`, for the result.
 
     Returns:
         `out`, or a new tensor.
 
     Raises:
-        ArgumentError: an argument has another shape, dtype, device or layout.
+        ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
     check_tensor("gate_up", gate_up, (None, None), MODEL_DTYPES, like=gate_up)
     device_of("gate_up", gate_up)

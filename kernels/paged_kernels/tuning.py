@@ -1,9 +1,10 @@
 """Launch configurations, chosen offline; nothing is tuned or compiled while serving.
 
-Each function is a table, by architecture and by what decides the registers and shared memory of a
-program: the first line that fits applies, the last is the default. `python -m paged_kernels.aot`
-shows what the compiler makes of each, `kernels/benchmarks/bench_paged_decode.py --sweep` (and
-`bench_paged_prefill.py`) what a device makes of their neighbours.
+Each function is a table, keyed by architecture and the values that determine the registers and
+shared memory of a program: the first line that fits applies, the last is the default.
+`python -m paged_kernels.aot` shows the compiled result of each configuration;
+`kernels/benchmarks/bench_paged_decode.py --sweep` (and `bench_paged_prefill.py`) times neighboring
+configurations on a device.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How the split kernel of decoding is launched."""
+    """Launch configuration of the split kernel of decoding."""
 
-    tile: int  # keys in one pass of the loop
+    tile: int  # keys per loop iteration
     num_warps: int
-    num_stages: int  # tiles under way; one of them is taken by the block ids
-    programs_per_sm: int  # to cut the work into, at least
-    # For each thread. Left to itself the assembler spills to make room for programs that the
-    # shared memory has no room for; 168 lets three programs of 4 warps share a multiprocessor.
+    num_stages: int  # tiles in flight; the block ids take one of them
+    programs_per_sm: int  # minimum, when the work is split
+    # Per thread. Without a setting the assembler spills to fit more programs than the shared memory
+    # has room for; 168 lets three programs of 4 warps share a multiprocessor.
     max_registers: int = 255
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """How the prefill kernel is launched."""
+    """Launch configuration of the prefill kernel."""
 
-    rows: int  # queries times heads of a group in one program
-    tile: int  # keys in one pass of the loop
+    rows: int  # per program: queries times heads of a group
+    tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int
 
@@ -37,8 +38,11 @@ class PrefillConfig:
 def decode_config(
     arch: int, head_dim: int, item_size: int, rows: int, quantized: bool
 ) -> DecodeConfig:
-    """For `rows` queries with heads of `head_dim` (padded), `item_size` bytes an element."""
-    if item_size == 4:  # float32 has no tensor cores: registers decide
+    """Return the configuration for tiles of `rows` queries times heads.
+
+    `head_dim` is padded to a power of 2; queries have `item_size` bytes per element.
+    """
+    if item_size == 4:  # float32 cannot use tensor cores, so registers decide
         return DecodeConfig(16 if head_dim > 64 else 32, 8, 3, programs_per_sm=2)
     if rows > 16:
         stages = 3 if arch >= 90 else 2
@@ -51,7 +55,7 @@ def decode_config(
 
 
 def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
-    """For heads of `head_dim` (padded) and queries of `item_size` bytes an element."""
+    """Return the configuration for heads of `head_dim` (padded) and `item_size`-byte queries."""
     if item_size == 4:
         return PrefillConfig(16, 32 if head_dim <= 128 else 16, num_warps=8, num_stages=2)
     if head_dim <= 64:

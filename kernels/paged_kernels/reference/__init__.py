@@ -1,1 +1,1 @@
-"""What each kernel is to compute, in plain torch and float64: one file an operation."""
+"""Reference implementations of the kernels in plain torch and float64, one file per operation."""

@@ -1,4 +1,4 @@
-"""The write of a step's keys and values, token by token in float64."""
+"""Reference for writing a step's keys and values, token by token in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_kv(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """As `paged_kernels.kv_write.write_kv`, in place, too."""
+    """Reference for `paged_kernels.kv_write.write_kv`; it works in place as well."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     heads = qkv.view(len(qkv), -1, head_dim)
     q, k, v = torch.split(heads.double(), [num_heads, num_kv_heads, num_kv_heads], dim=1)

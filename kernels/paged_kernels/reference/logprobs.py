@@ -1,4 +1,4 @@
-"""Log-probabilities in float64, by sorting."""
+"""Reference for log-probabilities, in float64 and by sorting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paged_kernels.reference.sampling import repaired
 
 
 def logprobs(logits: Tensor, token: int, number: int) -> tuple[float, int, list[int], list[float]]:
-    """Of a token in a row [vocab]: its own, its rank, then the likeliest tokens and theirs."""
+    """Return a token's log-probability and rank in a row [vocab], then top tokens and theirs."""
     x = repaired(logits)
     found = x.log_softmax(0)
     order = found.sort(descending=True, stable=True)

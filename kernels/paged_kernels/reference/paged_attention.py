@@ -1,4 +1,4 @@
-"""Paged attention by gathering each sequence's keys and values, in float64."""
+"""Reference for paged attention: gathers each sequence's keys and values, in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def paged_attention(
     *,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As `paged_kernels.paged_attention`, both results float64.
+    """Reference for `paged_kernels.paged_attention`: output and log-sum-exp, both float64.
 
     Without `causal` every query sees all keys of its sequence.
     """
@@ -39,7 +39,7 @@ def paged_attention(
 def gather(
     kv_cache: Tensor, block_ids: Tensor, length: int, scores: Scores
 ) -> tuple[Tensor, Tensor]:
-    """A sequence's keys and values, [length, num_kv_heads, head_dim] float64 each."""
+    """Return a sequence's keys and values, each [length, num_kv_heads, head_dim] float64."""
     block_size, head_dim = kv_cache.shape[3:]
     blocks = kv_cache[block_ids[: -(-length // block_size)].long()].double()
     k, v = blocks.permute(1, 0, 3, 2, 4).reshape(2, -1, kv_cache.shape[2], head_dim)[:, :length]
@@ -53,7 +53,7 @@ def gather(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scores: Scores, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """One sequence's queries [n, num_heads, head_dim] over its keys; output and log-sum-exp."""
+    """Return output and log-sum-exp of one sequence's queries [n, num_heads, head_dim]."""
     num_heads = q.shape[1]
     k, v = (x.repeat_interleave(num_heads // k.shape[1], dim=1) for x in (k, v))
     s = torch.einsum("qhd,khd->hqk", q, k) * scores.scale
@@ -66,7 +66,7 @@ def attend(
         s = s.masked_fill(distance > 0, -math.inf)
     if scores.window is not None:
         s = s.masked_fill(distance <= -scores.window, -math.inf)
-    if scores.sinks is not None and len(k):  # a key of its own for each head, with no value
+    if scores.sinks is not None and len(k):  # an extra key per head, without a value
         sink = scores.sinks.double()[:, None, None].expand(-1, len(q), 1)
         s = torch.cat((s, sink), dim=2)
         v = torch.cat((v, torch.zeros_like(v[:1])))

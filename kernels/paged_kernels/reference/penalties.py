@@ -1,4 +1,4 @@
-"""Penalties from lists of tokens, in float64."""
+"""Reference for penalties, computed from lists of tokens in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def penalized(
     frequency: float,
     forbidden: Sequence[int] = (),
 ) -> Tensor:
-    """What becomes of a row of logits [vocab]; `forbidden` are its stops, if it may not stop."""
+    """Return penalized logits [vocab]; `forbidden` holds the stop tokens if it may not stop."""
     x = logits.double()
     for token in {*prompt, *output}:
         x[token] = x[token] / repetition if x[token] > 0 else x[token] * repetition

@@ -1,4 +1,4 @@
-"""Sampling in float64, by sorting."""
+"""Reference for sampling, in float64 and by sorting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASK = 2**32 - 1
 def probabilities(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> Tensor:
-    """The distribution that tokens are drawn from: [vocab] float64 for logits [vocab]."""
+    """Return the sampling distribution [vocab] float64 for logits [vocab]."""
     x = repaired(logits)
     if temperature < 1e-5 or top_k == 1 or x.max() == -torch.inf:
         return torch.nn.functional.one_hot(x.argmax(), len(x)).double()
@@ -28,7 +28,7 @@ def probabilities(
 
 
 def draw(probabilities: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The tokens drawn from one distribution with each seed at each position: [n] int64."""
+    """Draw one token per (seed, position) pair from one distribution: [n] int64."""
     tokens = torch.arange(len(probabilities))
     zero = torch.tensor(0)
     counter = [tokens // 4, positions.long().unsqueeze(-1), zero, zero]
@@ -41,13 +41,13 @@ def draw(probabilities: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def repaired(logits: Tensor) -> Tensor:
-    """Logits without NaN and plus infinity, in float64."""
+    """Return logits without NaN and plus infinity, in float64."""
     x = logits.double()
     return torch.where(x.isnan(), -torch.inf, x.clamp(max=_LARGEST))
 
 
 def philox(key: Tensor, counter: list[Tensor]) -> list[Tensor]:
-    """Philox4x32-10 (Salmon et al., 2011, section 3.3) of four words each, held in int64."""
+    """Return the four words of Philox4x32-10 (Salmon et al., 2011, section 3.3), in int64."""
     a, b, c, d = counter
     low, high = key & _MASK, key >> 32 & _MASK
     for _ in range(10):
@@ -58,7 +58,7 @@ def philox(key: Tensor, counter: list[Tensor]) -> list[Tensor]:
 
 
 def _product(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """The high and low word of a product, which does not fit int64 as a whole."""
+    """Return the high and low 32-bit words of a product that may not fit in int64."""
     below = (word & 0xFFFF) * factor
     above = (word >> 16) * factor + (below >> 16)
     return above >> 16, (above & 0xFFFF) << 16 | below & 0xFFFF

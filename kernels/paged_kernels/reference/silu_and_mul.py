@@ -1,4 +1,4 @@
-"""The gated activation in float64."""
+"""Reference for the gated activation, in float64."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """As `paged_kernels.silu_and_mul.silu_and_mul`, not rounded."""
+    """Reference for `paged_kernels.silu_and_mul.silu_and_mul`, not rounded."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     return F.silu(gate) * up
