@@ -161,8 +161,8 @@ class Scheduler:
         step = StepBuilder(self.config.max_num_batched_tokens)
         self._preempt_for_fairness()
         preempted = self._schedule_running(step)
-        for planned in step.slices():
-            self._register(planned.seq, planned.num_tokens)
+        for seq, num_tokens in step.slices():
+            self._register(seq, num_tokens)
         if not preempted:
             self._admit_waiting(step)
         output = step.build(self.kv.block_size, self._siblings, self._freed_seq_ids)
@@ -211,7 +211,8 @@ class Scheduler:
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
         drafts = self._drafts(decodes, step.budget - len(decodes))
         for seq in decodes:
-            self._continue(seq, step, drafts.get(seq.seq_id))
+            if seq.seq_id not in drafts or not self._speculate(seq, step, drafts[seq.seq_id]):
+                self._continue(seq, step)
         for seq in sorted(prefills, key=self._waiting.priority_key):
             if self.counters.num_preemptions == num_preemptions:
                 self._admit_waiting(step, before=seq)
@@ -234,20 +235,23 @@ class Scheduler:
         decodes.sort(key=lambda seq: seq.seq_id in drafts)
         return drafts
 
-    def _continue(
-        self, seq: Sequence, step: StepBuilder, draft_token_ids: list[int] | None = None
-    ) -> None:
+    def _speculate(self, seq: Sequence, step: StepBuilder, draft_token_ids: list[int]) -> bool:
+        """Schedule the newest token of a sequence and drafts, if there are blocks for them."""
+        if seq.status is not SequenceStatus.RUNNING:
+            return False
+        copies = self.kv.allocate_slots(seq, 1 + len(draft_token_ids))
+        if copies is None:
+            return False
+        step.add(seq, 1, copies)
+        step.add_drafts(seq, draft_token_ids)
+        return True
+
+    def _continue(self, seq: Sequence, step: StepBuilder) -> None:
         """Schedule as many tokens of a running sequence as the budget allows.
 
         If blocks run out, the sequence with the lowest priority is preempted, possibly this one.
-        Drafts are left out if there are no blocks for them.
         """
         num_tokens = min(seq.num_uncomputed_tokens, step.budget)
-        if draft_token_ids and seq.status is SequenceStatus.RUNNING:
-            copies = self.kv.allocate_slots(seq, num_tokens + len(draft_token_ids))
-            if copies is not None:
-                step.add(seq, num_tokens, copies, draft_token_ids)
-                return
         while num_tokens > 0 and seq.status is SequenceStatus.RUNNING:
             copies = self.kv.allocate_slots(seq, num_tokens)
             if copies is not None:
@@ -302,8 +306,6 @@ class Scheduler:
 
     def _charge_prompt(self, seq: Sequence, num_tokens: int) -> None:
         """Charge the prompt tokens among the next ``num_tokens`` that were not charged before."""
-        if seq.num_charged_tokens == seq.num_prompt_tokens:
-            return
         end = min(seq.num_computed_tokens + num_tokens, seq.num_prompt_tokens)
         start = max(seq.num_computed_tokens, seq.num_charged_tokens)
         if end > start:
@@ -333,29 +335,31 @@ class Scheduler:
         """Count the tokens of a step as computed, and add placeholders for those it samples."""
         sampled: list[Sequence] = []
         prompts: list[tuple[Sequence, int]] = []
-        for planned in step.slices():
-            seq = planned.seq
+        for seq, num_tokens in step.slices():
             if seq.wants_prompt_logprobs:
                 prompts.append((seq, seq.num_computed_tokens))
-            self._charge_prompt(seq, planned.num_tokens)
-            seq.num_computed_tokens += planned.num_computed
-            if seq.num_computed_tokens >= seq.num_tokens:
-                siblings = self._fork(seq)
-                seq.add_placeholders(len(planned.draft_token_ids))
-                for sibling in siblings:
-                    sibling.add_placeholders()
-                sampled += [seq, *siblings]
+            if seq.num_charged_tokens < seq.num_prompt_tokens:
+                self._charge_prompt(seq, num_tokens)
+            seq.num_computed_tokens += num_tokens
+            if seq.num_uncomputed_tokens == 0:
+                seq.add_placeholder()
+                sampled.append(seq)
+                if seq.seq_id in self._siblings:
+                    sampled += self._fork(seq)
+                if seq.seq_id in step.drafts:
+                    seq.add_drafts(len(step.drafts[seq.seq_id]))
         return ScheduledStep(sampled, prompts)
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
         """Start the other completions of a request whose prompt is computed."""
-        siblings = self._siblings.pop(seq.seq_id, [])
+        siblings = self._siblings.pop(seq.seq_id)
         for sibling in siblings:
             self.kv.fork(seq, sibling)
             sibling.num_cached_tokens = seq.num_cached_tokens
             sibling.admitted_s = seq.admitted_s
             sibling.status = SequenceStatus.RUNNING
             self._running[sibling.seq_id] = sibling
+            sibling.add_placeholder()
         return siblings
 
     # --- after a step ended ---------------------------------------------------------------

@@ -102,11 +102,17 @@ class Sequence:
         """Number of tokens whose K and V neither a past step nor one in flight writes."""
         return len(self.token_ids) - self.num_computed_tokens
 
-    def add_placeholders(self, num_draft_tokens: int = 0) -> None:
-        """Append placeholders for the tokens that a step is about to sample."""
-        self.num_draft_tokens = num_draft_tokens
-        self.token_ids += [PLACEHOLDER] * (1 + num_draft_tokens)
-        self.num_output_placeholders += 1 + num_draft_tokens
+    def add_placeholder(self) -> None:
+        """Append a placeholder for the token that a step is about to sample."""
+        self.token_ids.append(PLACEHOLDER)
+        self.num_output_placeholders += 1
+
+    def add_drafts(self, number: int) -> None:
+        """Count drafts as computed, and append placeholders for the tokens sampled after them."""
+        self.num_draft_tokens = number
+        self.num_computed_tokens += number
+        self.token_ids += [PLACEHOLDER] * number
+        self.num_output_placeholders += number
 
     def take_tokens(self, token_ids: list[int]) -> None:
         """Replace the placeholders of the earliest step in flight by its tokens.
@@ -116,13 +122,14 @@ class Sequence:
         """
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
-        num_placeholders = 1 + self.num_draft_tokens
-        start = self.num_known_tokens
-        self.token_ids[start : start + num_placeholders] = token_ids
-        self.num_output_placeholders -= num_placeholders
-        if self.num_draft_tokens:  # no other step of it is in flight
-            self.num_draft_tokens = 0
-            self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
+        if self.num_draft_tokens == 0:
+            self.token_ids[-self.num_output_placeholders] = token_ids[0]
+            self.num_output_placeholders -= 1
+            return
+        # No other step of the sequence is in flight.
+        self.token_ids[-self.num_output_placeholders :] = token_ids
+        self.num_output_placeholders = self.num_draft_tokens = 0
+        self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

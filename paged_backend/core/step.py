@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from paged_backend.core.kv_cache_manager import BlockCopies
@@ -18,52 +18,38 @@ class ScheduledStep(NamedTuple):
     prompts: list[tuple[Sequence, int]]
 
 
-class PlannedSlice(NamedTuple):
-    """The next tokens of a sequence, followed by drafts."""
-
-    seq: Sequence
-    num_tokens: int
-    draft_token_ids: list[int]
-    num_computed: int  # tokens and drafts
-    copies: BlockCopies  # before the step
-
-
 class StepBuilder:
-    """Collects the slices of a step; ``budget`` is the number of tokens that still fit."""
+    """Collects the slices of a step.
+
+    Attributes:
+        budget: number of tokens that still fit.
+        drafts: the drafts of sequences that have any, by ``seq_id``.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._slices: dict[int, PlannedSlice] = {}  # by seq_id
+        self._slices: dict[int, tuple[Sequence, int, BlockCopies]] = {}  # by seq_id
+        self.drafts: dict[int, list[int]] = {}
 
-    def add(
-        self,
-        seq: Sequence,
-        num_tokens: int,
-        copies: BlockCopies,
-        draft_token_ids: list[int] | None = None,
-    ) -> None:
-        """Add the next tokens of a sequence, whose blocks are valid once the copies are made.
+    def add(self, seq: Sequence, num_tokens: int, copies: BlockCopies) -> None:
+        """Add the next tokens of a sequence, whose blocks are valid once the copies are made."""
+        self._slices[seq.seq_id] = (seq, num_tokens, copies)
+        self.budget -= num_tokens
 
-        Args:
-            seq: the sequence.
-            num_tokens: number of its tokens.
-            copies: of blocks, before the step.
-            draft_token_ids: guesses of the tokens that follow, to be computed as well.
-        """
-        drafts = draft_token_ids or []
-        num_computed = num_tokens + len(drafts)
-        self._slices[seq.seq_id] = PlannedSlice(seq, num_tokens, drafts, num_computed, copies)
-        self.budget -= num_computed
+    def add_drafts(self, seq: Sequence, token_ids: list[int]) -> None:
+        """Add guesses of the tokens that follow the slice of a sequence."""
+        self.drafts[seq.seq_id] = token_ids
+        self.budget -= len(token_ids)
 
     def remove(self, seq: Sequence) -> None:
         """Remove the slice of a sequence, if it has one."""
-        planned = self._slices.pop(seq.seq_id, None)
-        if planned is not None:
-            self.budget += planned.num_computed
+        _, num_tokens, _ = self._slices.pop(seq.seq_id, (seq, 0, []))
+        self.budget += num_tokens + len(self.drafts.pop(seq.seq_id, ()))
 
-    def slices(self) -> Iterable[PlannedSlice]:
-        """All slices of the step."""
-        return self._slices.values()
+    def slices(self) -> Iterator[tuple[Sequence, int]]:
+        """Each sequence of the step with the number of its tokens, without drafts."""
+        for seq, num_tokens, _ in self._slices.values():
+            yield seq, num_tokens
 
     def build(
         self,
@@ -84,21 +70,21 @@ class StepBuilder:
         new_sequences: list[NewSequence] = []
         slices: list[Slice] = []
         block_copies: BlockCopies = []
-        for planned in self._slices.values():
-            seq = planned.seq
+        for seq, num_tokens, copies in self._slices.values():
             if seq.num_sent_tokens == 0:  # the worker does not know it
                 new_sequences.append(_introduce(seq))
             sample_seq_ids: list[int] = []
-            if seq.num_computed_tokens + planned.num_tokens == seq.num_tokens:
+            if seq.num_computed_tokens + num_tokens == seq.num_tokens:
                 sample_seq_ids.append(seq.seq_id)
                 for sibling in siblings.get(seq.seq_id, ()):
                     new_sequences.append(_introduce(sibling))
                     sample_seq_ids.append(sibling.seq_id)
-            if planned.copies:  # they replace the first block that is written
+            if copies:  # they replace the first block that is written
                 first = seq.num_computed_tokens // block_size
                 seq.num_sent_blocks = min(seq.num_sent_blocks, first)
-                block_copies += planned.copies
-            slices.append(_slice(planned, sample_seq_ids))
+                block_copies += copies
+            drafts = self.drafts.get(seq.seq_id, [])
+            slices.append(_slice(seq, num_tokens, drafts, sample_seq_ids))
         return SchedulerOutput(freed_seq_ids, new_sequences, slices, block_copies)
 
 
@@ -109,20 +95,19 @@ def _introduce(seq: Sequence) -> NewSequence:
     return NewSequence(seq.seq_id, seq.request.params, seq.seed, seq.num_prompt_tokens, token_ids)
 
 
-def _slice(planned: PlannedSlice, sample_seq_ids: list[int]) -> Slice:
+def _slice(seq: Sequence, num_tokens: int, drafts: list[int], sample_seq_ids: list[int]) -> Slice:
     """The next slice of a sequence, with the tokens and blocks that the worker lacks."""
-    seq = planned.seq
     num_tokens_before, num_blocks_before = seq.num_sent_tokens, seq.num_sent_blocks
     seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, len(seq.block_ids)
     wants_logprobs = seq.wants_prompt_logprobs
     return Slice(
         seq.seq_id,
         seq.num_computed_tokens,
-        planned.num_computed,
+        num_tokens + len(drafts),
         seq.token_ids[num_tokens_before : seq.num_sent_tokens],
         num_blocks_before,
         seq.block_ids[num_blocks_before:],
-        planned.draft_token_ids,
+        drafts,
         sample_seq_ids,
         (seq.request.params.prompt_logprobs or 0) if wants_logprobs else None,
     )

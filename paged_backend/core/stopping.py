@@ -15,26 +15,19 @@ def cut_at_end(
     Returns:
         The tokens, and why the sequence ends with them; None if it goes on.
     """
-    for count, token_id in enumerate(token_ids, 1):
-        reason = _finish_reason(seq, token_id, seq.num_known_tokens + count, config)
+    params, num_known = seq.request.params, seq.num_known_tokens
+    for num_tokens, token_id in enumerate(token_ids, num_known + 1):
+        reason = None
+        if num_tokens - seq.num_prompt_tokens >= params.min_tokens and (
+            token_id in params.stop_token_ids
+            or (token_id in config.eos_token_ids and not params.ignore_eos)
+        ):
+            reason = FinishReason.STOP
+        elif is_full(seq, num_tokens, config):
+            reason = FinishReason.LENGTH
         if reason is not None:
-            return token_ids[:count], reason
+            return token_ids[: num_tokens - num_known], reason
     return token_ids, None
-
-
-def _finish_reason(
-    seq: Sequence, token_id: int, num_tokens: int, config: SchedulerConfig
-) -> FinishReason | None:
-    """Return why a sequence of ``num_tokens`` tokens ends with ``token_id``."""
-    params = seq.request.params
-    if num_tokens - seq.num_prompt_tokens >= params.min_tokens and (
-        token_id in params.stop_token_ids
-        or (token_id in config.eos_token_ids and not params.ignore_eos)
-    ):
-        return FinishReason.STOP
-    if is_full(seq, num_tokens, config):
-        return FinishReason.LENGTH
-    return None
 
 
 def awaits_last_token(seq: Sequence, config: SchedulerConfig) -> bool:

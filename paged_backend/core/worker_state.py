@@ -63,15 +63,15 @@ class WorkerState:
             tokens[start:end],
             start,
             state.block_ids,
-            self._samples(item, end),
+            tuple([self._sample(seq_id, end) for seq_id in item.sample_seq_ids])
+            if not item.draft_token_ids
+            else self._samples_of_drafts(item, end),
             None if num_top is None else PromptLogprobsSpec(num_top, tokens[start + 1 : end + 1]),
             item.first_new_block,
             len(item.draft_token_ids),
         )
 
-    def _samples(self, item: Slice, end: int) -> tuple[SampleSpec, ...]:
-        if not item.draft_token_ids:
-            return tuple([self._sample(seq_id, end) for seq_id in item.sample_seq_ids])
+    def _samples_of_drafts(self, item: Slice, end: int) -> tuple[SampleSpec, ...]:
         first = end - len(item.draft_token_ids)
         return tuple([self._sample(item.seq_id, place) for place in range(first, end + 1)])
 
