@@ -149,7 +149,7 @@ def _add_routes(app: FastAPI) -> None:
 
 
 async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
-    """Answer a conversation."""
+    """Create a chat completion."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
     call = Call(model, body.routed(), params, whole=not body.stream)
@@ -161,7 +161,7 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
 
 
 async def complete(request: Request, body: CompletionBody, servers: Servers) -> Response:
-    """Go on with one or more texts."""
+    """Create completions of one or more prompts."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
     # A whole call has no early first chunk, at which Backlog could start the next call.
@@ -183,7 +183,7 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
 
 
 async def list_models(servers: Servers) -> Response:
-    """All models that answer now."""
+    """List all models that are available now."""
     data = []
     for model in await servers.models():
         with contextlib.suppress(Unavailable):
@@ -192,12 +192,12 @@ async def list_models(servers: Servers) -> Response:
 
 
 async def show_model(model: str, servers: Servers) -> Response:
-    """One model."""
+    """Describe one model."""
     return JSONResponse(await _model_card(servers, await servers.resolve(model)))
 
 
 async def tokenize(request: Request, body: TokenizeBody, servers: Servers) -> Response:
-    """The token ids that a prompt becomes."""
+    """Return the token ids of a prompt."""
     model = await servers.resolve(body.model)
     prompt, special, tenant = (
         body.routed(),
@@ -214,7 +214,7 @@ async def tokenize(request: Request, body: TokenizeBody, servers: Servers) -> Re
 
 
 async def detokenize(request: Request, body: DetokenizeBody, servers: Servers) -> Response:
-    """The text that token ids stand for."""
+    """Return the text of token ids."""
     model = await servers.resolve(body.model)
     try:
         text = await _text(servers, model, body.tokens, tenant_of(request))
@@ -224,12 +224,12 @@ async def detokenize(request: Request, body: DetokenizeBody, servers: Servers) -
 
 
 async def health(servers: Servers) -> Response:
-    """200 if any model takes requests, else 503. Needs no API key."""
+    """Return 200 if any model accepts requests, otherwise 503. Needs no API key."""
     return Response(status_code=200 if await servers.is_ready() else 503)
 
 
 async def show_metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     metrics: GatewayMetrics = request.app.state.metrics
     return Response(metrics.page(), media_type="text/plain; version=0.0.4")
 

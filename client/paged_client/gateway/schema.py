@@ -177,7 +177,7 @@ BadWord = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class StreamOptions(RequestBody):
-    """What a stream tells besides the answer."""
+    """Additional information in a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -238,7 +238,7 @@ _SAMPLING_FIELDS = tuple(
 
 
 class TextPart(RequestBody):
-    """A piece of a message."""
+    """A text part of a message."""
 
     not_supported: ClassVar[Mapping[str, Any]] = dict.fromkeys(
         ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal")
