@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": {"checkpoint", "launch"},
     "top": set(),
     "plan": {"checkpoint"},
-    "bench": {"checkpoint", "engine", "platforms", "worker"},
+    "bench": {"checkpoint", "core", "engine", "platforms", "worker"},
     "cli": {"bench", "demo", "launch", "plan", "top"},
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
@@ -205,6 +205,8 @@ def _decisions(tree: ast.AST) -> Iterator[int]:
 def _room(name: str) -> str | None:
     """The package or module of paged_backend that a module belongs to."""
     package, *rest = name.split(".")
+    if rest[:1] == ["tools"]:  # each tool has its own rules
+        rest = rest[1:]
     return rest[0] if package == "paged_backend" and rest else None
 
 

@@ -130,9 +130,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             architecture.device_decisions,
-            "paged_backend/bench/decode.py",
+            "paged_backend/tools/bench/decode.py",
             'import os\nos.environ.get("TRITON_INTERPRET")',
-            "paged_backend.bench.decode, line",
+            "paged_backend.tools.bench.decode, line",
         ),
     ],
 )
@@ -154,10 +154,10 @@ def test_a_violation_is_caught(copy: Path, rule: Rule, file: str, line: str, mes
         ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
         ("paged_backend.serving.calls.front_end", ["torch", "transformers"]),
         ("paged_backend.cli", ["torch", "transformers", "tritonclient", "aiohttp", "matplotlib"]),
-        ("paged_backend.plan.planner", ["torch", "transformers", "numpy"]),
+        ("paged_backend.tools.plan.planner", ["torch", "transformers", "numpy"]),
         ("paged_loadtest.workloads", ["torch", "transformers", "tritonclient", "rich"]),
         ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton"]),
-        ("paged_backend.bench.decode", ["zmq", "msgspec", "tritonclient", "aiohttp"]),
+        ("paged_backend.tools.bench.decode", ["zmq", "msgspec", "tritonclient", "aiohttp"]),
     ],
 )
 def test_imports_stay_light(module: str, absent: list[str]) -> None:

@@ -14,13 +14,13 @@ import torch
 from checkpoints import make_checkpoint
 from oracle import make_engine
 
-from paged_backend.bench.continuous_peer import PeerCase, run_peer, steady_rate
-from paged_backend.bench.decode import DecodeRoofline, Target, compilations
-from paged_backend.bench.device_trace import device_gaps
-from paged_backend.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
 from paged_backend.config import EngineConfig
+from paged_backend.tools.bench.continuous_peer import PeerCase, run_peer, steady_rate
+from paged_backend.tools.bench.decode import DecodeRoofline, Target, compilations
+from paged_backend.tools.bench.device_trace import device_gaps
+from paged_backend.tools.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 
 MODELS = Path(__file__).parent.parent / "loadtest/models"
 
@@ -69,7 +69,7 @@ def test_bench_decode_measures_what_fits(capsys, folder, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from paged_backend.bench.decode import DecodeBench
+from paged_backend.tools.bench.decode import DecodeBench
 from paged_backend.cli import main
 
 time_steps = DecodeBench._time_steps

@@ -18,9 +18,9 @@ from gateway.gateways import running_gateway
 from paged_client import Client
 from prometheus_client.parser import text_string_to_metric_families
 
-from paged_backend.demo.metrics import read_metrics
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
+from paged_backend.tools.demo.metrics import read_metrics
 
 DOCKER = Path(__file__).parent.parent / "docker"
 DASHBOARDS = sorted((DOCKER / "grafana/dashboards").glob("*.json"))

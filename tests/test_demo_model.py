@@ -9,8 +9,8 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.demo import SYSTEM_PROMPT, Question, load_questions
-from paged_backend.demo.verification import FORMS, expected_reply, prompt, verify
+from paged_backend.tools.demo import SYSTEM_PROMPT, Question, load_questions
+from paged_backend.tools.demo.verification import FORMS, expected_reply, prompt, verify
 
 MAX_FOLDER_BYTES = 12_000_000
 BLOCK_SIZE = 16  # tokens in a KV block

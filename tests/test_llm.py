@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paged_backend import LLM, FinishReason, InvalidRequest, SamplingParams
-from paged_backend.demo import load_questions
+from paged_backend.tools.demo import load_questions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 QUESTIONS = load_questions()

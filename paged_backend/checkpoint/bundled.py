@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MODEL_DIR = Path(__file__).parent.parent / "demo" / "model"
+MODEL_DIR = Path(__file__).parent.parent / "tools" / "demo" / "model"

@@ -92,7 +92,7 @@ def _add_host(kinds: Subparsers) -> None:
 
 def run_host(args: argparse.Namespace) -> int:
     """Measure and print."""
-    from paged_backend.bench.host import measure_host
+    from paged_backend.tools.bench.host import measure_host
 
     print("batch  context  schedule  prepare  update  total (ms per step)")
     for context in args.context:
@@ -107,7 +107,7 @@ def run_host(args: argparse.Namespace) -> int:
 
 def run_offline(args: argparse.Namespace) -> int:
     """Measure and print."""
-    from paged_backend.bench.offline import OfflineBench
+    from paged_backend.tools.bench.offline import OfflineBench
 
     workload = WorkloadOptions(**flag_values(args, WorkloadOptions))
     bench = OfflineBench(engine_options(args), threads=args.threads)
@@ -120,7 +120,7 @@ def run_offline(args: argparse.Namespace) -> int:
 
 def run_decode(args: argparse.Namespace) -> int:
     """Measure and print."""
-    from paged_backend.bench.decode import run_decode_bench
+    from paged_backend.tools.bench.decode import run_decode_bench
 
     report = run_decode_bench(
         engine_options(args),

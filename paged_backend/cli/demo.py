@@ -17,6 +17,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo and return its exit status: 1 if an answer is wrong."""
-    from paged_backend.demo.show import show
+    from paged_backend.tools.demo.show import show
 
     return show()

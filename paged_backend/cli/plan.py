@@ -11,7 +11,7 @@ from paged_backend.cli.options import Subparsers
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
-from paged_backend.plan.options import PlanOptions
+from paged_backend.tools.plan.options import PlanOptions
 
 _ENGINE_FLAGS = (
     *("block_size", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
@@ -56,10 +56,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
-    from paged_backend.plan.gpus import find_gpu
-    from paged_backend.plan.measured import read_measurements
-    from paged_backend.plan.planner import make_plan
-    from paged_backend.plan.prices import read_prices
+    from paged_backend.tools.plan.gpus import find_gpu
+    from paged_backend.tools.plan.measured import read_measurements
+    from paged_backend.tools.plan.planner import make_plan
+    from paged_backend.tools.plan.prices import read_prices
 
     gpus = [find_gpu(name) for name in args.gpu or ["h200"]]
     if args.from_results is not None and len(gpus) > 1:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
 
-    from paged_backend.plan.tables import print_plan
+    from paged_backend.tools.plan.tables import print_plan
 
     print_plan(plan, Console())
     return 0

@@ -10,7 +10,7 @@ import argparse
 from paged_backend.cli.options import Subparsers
 from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
-from paged_backend.top.options import TopOptions
+from paged_backend.tools.top.options import TopOptions
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Show the server until the user quits, or print one frame with --once."""
     options = TopOptions.from_mapping(flag_values(args, TopOptions))
     try:
-        from paged_backend.top.live import print_once, show
+        from paged_backend.tools.top.live import print_once, show
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: pip install 'paged-backend[loadtest]'") from None
     if args.once:

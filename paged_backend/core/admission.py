@@ -10,13 +10,16 @@ from paged_backend.core.sequence import Sequence
 
 
 class Admission:
-    """Compares what a waiting sequence needs with what the running ones leave.
+    """Checks whether a waiting sequence fits in the free blocks and in ``max_num_seqs``.
+
+    ``running`` and ``siblings`` are the scheduler's dicts, not copies: each call reads them again.
 
     Args:
         config: the limits of a step.
-        kv: the blocks.
-        running: the running sequences, by ``seq_id``; read whenever a question is asked.
-        siblings: the completions that will start with a sequence, by its ``seq_id``.
+        kv: the KV cache manager with the pool of blocks.
+        running: the running sequences, by ``seq_id``.
+        siblings: the other completions of the same request, which start when the prompt of the
+            first completion is computed; by the ``seq_id`` of the first completion.
     """
 
     def __init__(
@@ -32,22 +35,30 @@ class Admission:
         self._siblings = siblings
 
     def can_start(self, seq: Sequence) -> bool:
-        """Return True if a waiting sequence and its siblings can start now."""
+        """Return True if a waiting sequence and its siblings can start now.
+
+        The sequence and its siblings must fit in ``max_num_seqs``, and the sequence must fit in the
+        free blocks.
+        """
         return self.num_seqs(seq) <= self.num_free_seqs() and self.has_room(
             seq, self.find_prefix(seq), self.num_reserved_blocks()
         )
 
     def num_seqs(self, seq: Sequence) -> int:
-        """The number of sequences that run once this one and its siblings have started."""
+        """Return the number of sequences that start with this one: 1 plus its siblings."""
         return 1 + len(self._siblings.get(seq.seq_id, ()))
 
     def num_free_seqs(self) -> int:
-        """The number of sequences that may start; siblings of running ones are reserved."""
+        """Return the number of sequences that can start before ``max_num_seqs`` is reached.
+
+        Siblings of running sequences count as running, because they start when the prompt is
+        computed.
+        """
         num_reserved = sum(len(self._siblings.get(seq_id, ())) for seq_id in self._running)
         return self._config.max_num_seqs - len(self._running) - num_reserved
 
     def num_reserved_blocks(self) -> int:
-        """The number of blocks that running prompts still need."""
+        """Return the number of blocks that running sequences still lack to finish their prefill."""
         return sum(
             self._kv.num_missing_blocks(seq)
             for seq in self._running.values()
@@ -55,11 +66,17 @@ class Admission:
         )
 
     def find_prefix(self, seq: Sequence) -> list[int]:
-        """Cached blocks that the sequence may start with."""
+        """Return the prefix hits of the sequence; none if it needs prompt logprobs.
+
+        Prompt logprobs require that every prompt token is computed.
+        """
         return [] if seq.wants_prompt_logprobs else self._kv.find_prefix(seq)
 
     def first_slice(self, seq: Sequence, hits: list[int], budget: int) -> int:
-        """The number of tokens to compute first, after prefix hits; 0 if they do not fit."""
+        """Return the number of tokens to compute in the first step, after the prefix hits.
+
+        Without chunked prefill, the result is 0 if the remaining tokens exceed ``budget``.
+        """
         remaining = seq.num_tokens - len(hits) * self._kv.block_size
         if remaining > budget and not self._config.enable_chunked_prefill:
             return 0
@@ -68,8 +85,9 @@ class Admission:
     def has_room(self, seq: Sequence, hits: list[int], num_reserved: int) -> bool:
         """Return True if the pool has enough free blocks for the sequence and the reserved blocks.
 
-        A hundredth of the pool is kept free while others run. Otherwise a new sequence would take
-        the blocks that running ones need for their next tokens, and one of them is preempted.
+        While other sequences run, 1% of the pool (the watermark) must stay free. Otherwise the new
+        sequence could take the blocks that running sequences need for their next tokens, and the
+        scheduler would have to preempt one of them.
         """
         watermark = self._kv.pool.num_usable // 100 if self._running else 0
         needed = self._kv.num_blocks_to_admit(seq, hits) + num_reserved + watermark

@@ -14,28 +14,37 @@ DIGEST_SIZE = 32  # bytes: 128 bits of collision resistance
 class BlockHasher:
     """Hashes full blocks with a secret key.
 
-    A block's hash covers its tokens, the hash of the previous block and, through the root of the
-    chain, everything else that its K and V depend on. BLAKE2b is keyed (RFC 7693), so that a client
-    without the key cannot construct a prefix that collides with another tenant's.
+    The hashes of a sequence's blocks form a chain. Each hash covers the tokens of its block and the
+    hash of the previous block. The chain starts with the root hash, which covers everything else
+    that the K and V of the blocks depend on (``cache_salt``). The hash function is keyed BLAKE2b
+    (RFC 7693): a client that does not know the key cannot construct a prefix that collides with the
+    prefix of another tenant.
 
     Args:
-        key: ``DIGEST_SIZE`` bytes. Processes with the same key compute the same hashes; by default
-            each hasher has its own.
+        key: ``DIGEST_SIZE`` bytes. Processes with the same key compute the same hashes. By default,
+            each hasher draws a random key.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = os.urandom(DIGEST_SIZE) if key is None else key
 
     def root(self, extra_keys: Iterable[str]) -> bytes:
-        """The parent of a sequence's first block.
+        """Return the root hash, which is the ``parent`` of a sequence's first block.
 
-        Requests share no block unless all their extra keys are equal.
+        Args:
+            extra_keys: what cached blocks depend on besides the tokens, such as ``cache_salt``.
+                Only requests with the same extra keys can share blocks.
         """
         encoded = [key.encode() for key in extra_keys]
         return self._digest(b"".join(len(e).to_bytes(4, "little") + e for e in encoded), b"root")
 
     def block(self, parent: bytes, token_ids: list[int]) -> bytes:
-        """The hash of a full block of token ids after the block with the hash ``parent``."""
+        """Return the hash of a full block.
+
+        Args:
+            parent: the hash of the previous block, or the root hash for the first block.
+            token_ids: the tokens of the block.
+        """
         return self._digest(parent + array("i", token_ids).tobytes(), b"block")
 
     def _digest(self, data: bytes, role: bytes) -> bytes:
@@ -43,10 +52,11 @@ class BlockHasher:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """Read the key of a hasher from a file; a random key is written if there is no file.
+    """Read the key of a hasher from a file; if the file is missing, write a random key to it.
 
     Raises:
-        ValueError: the file has another size, or other users can read it.
+        ValueError: the file does not have ``DIGEST_SIZE`` bytes, or users other than its owner may
+            access it.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Blocks as ids: reference counts, content hashes and a least-recently-used free list."""
+"""Allocates block ids: reference counts, content hashes and an LRU free list."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ NULL_BLOCK = 0
 class BlockPool:
     """Allocates the ids of ``num_blocks`` blocks; each operation takes constant time.
 
-    A block is *used* while its reference count is above zero, and *free* otherwise. A free block
-    keeps its content and its hash until it is allocated again, so the free list is the cache. It
-    is allocated from the front, where the blocks without a registered content are; the cached
-    blocks follow, from the least to the most recently used.
+    Block 0 is the null block, which is never allocated. Any other block is *used* while its
+    reference count is above zero, and *free* otherwise. A block is *registered* if it can be found
+    by the hash of its content.
+
+    A free block keeps its content and its hash until it is allocated again. The registered blocks
+    in the free list are therefore the prefix cache (*cached* blocks). Blocks are allocated from the
+    front of the free list. Blocks without a hash come first. The cached blocks follow, from the
+    least recently used to the most recently used.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -31,7 +35,7 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Number of blocks without the null block."""
+        """Number of blocks in the pool, without the null block."""
         return self.num_blocks - 1
 
     @property
@@ -41,15 +45,15 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Number of blocks that a sequence owns."""
+        """Number of blocks that at least one sequence owns."""
         return self.num_usable - len(self._free)
 
     def ref_count(self, block_id: int) -> int:
-        """The number of sequences that own the block."""
+        """Return the number of sequences that own the block."""
         return self._ref_counts[block_id]
 
     def allocate(self) -> int:
-        """Allocate the first block of the free list; its old content is forgotten.
+        """Allocate the first block of the free list, and remove its old hash.
 
         Raises:
             RuntimeError: no block is free; callers must check ``num_free`` first.
@@ -66,14 +70,17 @@ class BlockPool:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """Add an owner to a used block, or take a cached block back into use."""
+        """Add an owner to a block; a free block leaves the free list and keeps its content."""
         if self._ref_counts[block_id] == 0:
             del self._free[block_id]
             self.num_cached -= self._hashes[block_id] is not None
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Remove one owner from each block, in order; the first freed is allocated first.
+        """Remove one owner from each block, and free the blocks without another owner.
+
+        A registered block goes to the end of the free list, in the order of ``block_ids``. A block
+        without a hash goes to the front.
 
         Raises:
             RuntimeError: a block has no owner.
@@ -90,31 +97,32 @@ class BlockPool:
                     self.num_cached += 1
 
     def registered_hashes(self) -> set[bytes]:
-        """The hashes of all blocks that can be found, used or free."""
+        """Return the hashes of all registered blocks, used or free."""
         return set(self._block_by_hash)
 
     def cached_block_ids(self) -> list[int]:
-        """Free blocks with registered content, in the order in which they will be allocated."""
+        """Return the cached blocks in the order in which they will be allocated."""
         return [block_id for block_id in self._free if self._hashes[block_id] is not None]
 
     def find(self, block_hash: bytes) -> int | None:
-        """Return the block with this content, used or free; None if there is none."""
+        """Return the block registered with this hash, used or free; None if there is none."""
         return self._block_by_hash.get(block_hash)
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Register the content of a used block, unless another block has the same content.
+        """Register a used block, so that :meth:`find` returns it for its hash.
 
-        Block tables only grow at their end, so a duplicate is not replaced by the registered block.
+        If another block is registered with the same hash, the new block stays unregistered. Both
+        blocks are kept: a block table is append-only, so its blocks cannot be exchanged.
         """
         if block_hash not in self._block_by_hash:
             self._block_by_hash[block_hash] = block_id
             self._hashes[block_id] = block_hash
 
     def check_invariants(self, owners: Counter[int]) -> None:
-        """Compare the pool with ``owners``, which counts block ids over all block tables.
+        """Check the pool against ``owners``, the number of block tables that contain each block.
 
         Raises:
-            RuntimeError: a block leaked, is both free and used, or is registered wrongly.
+            RuntimeError: a reference count, the free list or a registered hash is wrong.
         """
         for block_id in range(1, self.num_blocks):
             count = self._ref_counts[block_id]

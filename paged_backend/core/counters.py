@@ -1,4 +1,4 @@
-"""Counts and histograms of one engine, since it started."""
+"""Counters and histograms of one engine since it started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_backend.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason
 
 
 class EngineCounters:
-    """Everything that only grows; used by the engine's thread only."""
+    """Cumulative counters and histograms. Only the engine's thread uses them."""
 
     def __init__(self) -> None:
         self.num_preemptions = 0
@@ -28,16 +28,19 @@ class EngineCounters:
 
     @property
     def num_finished(self) -> int:
-        """Number of sequences that have ended, for whatever reason."""
+        """Number of sequences that have ended, for any reason."""
         return self._finished.total()
 
     def count_admission(self, seq: Sequence) -> None:
-        """Count the prompt of a sequence that starts for the first time."""
+        """Count the prompt tokens and prefix hits of a sequence that starts for the first time."""
         self._num_prompt_tokens += seq.num_prompt_tokens
         self._num_cache_hits += seq.num_computed_tokens
 
     def count_end(self, seq: Sequence, reason: FinishReason) -> None:
-        """Count the end of a sequence; its times only if it ran and was not aborted."""
+        """Count a sequence that ends.
+
+        Its queue, prefill and decode times are recorded too, unless it was aborted or has no token.
+        """
         self._finished[reason] += 1
         if reason is FinishReason.ABORT or seq.admitted_s is None or seq.first_token_s is None:
             return
@@ -48,7 +51,7 @@ class EngineCounters:
         self._observe("request_inference_time_seconds", now - seq.admitted_s)
 
     def observe_step(self, seconds: float, num_sequences: int, num_tokens: int) -> None:
-        """Record the duration and the size of a step that is over."""
+        """Record the duration of a completed step, and its numbers of sequences and tokens."""
         self._observe("engine_step_seconds", seconds)
         self._observe("engine_step_sequences", num_sequences)
         self._observe("iteration_tokens_total", num_tokens)
@@ -56,7 +59,7 @@ class EngineCounters:
     def snapshot(
         self, kv: KVCacheManager, num_waiting: int, running: Collection[Sequence]
     ) -> EngineStats:
-        """Return all counts and the present state."""
+        """Return all counters and histograms, and the current numbers of sequences and blocks."""
         pool = kv.pool
         empty_slots = sum(
             len(seq.block_ids) * kv.block_size - seq.num_computed_tokens for seq in running

@@ -1,9 +1,13 @@
-"""The interface of speculative decoding: whatever guesses the next tokens of a sequence.
+"""The interface of drafters, which guess the next tokens of sequences (speculative decoding).
 
-A step computes the guesses (drafts) together with the newest token, samples after each of them, and
-keeps the drafts that equal the sampled tokens. Sampling depends on the seed, the position and the
-logits only, so a sequence gets the same tokens with any drafter, and a good one saves steps. This
-holds as far as a platform computes the same logits for a token alone and for a token among others.
+A step computes the guesses (drafts) of a sequence together with its newest token. It samples one
+token after the newest token and one after each draft. A draft is right if it equals the token that
+is sampled at its position. The sequence keeps the right drafts before the first wrong one, and one
+more sampled token.
+
+Sampling depends only on the seed, the position and the logits. A sequence therefore gets the same
+tokens with any drafter; a good drafter only reduces the number of steps. This requires that the
+platform computes the same logits for a token, no matter how many tokens a step computes.
 """
 
 from __future__ import annotations
@@ -15,27 +19,28 @@ from paged_backend.core.sequence import Sequence
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of running sequences; used by the engine's thread only.
+    """Guesses the next tokens of running sequences. Only the engine's thread uses it.
 
-    Guesses must follow from the tokens of a sequence alone, so that a sequence that is resumed by
-    another engine needs nothing else.
+    The guesses for a sequence must depend only on its tokens. Another engine can then resume the
+    sequence from its tokens, without any state of the drafter.
     """
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> Mapping[int, list[int]]:
-        """Guess the next tokens of some sequences.
+        """Guess the next tokens of any of the sequences.
 
         Args:
-            sequences: running sequences whose tokens are all known; must not be changed.
-            budget: number of drafts that the step has room for; more are cut off.
+            sequences: running sequences without placeholders. The drafter must not change them.
+            budget: number of drafts that fit in the step, over all sequences. The scheduler drops
+                any further drafts.
 
         Returns:
-            The guesses by ``seq_id``, each a token id of the model.
+            A list of token ids for each ``seq_id``; sequences without guesses may be missing.
         """
         ...
 
 
 class NoDrafter:
-    """Proposes nothing: each step samples one token of a sequence."""
+    """Proposes no drafts, so that each step samples at most one token per sequence."""
 
     def propose(self, sequences: Iterable[Sequence], budget: int) -> Mapping[int, list[int]]:
         """Return no drafts."""

@@ -13,13 +13,15 @@ BlockCopies = list[tuple[int, int]]
 
 
 class KVCacheManager:
-    """The block tables of all sequences over one pool.
+    """Allocates and frees the blocks of all sequences, and finds cached prefixes.
+
+    The block table of a sequence is its ``block_ids``.
 
     Args:
         num_blocks: size of the pool, the null block included.
         block_size: number of tokens in a block.
-        enable_prefix_caching: whether the content of full blocks is registered.
-        hash_key: of the block hashes; random by default.
+        enable_prefix_caching: whether to register full blocks, so that other sequences find them.
+        hash_key: the secret key of the block hashes; random by default.
     """
 
     def __init__(
@@ -35,17 +37,18 @@ class KVCacheManager:
         self._hasher = BlockHasher(hash_key) if enable_prefix_caching else None
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """The number of blocks that hold ``num_tokens`` tokens."""
+        """Return the number of blocks that ``num_tokens`` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def num_missing_blocks(self, seq: Sequence) -> int:
-        """The number of blocks to allocate before every token of the sequence has a slot."""
+        """Return the number of blocks that the sequence lacks to have a slot for each token."""
         return self.num_blocks_for(seq.num_tokens) - len(seq.block_ids)
 
     def find_prefix(self, seq: Sequence) -> list[int]:
-        """Return blocks that hold the K and V of the sequence's first tokens, used or free.
+        """Return the prefix hits: registered blocks that hold the first tokens of the sequence.
 
-        They never cover the last token, because its logits must be computed.
+        The hits may be used or free. They never include the last token, because a
+        step must compute it to get its logits.
         """
         hits: list[int] = []
         for block_hash in self._hashes_up_to(seq, seq.num_tokens - 1):
@@ -56,26 +59,35 @@ class KVCacheManager:
         return hits
 
     def num_blocks_to_admit(self, seq: Sequence, hits: list[int]) -> int:
-        """The number of free blocks that the whole sequence takes, given its prefix hits."""
+        """Return the number of free blocks that the sequence takes to hold all of its tokens.
+
+        Prefix hits that another sequence uses take no free block. Hits that are free count like
+        new blocks.
+        """
         idle_hits = sum(self.pool.ref_count(block_id) == 0 for block_id in hits)
         return self.num_blocks_for(seq.num_tokens) - len(hits) + idle_hits
 
     def take_prefix(self, seq: Sequence, hits: list[int]) -> None:
-        """Start the block table of a waiting sequence with blocks from :meth:`find_prefix`."""
+        """Make the hits from :meth:`find_prefix` the first blocks of a waiting sequence."""
         for block_id in hits:
             self.pool.share(block_id)
         seq.block_ids = list(hits)
         seq.num_computed_tokens = len(hits) * self.block_size
 
     def allocate_slots(self, seq: Sequence, num_new_tokens: int) -> BlockCopies | None:
-        """Allocate slots for the next tokens; returns ``None`` if the pool has no room.
+        """Allocate the blocks for the next ``num_new_tokens`` tokens of a sequence.
 
-        The first block that is written may be shared since a fork. It is then replaced by a copy
-        (copy-on-write). Returns the copies to make before the tokens are computed::
+        The new tokens start in the sequence's partial block. If another sequence shares this block
+        since a fork, a new block replaces it in the block table, and its content must be copied
+        (copy-on-write)::
 
             | computed tokens        | num_new_tokens |
             | full blocks  | partial block  | new blocks |
                              ^ copied if its reference count is above 1
+
+        Returns:
+            The block copies, as (from, to), to carry out before the step computes the tokens.
+            ``None``, without any change, if the pool has too few free blocks.
         """
         first = seq.num_computed_tokens // self.block_size
         shared = first < len(seq.block_ids) and self.pool.ref_count(seq.block_ids[first]) > 1
@@ -92,7 +104,10 @@ class KVCacheManager:
         return copies
 
     def register_full_blocks(self, seq: Sequence, start: int, end: int) -> None:
-        """Register the blocks that are full once the tokens from start to end are computed."""
+        """Register the blocks that the tokens at positions ``start`` to ``end`` - 1 fill up.
+
+        The tokens must be known, but need not be computed yet.
+        """
         if end // self.block_size == start // self.block_size:
             return
         hashes = self._hashes_up_to(seq, end)
@@ -100,7 +115,7 @@ class KVCacheManager:
             self.pool.register(seq.block_ids[index], hashes[index])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Start a child with everything that its parent has computed; they share every block."""
+        """Let the child continue from the parent's computed tokens, with the same blocks."""
         for block_id in parent.block_ids:
             self.pool.share(block_id)
         child.block_ids = list(parent.block_ids)
@@ -108,16 +123,20 @@ class KVCacheManager:
         child.num_computed_tokens = parent.num_computed_tokens
 
     def release(self, seq: Sequence) -> None:
-        """Release a sequence's blocks, the last one first, so that prefixes stay cached longest."""
+        """Release the blocks of a sequence.
+
+        The last block is released first, so that the start of the prefix stays cached longest.
+        """
         self.pool.release(reversed(seq.block_ids))
         seq.block_ids = []
         seq.num_computed_tokens = 0
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
-        """Compare reference counts with the block tables of all sequences.
+        """Check the reference counts against the block tables of ``sequences``.
 
         Raises:
-            RuntimeError: they differ, or a table is too short for its sequence's tokens.
+            RuntimeError: the pool is inconsistent, or a sequence has computed tokens without a
+                block.
         """
         owners: Counter[int] = Counter()
         for seq in sequences:
@@ -127,7 +146,7 @@ class KVCacheManager:
         self.pool.check_invariants(owners)
 
     def _hashes_up_to(self, seq: Sequence, num_tokens: int) -> list[bytes]:
-        """Hashes of the full blocks among the first tokens; they are stored in the sequence."""
+        """Return the hashes of the full blocks in the first tokens; keep them in the sequence."""
         if self._hasher is None:
             return []
         size, hashes = self.block_size, seq.block_hashes

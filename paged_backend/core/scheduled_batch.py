@@ -1,4 +1,4 @@
-"""A step as the model runner needs it: every sequence with its tokens and its whole block table."""
+"""A step as the model runner needs it: each slice with its tokens and the whole block table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paged_backend.sampling_params import SamplingParams
 
 
 class SampleSpec(NamedTuple):
-    """One token to sample."""
+    """One token to sample: its sequence, its position, and the parameters of sampling."""
 
     seq_id: int
     params: SamplingParams
@@ -20,24 +20,27 @@ class SampleSpec(NamedTuple):
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of tokens generated before this one."""
+        """Number of output tokens before the token to sample."""
         return self.position - self.num_prompt_tokens
 
     @property
     def context(self) -> list[int]:
-        """All tokens before this one."""
+        """All token ids before the token to sample, prompt and output."""
         return self.token_ids[: self.position]
 
 
 class PromptLogprobsSpec(NamedTuple):
-    """A request for the log-probabilities of the prompt tokens that follow a slice's tokens."""
+    """The prompt logprobs that a slice computes.
+
+    The logits of each token in the slice give the log-probability of the token that follows it.
+    """
 
     num_top: int
     token_ids: list[int]  # the token after the slice's first token, after its second, and so on
 
 
 class ScheduledSequence(NamedTuple):
-    """A slice of one sequence's tokens that the step computes."""
+    """One slice: consecutive tokens of one sequence for the step to compute."""
 
     seq_id: int
     token_ids: list[int]  # PLACEHOLDER for a token that the previous step is still sampling
@@ -51,7 +54,7 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """All slices of one step and the block copies that precede them."""
+    """All slices of one step, and the block copies to make before the step computes them."""
 
     scheduled: list[ScheduledSequence]
     block_copies: list[tuple[int, int]]  # (from, to), in this order

@@ -1,8 +1,10 @@
 """Decides, step by step, which tokens of which sequences are computed.
 
-Iteration-level scheduling is Orca's (Yu et al., OSDI 2022, section 3.2). One token budget that
-decodes share with chunks of prompts is SARATHI's (Agrawal et al., 2023, section 4). Preemption by
-recompute is PagedAttention's (Kwon et al., SOSP 2023, section 4.5).
+The techniques come from three papers:
+
+- Iteration-level scheduling: Orca (Yu et al., OSDI 2022, section 3.2).
+- One token budget for decodes and chunks of prompts: SARATHI (Agrawal et al., 2023, section 4).
+- Preemption by recomputation: PagedAttention (Kwon et al., SOSP 2023, section 4.5).
 """
 
 from __future__ import annotations
@@ -43,17 +45,18 @@ Progress = Collection[Collection[int] | None]
 
 
 class Scheduler:
-    """Waiting and running sequences over one pool of blocks; used by the engine's thread only.
+    """Holds the waiting and running sequences, and schedules each step.
 
-    A scheduled step counts as computed at once, with placeholders for the tokens that it samples,
-    so that the next step can be scheduled while it is in flight. The time to schedule a step grows
-    with the number of running sequences, not with the pool or the queue.
+    Only the engine's thread uses it. As soon as a step is scheduled, its tokens count as computed,
+    and placeholders stand for the tokens that it samples. The scheduler can therefore schedule the
+    next step while this one is in flight. The time to schedule a step grows with the number of
+    running sequences, not with the size of the pool or the length of the queue.
 
     Args:
         config: the limits of a step and of a sequence.
-        kv: the blocks.
+        kv: the KV cache manager with the pool of blocks.
         waiting: the queue of waiting sequences.
-        drafter: guesses the next tokens of running sequences.
+        drafter: guesses the next tokens of running sequences; no drafts by default.
     """
 
     def __init__(
@@ -83,12 +86,13 @@ class Scheduler:
         """Queue a request.
 
         Args:
-            request: the request, already checked.
-            seed: of the random numbers, for a request without one.
-            progress: what a previous engine process generated; the completions continue there.
+            request: the request, which the front end has checked.
+            seed: seed for sampling if the request has none.
+            progress: the tokens that a previous engine process generated for each completion, None
+                for a completion that has ended. The completions continue after these tokens.
 
         Raises:
-            ValueError: a request with the same id is unfinished.
+            ValueError: an unfinished request has the same id.
         """
         if request.request_id in self._by_request:
             raise ValueError(f"request id {request.request_id} is already in use")
@@ -113,24 +117,25 @@ class Scheduler:
         self._waiting.add(first)
 
     def abort_request(self, request_id: str) -> None:
-        """End a request and free its blocks; unknown ids are ignored.
+        """End a request without outputs, and free its blocks.
 
-        A request may end by itself while its abort is on the way.
+        Unknown ids are ignored, because a request can end before its abort message arrives.
         """
         for seq in list(self._by_request.get(request_id, ())):
             self._finish(seq, FinishReason.ABORT)
 
     def stop_completion(self, request_id: str, index: int) -> None:
-        """End a completion whose text reached a stop string; unknown ones are ignored.
+        """End a completion because its text reached a stop string.
 
-        A completion can be stopped once it has its first token.
+        The call is ignored if the completion is unknown or has ended, or if no step that samples
+        its first token has been scheduled.
         """
         for seq in list(self._by_request.get(request_id, ())):
             if index == seq.index and seq.num_output_tokens > 0:
                 self._finish(seq, FinishReason.STOP)
 
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
-        """End a request; returns a last output for each of its completions."""
+        """End a request, and return a final output for each of its unfinished completions."""
         outputs = [
             SequenceOutput(
                 request_id, seq.index, [], FinishReason.ABORT, seq.num_cached_tokens or 0
@@ -141,22 +146,24 @@ class Scheduler:
         return outputs
 
     def is_open(self, request_id: str) -> bool:
-        """Return True if a completion of the request is unfinished."""
+        """Return True if the request has an unfinished completion."""
         return request_id in self._by_request
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether there is anything to schedule."""
+        """Whether any request is unfinished."""
         return bool(self._by_request)
 
     # --- one step -------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """Schedule a step: decodes first, then chunks of prompts, then waiting sequences.
+        """Schedule a step: decodes first, then prompts of running sequences, then waiting sequences.
 
-        A waiting sequence that has a higher priority than a running prompt, or whose tenant was
-        served less, starts before that prompt continues. The output is empty while all sequences
-        wait for their last tokens.
+        A waiting sequence starts before a running sequence continues its prompt if it has a higher
+        priority. If the priorities are equal, it does so if its tenant received less service. If a
+        sequence is preempted for lack of blocks, no waiting sequence starts in the rest of the step.
+
+        The output is empty if nothing can be scheduled until a step in flight returns its tokens.
         """
         step = StepBuilder(self.config.max_num_batched_tokens)
         self._preempt_for_fairness()
@@ -175,7 +182,12 @@ class Scheduler:
         return output
 
     def update_from_output(self, result: ModelRunnerOutput) -> list[SequenceOutput]:
-        """Add the tokens of the earliest step in flight to its sequences; returns what is new."""
+        """Apply the output of the earliest step in flight to the sequences of that step.
+
+        Returns:
+            The new tokens of each sequence that sampled and has not ended in the meantime, and the
+            finish reason if they end it.
+        """
         step = self._in_flight.popleft()
         for (seq, start), logprobs in zip(step.prompts, result.prompt_logprobs, strict=True):
             if seq.prompt_logprobs is not None:
@@ -188,11 +200,11 @@ class Scheduler:
         ]
 
     def _preempt_for_fairness(self) -> None:
-        """Preempt a sequence of a tenant that holds too much, if the queue's head cannot start.
+        """Preempt a sequence for fairness, if the first waiting sequence cannot start otherwise.
 
-        This happens before anything is scheduled, because the blocks that a step fills can be
-        found from then on. There is never room for both, so the victim does not return in the same
-        step.
+        This must happen before anything is scheduled, because the blocks that a step fills are
+        registered, and can be found, as soon as the step is scheduled. The victim does not start
+        again in the same step, because there is no room for both sequences.
         """
         if not self._waiting:
             return
@@ -202,7 +214,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _schedule_running(self, step: StepBuilder) -> bool:
-        """Schedule running sequences; returns whether one was preempted for lack of blocks."""
+        """Schedule running sequences; return True if one was preempted for lack of blocks."""
         num_preemptions = self.counters.num_preemptions
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
@@ -220,7 +232,7 @@ class Scheduler:
         return self.counters.num_preemptions > num_preemptions
 
     def _drafts(self, decodes: list[Sequence], budget: int) -> dict[int, list[int]]:
-        """Return drafts by ``seq_id``, at most ``budget`` together."""
+        """Return drafts by ``seq_id``, at most ``budget`` tokens over all sequences."""
         drafts: dict[int, list[int]] = {}
         proposed = self._drafter.propose(filter(can_be_drafted, decodes), budget)
         if not proposed:
@@ -262,7 +274,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _admit_waiting(self, step: StepBuilder, before: Sequence | None = None) -> None:
-        """Start waiting sequences; with ``before``, only those that precede a running prompt."""
+        """Start waiting sequences; only those that come before ``before``, if it is given."""
         if not self._waiting:
             return
         admission = self._admission
@@ -294,7 +306,7 @@ class Scheduler:
                 self._register(seq, num_tokens)
 
     def _start(self, seq: Sequence, hits: list[int]) -> None:
-        """Move a sequence from the queue to the running ones, on top of its prefix hits."""
+        """Move a sequence from the queue to the running ones; it starts after its prefix hits."""
         self._waiting.discard(seq)
         self.kv.take_prefix(seq, hits)
         if seq.num_cached_tokens is None:
@@ -305,7 +317,7 @@ class Scheduler:
         self._running[seq.seq_id] = seq
 
     def _charge_prompt(self, seq: Sequence, num_tokens: int) -> None:
-        """Charge the prompt tokens among the next ``num_tokens`` that were not charged before."""
+        """Charge the prompt tokens in the next ``num_tokens`` tokens that were not yet charged."""
         end = min(seq.num_computed_tokens + num_tokens, seq.num_prompt_tokens)
         start = max(seq.num_computed_tokens, seq.num_charged_tokens)
         if end > start:
@@ -313,7 +325,7 @@ class Scheduler:
             seq.num_charged_tokens = end
 
     def _register(self, seq: Sequence, num_tokens: int) -> None:
-        """Make blocks findable that the step fills, unless they hold a placeholder."""
+        """Register the blocks that the step fills, unless they contain a placeholder."""
         start = seq.num_computed_tokens
         if (start + num_tokens) // self.kv.block_size == start // self.kv.block_size:
             return
@@ -322,7 +334,7 @@ class Scheduler:
             self.kv.register_full_blocks(seq, start, end)
 
     def _preempt(self, seq: Sequence) -> None:
-        """Return a running sequence to the queue; it is recomputed when it starts again."""
+        """Return a running sequence to the queue; it recomputes its tokens when it starts again."""
         del self._running[seq.seq_id]
         self._release(seq)
         seq.status = SequenceStatus.WAITING
@@ -367,7 +379,7 @@ class Scheduler:
     def _take(
         self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> SequenceOutput:
-        """Add the tokens of a step to a sequence; tokens after the one that ends it are dropped."""
+        """Add the tokens of a step to a sequence, without those after the token that ends it."""
         start = seq.num_known_tokens
         token_ids, reason = cut_at_end(seq, token_ids, self.config)
         seq.take_tokens(token_ids)
@@ -417,16 +429,16 @@ class Scheduler:
         return self._waiting.num_waiting_of(tenant)
 
     def queue_state(self) -> QueueState:
-        """The occupancy of the queue."""
+        """Return the size of the queue, and how many sequences are missing to ``max_num_seqs``."""
         num_free_seqs = max(0, self.config.max_num_seqs - len(self._running))
         return QueueState(len(self._waiting), self._waiting.num_tokens, num_free_seqs)
 
     def stats(self) -> EngineStats:
-        """Counts and gauges for metrics."""
+        """Return the counters and gauges for the metrics."""
         return self.counters.snapshot(self.kv, len(self._waiting), self._running.values())
 
     def view(self) -> EngineView:
-        """All unfinished sequences with their blocks; takes time that grows with the pool."""
+        """Return all unfinished sequences with their blocks; its time grows with the pool."""
         return EngineView(
             block_size=self.kv.block_size,
             num_blocks=self.kv.pool.num_blocks,
@@ -435,7 +447,9 @@ class Scheduler:
         )
 
     def check_empty(self) -> None:
-        """Check that nothing is left once all requests have ended; takes constant time.
+        """Check that no sequence and no used block is left; takes constant time.
+
+        Call this only when all requests have ended.
 
         Raises:
             RuntimeError: a block leaked, or a sequence was lost.
@@ -450,7 +464,7 @@ class Scheduler:
             raise RuntimeError(f"no request is open, but there are still {left}")
 
     def check_invariants(self) -> None:
-        """Check everything; takes time that grows with the pool.
+        """Check the queue, the pool and all block tables; takes time that grows with the pool.
 
         Raises:
             RuntimeError: a block leaked or belongs to the wrong sequence, or a sequence is lost.

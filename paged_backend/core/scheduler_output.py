@@ -1,8 +1,9 @@
 """The messages between the scheduler and the worker: what a step computes, and its result.
 
-A SchedulerOutput has differences only: its size grows with the tokens of the step, not with the
-length of the sequences. A worker that has received every message since the start can compute the
-step; :class:`paged_backend.core.worker_state.WorkerState` puts the differences together.
+A SchedulerOutput contains only what has changed since the previous one. Its size grows with the
+number of tokens in the step, not with the length of the sequences. A worker must therefore receive
+every message since the start; :class:`paged_backend.core.worker_state.WorkerState` restores the
+complete tokens and block tables from them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from paged_backend.sampling_params import SamplingParams
 
 
 class NewSequence(NamedTuple):
-    """A sequence that the worker does not know, or has forgotten since it was preempted."""
+    """A sequence that the worker has not seen, or has forgotten because it was preempted."""
 
     seq_id: int
     params: SamplingParams
@@ -25,7 +26,7 @@ class NewSequence(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """The consecutive tokens of one sequence that the step computes."""
+    """Consecutive tokens of one sequence for the step to compute."""
 
     seq_id: int
     start: int  # position of the first token
@@ -41,7 +42,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step."""
+    """The message that tells the worker what one step computes."""
 
     freed_seq_ids: list[int]  # sequences to forget, before anything else
     new_sequences: list[NewSequence]
@@ -54,7 +55,7 @@ class SchedulerOutput:
         return sum(item.num_tokens for item in self.slices)
 
     def describe(self) -> str:
-        """The step for a log: sizes, positions and blocks, but no token ids."""
+        """Return a summary for the log: sizes, positions and blocks, but no token ids."""
         slices = [
             f"sequence {item.seq_id}: {item.num_tokens} tokens from position {item.start}, "
             f"{_drafts(item)}{len(item.sample_seq_ids)} samples, "
@@ -72,19 +73,19 @@ def _drafts(item: Slice) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """The result of a step, in the order of its SchedulerOutput."""
+    """The result of a step. Its lists follow the order of the slices in the SchedulerOutput."""
 
-    # For each sequence that samples: its new tokens. They are one more than the drafts of its
-    # slice that were right.
+    # For each sequence that samples: its new tokens. A slice with drafts gives one token more than
+    # it has right drafts.
     token_ids: list[list[int]]
-    # By index in token_ids: one for each of the tokens.
+    # By index in token_ids: the logprobs of each new token of that sequence.
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # For each slice that has prompt logprobs.
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 
 class TokenMasks(NamedTuple):
-    """The tokens that some samples of a step may choose from."""
+    """The tokens that are allowed for some of the samples of a step."""
 
     indices: list[int]  # of the samples, in the order of the step
     # For each of them ceil(vocab_size / 32) little-endian words of 32 bits: bit t % 32 of word
@@ -93,7 +94,7 @@ class TokenMasks(NamedTuple):
 
 
 class PendingOutput(Protocol):
-    """The output of a step that may be in flight."""
+    """A handle to the output of a step that may still be in flight."""
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its output."""
@@ -101,11 +102,11 @@ class PendingOutput(Protocol):
 
 
 class LaunchedStep(Protocol):
-    """A step whose forward pass has been launched, and that samples no token yet.
+    """A step after the launch of its forward pass and before the launch of its sampling.
 
-    The host has time to compute masks while the device computes the forward pass.
+    Meanwhile, the host can compute token masks while the device computes the forward pass.
     """
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
-        """Sample the tokens; it must be called once, before the next step is launched."""
+        """Launch sampling. Call this exactly once, before the next step is launched."""
         ...

@@ -14,5 +14,5 @@ def mix64(value: int) -> int:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of a request's completion ``index``; the first one has the request's own seed."""
+    """Return the seed of completion ``index`` of a request; completion 0 has the request's seed."""
     return seed if index == 0 else mix64(seed + index * 0x9E3779B97F4A7C15)

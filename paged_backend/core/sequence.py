@@ -1,4 +1,4 @@
-"""A sequence: one completion of a request, the unit that the scheduler runs."""
+"""A sequence is one completion of a request: the unit that the scheduler runs."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ class SequenceStatus(IntEnum):
 
 
 class Sequence:
-    """The tokens of a completion, and how many of them have K and V in the cache.
+    """The tokens of a completion, and the number of them with K and V in the cache.
 
     A sequence has no separate prefill and decode phases. Each step computes some of the tokens
     between ``num_computed_tokens`` and ``num_tokens``: a prompt, a chunk of a prompt, one decoded
     token, or the tokens to recompute after preemption::
 
-        prompt tokens                  output tokens
-        |------------------------------|-----------------|-------------|
-        0              num_computed_tokens        num_known_tokens   num_tokens
-                       (K and V written,                 placeholders of
-                        steps in flight included)        steps in flight
+        prompt tokens                       output tokens
+        |-----------------------------------|-------------------|--------------|
+        0                           num_prompt_tokens   num_known_tokens   num_tokens
 
-    ``num_computed_tokens`` may exceed ``num_known_tokens``: with asynchronous scheduling a step
-    computes a token that the previous step is still sampling.
+        0 ... num_computed_tokens           K and V written, or a step in flight writes them
+        num_computed_tokens ... num_tokens  still to compute
+        num_known_tokens ... num_tokens     placeholders for tokens that steps in flight sample
 
-    A step may also compute ``num_draft_tokens`` guesses of the next tokens. They are not part of
-    the sequence, but have a placeholder each, for the token that is sampled after them. The
-    sequence is not scheduled again before it is known how many of them were right.
+    ``num_computed_tokens`` may exceed ``num_known_tokens``: with asynchronous scheduling, a step
+    can compute a token that the previous step is still sampling.
+
+    A step may also compute ``num_draft_tokens`` drafts (guesses of the next tokens). ``token_ids``
+    does not contain the drafts. It contains one placeholder for each of them, because the step
+    samples one token after each draft. The scheduler schedules the sequence again only when it
+    knows how many drafts were right.
     """
 
     __slots__ = (
@@ -94,31 +97,31 @@ class Sequence:
 
     @property
     def num_known_tokens(self) -> int:
-        """Number of prompt and output tokens whose values have arrived."""
+        """Number of prompt and output tokens so far, without placeholders."""
         return len(self.token_ids) - self.num_output_placeholders
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Number of tokens whose K and V neither a past step nor one in flight writes."""
+        """Number of tokens that still have to be scheduled, placeholders included."""
         return len(self.token_ids) - self.num_computed_tokens
 
     def add_placeholder(self) -> None:
-        """Append a placeholder for the token that a step is about to sample."""
+        """Append a placeholder for the token that the scheduled step samples."""
         self.token_ids.append(PLACEHOLDER)
         self.num_output_placeholders += 1
 
     def add_drafts(self, number: int) -> None:
-        """Count drafts as computed, and append placeholders for the tokens sampled after them."""
+        """Count ``number`` drafts as computed, and append one placeholder for each of them."""
         self.num_draft_tokens = number
         self.num_computed_tokens += number
         self.token_ids += [PLACEHOLDER] * number
         self.num_output_placeholders += number
 
     def take_tokens(self, token_ids: list[int]) -> None:
-        """Replace the placeholders of the earliest step in flight by its tokens.
+        """Replace the placeholders of the earliest step in flight with the tokens that it sampled.
 
-        There may be fewer tokens than placeholders. The sequence then ends with its last token
-        again, as if the step had never computed the drafts that were wrong.
+        If drafts were wrong, there are fewer tokens than placeholders. The other placeholders are
+        removed, and the wrong drafts no longer count as computed.
         """
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
@@ -133,12 +136,15 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True if all prompt tokens must be computed, including those in cached blocks."""
+        """Whether prompt logprobs must still be computed.
+
+        All prompt tokens must then be computed, even those in cached blocks.
+        """
         return self.prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
     def admission_order(self) -> tuple[int, int]:
-        """A sort key: sequences with lower keys are admitted earlier and preempted later."""
+        """Sort key: sequences with lower keys start earlier and are preempted later."""
         return self.request.priority, self.seq_id
 
     @property

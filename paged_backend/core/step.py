@@ -11,10 +11,10 @@ from paged_backend.core.sequence import Sequence
 
 
 class ScheduledStep(NamedTuple):
-    """A step in flight: the sequences that its output belongs to."""
+    """A step in flight, with the sequences that receive its output."""
 
     sampled: list[Sequence]  # one for each sample
-    # Sequences that want prompt logprobs, each with the index of the slice's first entry.
+    # Sequences with prompt logprobs, each with the index of the slice's first logprob in the list.
     prompts: list[tuple[Sequence, int]]
 
 
@@ -22,8 +22,8 @@ class StepBuilder:
     """Collects the slices of a step.
 
     Attributes:
-        budget: number of tokens that still fit.
-        drafts: the drafts of sequences that have any, by ``seq_id``.
+        budget: number of tokens that still fit in the step.
+        drafts: token ids of the drafts by ``seq_id``; sequences without drafts are missing.
     """
 
     def __init__(self, budget: int) -> None:
@@ -32,22 +32,28 @@ class StepBuilder:
         self.drafts: dict[int, list[int]] = {}
 
     def add(self, seq: Sequence, num_tokens: int, copies: BlockCopies) -> None:
-        """Add the next tokens of a sequence, whose blocks are valid once the copies are made."""
+        """Add the next ``num_tokens`` tokens of a sequence.
+
+        Args:
+            seq: the sequence, with blocks for these tokens.
+            num_tokens: number of tokens to compute, without drafts.
+            copies: block copies to make before the step computes the tokens.
+        """
         self._slices[seq.seq_id] = (seq, num_tokens, copies)
         self.budget -= num_tokens
 
     def add_drafts(self, seq: Sequence, token_ids: list[int]) -> None:
-        """Add guesses of the tokens that follow the slice of a sequence."""
+        """Add drafts (guessed token ids) to the end of the slice of a sequence."""
         self.drafts[seq.seq_id] = token_ids
         self.budget -= len(token_ids)
 
     def remove(self, seq: Sequence) -> None:
-        """Remove the slice of a sequence, if it has one."""
+        """Remove the slice and drafts of a sequence, if any; their tokens return to the budget."""
         _, num_tokens, _ = self._slices.pop(seq.seq_id, (seq, 0, []))
         self.budget += num_tokens + len(self.drafts.pop(seq.seq_id, ()))
 
     def slices(self) -> Iterator[tuple[Sequence, int]]:
-        """Each sequence of the step with the number of its tokens, without drafts."""
+        """Yield each sequence with the number of tokens in its slice, without drafts."""
         for seq, num_tokens, _ in self._slices.values():
             yield seq, num_tokens
 
@@ -57,13 +63,13 @@ class StepBuilder:
         siblings: Mapping[int, list[Sequence]],
         freed_seq_ids: list[int],
     ) -> SchedulerOutput:
-        """Return the step for the worker, as differences to what it was told before.
+        """Return the message for the worker, with what has changed since the previous message.
 
         Args:
             block_size: number of tokens in a block.
-            siblings: the other completions that start from the same prompt and sample their first
-                token in the step that computes its end, by the ``seq_id`` of the first completion.
-            freed_seq_ids: sequences that the worker may forget.
+            siblings: the other completions of a request, by the ``seq_id`` of its first completion.
+                They sample their first token in the step that computes the end of the prompt.
+            freed_seq_ids: sequences that the worker must forget before the step.
         """
         if not self._slices:
             return SchedulerOutput([], [], [], [])
@@ -96,7 +102,7 @@ def _introduce(seq: Sequence) -> NewSequence:
 
 
 def _slice(seq: Sequence, num_tokens: int, drafts: list[int], sample_seq_ids: list[int]) -> Slice:
-    """The next slice of a sequence, with the tokens and blocks that the worker lacks."""
+    """Return the next slice of a sequence, with the tokens and blocks that the worker lacks."""
     num_tokens_before, num_blocks_before = seq.num_sent_tokens, seq.num_sent_blocks
     seq.num_sent_tokens, seq.num_sent_blocks = seq.num_known_tokens, len(seq.block_ids)
     wants_logprobs = seq.wants_prompt_logprobs

@@ -10,10 +10,10 @@ from paged_backend.outputs import FinishReason
 def cut_at_end(
     seq: Sequence, token_ids: list[int], config: SchedulerConfig
 ) -> tuple[list[int], FinishReason | None]:
-    """Cut the next tokens of a sequence after the one that ends it, if there is one.
+    """Drop the new tokens of a sequence after the first one that ends it.
 
     Returns:
-        The tokens, and why the sequence ends with them; None if it goes on.
+        The remaining tokens, and the finish reason; None if no token ends the sequence.
     """
     params, num_known = seq.request.params, seq.num_known_tokens
     for num_tokens, token_id in enumerate(token_ids, num_known + 1):
@@ -31,25 +31,29 @@ def cut_at_end(
 
 
 def awaits_last_token(seq: Sequence, config: SchedulerConfig) -> bool:
-    """Return whether a step in flight samples the last token that the sequence may have."""
+    """Return True if a step in flight samples the last token that the limits allow.
+
+    The sequence must then not be scheduled again.
+    """
     return seq.num_output_placeholders > 0 and is_full(seq, seq.num_tokens, config)
 
 
 def is_full(seq: Sequence, num_tokens: int, config: SchedulerConfig) -> bool:
-    """Return whether the sequence may not grow beyond ``num_tokens`` tokens."""
+    """Return True if ``num_tokens`` tokens reach ``max_tokens`` or ``max_model_len``."""
     num_output_tokens = num_tokens - seq.num_prompt_tokens
     return num_output_tokens == seq.request.params.max_tokens or num_tokens >= config.max_model_len
 
 
 def can_be_drafted(seq: Sequence) -> bool:
-    """Return whether the sequence generates, and all its tokens are known."""
+    """Return True if the sequence has an output token and no placeholders."""
     return seq.num_output_tokens > 0 and seq.num_output_placeholders == 0
 
 
 def max_draft_tokens(seq: Sequence, config: SchedulerConfig) -> int:
-    """Return the number of drafts that a step may compute for a sequence.
+    """Return the maximum number of drafts that a step may compute for a sequence.
 
-    The token after them must fit as well. A sequence with unknown tokens can have none.
+    A step with n drafts samples up to n + 1 tokens, which must not exceed ``max_tokens`` or
+    ``max_model_len``. The result is 0 if :func:`can_be_drafted` is False.
     """
     if not can_be_drafted(seq):
         return 0

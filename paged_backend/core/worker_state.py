@@ -1,4 +1,4 @@
-"""The worker's copy of all scheduled sequences, kept up to date by the scheduler's messages."""
+"""The worker's copy of all scheduled sequences, which each SchedulerOutput updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged_backend.core.sequence import PLACEHOLDER
 
 @dataclass(slots=True)
 class _State:
-    """One sequence, as far as the worker was told."""
+    """What the worker knows about one sequence."""
 
     new: NewSequence
     token_ids: list[int]  # known tokens, then drafts or placeholders of steps in flight
@@ -36,13 +36,13 @@ class _State:
 
 
 class WorkerState:
-    """Turns each SchedulerOutput into a ScheduledBatch."""
+    """Turns each SchedulerOutput into a ScheduledBatch, with complete block tables."""
 
     def __init__(self) -> None:
         self._states: dict[int, _State] = {}  # by seq_id
 
     def apply(self, output: SchedulerOutput) -> ScheduledBatch:
-        """Take in the next message; every message must be applied, in order."""
+        """Apply the next message. The caller must apply every message, in order."""
         for seq_id in output.freed_seq_ids:
             self._states.pop(seq_id, None)
         for new in output.new_sequences:

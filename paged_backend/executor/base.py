@@ -11,20 +11,20 @@ from paged_backend.options.scheduling import StepLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What the engine and an operator need to know of a model that is ready to run."""
+    """Limits, sizes, device and startup times of a worker that is ready to run steps."""
 
     step_limits: StepLimits
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    num_blocks: int  # the null block included
+    num_blocks: int  # includes the null block
     block_size: int
     device: str
     dtype: str
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
     supports_drafts: bool  # a step can sample several tokens of a sequence
-    kernels_s: float  # to import, and compile if need be, the kernels of the platform
+    kernels_s: float  # to import the platform's kernels, and to compile them if necessary
     weights_s: float  # to load the weights
     prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
 
@@ -42,11 +42,11 @@ class WorkerInfo:
 
 
 class Executor(Protocol):
-    """Runs steps; :class:`paged_backend.worker.Worker` does so in this process."""
+    """Runs steps. :class:`paged_backend.worker.Worker` runs them in the engine's process."""
 
     @property
     def info(self) -> WorkerInfo:
-        """The model that is ready."""
+        """Properties of the loaded model and its worker."""
         ...
 
     def launch(self, output: SchedulerOutput) -> LaunchedStep:

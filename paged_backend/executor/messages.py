@@ -1,4 +1,7 @@
-"""SchedulerOutput and its result as bytes, for workers in other processes."""
+"""Encodes and decodes SchedulerOutput, TokenMasks and ModelRunnerOutput as MessagePack.
+
+An executor uses these messages if its workers run in other processes.
+"""
 
 from __future__ import annotations
 

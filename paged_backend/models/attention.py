@@ -1,7 +1,8 @@
 """The interface between a model and the paged KV cache.
 
-A model passes one layer's queries, keys and values to an `AttentionBackend`, which owns the pool's
-tensors. Block 0 is the null block: it pads block tables, and no sequence ever reads it.
+A model passes the queries, keys and values of one layer to an `AttentionBackend`. The backend owns
+the KV pool: the tensors with the keys and values of all blocks. Block 0 is the null block. It pads
+block tables, and no request depends on its contents.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ _METADATA_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One step's batch of prefill chunks and decodes, as attention needs it.
+    """The layout of one step's batch of prefill chunks and decodes.
 
-    The tokens of sequence `s` are rows `query_start_loc[s]` to `query_start_loc[s + 1]` of the
-    batch and the last positions of its `seq_lens[s]` tokens. All are contiguous.
+    The step computes the last tokens of each sequence. For sequence `s`, they are the rows
+    `query_start_loc[s]:query_start_loc[s + 1]` of the batch. The sequence then has `seq_lens[s]`
+    tokens in total. All tensors are contiguous.
 
     Raises:
-        TypeError: a tensor has another dtype, or gaps; kernels read them by their addresses.
+        TypeError: a tensor has the wrong dtype or is not contiguous. Kernels read raw addresses.
     """
 
     query_start_loc: Tensor  # [num_seqs + 1] int32
-    seq_lens: Tensor  # [num_seqs] int32, tokens in the cache once this step's are written
+    seq_lens: Tensor  # [num_seqs] int32, tokens in the cache, including this step's
     block_table: Tensor  # [num_seqs, max_blocks] int32, padded with block 0
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset; -1 writes nothing
-    positions: Tensor  # [num_tokens] int32, of each token in its sequence
-    num_decodes: int  # number of leading sequences that have exactly one token here
+    positions: Tensor  # [num_tokens] int32, position of each token in its sequence
+    num_decodes: int  # number of leading sequences that have exactly one token in this step
 
     def __post_init__(self) -> None:
         for name, dtype in _METADATA_DTYPES.items():
@@ -80,11 +82,19 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
-        """Norm the heads if asked to, rotate queries and keys, write keys and values, attend.
+        """Write the step's keys and values to the KV pool, and compute attention.
 
-        `qkv`, which may be overwritten, is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
-        in the pool's dtype, heads of the queries first, then of the keys, then of the values.
-        Returns [num_tokens, num_heads * head_dim].
+        Before that, applies `layer.qk_norm`, if it is set, and the rotary embedding to the queries
+        and keys.
+
+        Args:
+            layer: the layer that calls.
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] in the pool's dtype: the
+                heads of the queries, then of the keys, then of the values. May be overwritten.
+            meta: the layout of the step.
+
+        Returns:
+            [num_tokens, num_heads * head_dim].
         """
 
     @abstractmethod

@@ -14,7 +14,8 @@ from paged_backend.models.attention import AttentionBackend, AttentionLayer, Att
 class Model(Protocol):
     """A decoder on one device, for inference only.
 
-    It is made without values: fill all of `slots`, then call `pack` once.
+    The constructor allocates the weights without values. Fill every tensor in `slots()`, then call
+    `pack` once.
     """
 
     config: ModelConfig
@@ -22,7 +23,7 @@ class Model(Protocol):
     attention_layers: Sequence[AttentionLayer]
 
     def slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor of a checkpoint, by its name there; invalid after `pack`."""
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         ...
 
     def pack(self) -> None:
@@ -36,16 +37,16 @@ class Model(Protocol):
         meta: AttentionMetadata,
         logits_indices: Tensor | None,
     ) -> Tensor:
-        """Compute the last hidden states [num_rows, hidden_size] of some of the step's tokens.
+        """Run all layers; returns hidden states [num_rows, hidden_size] after the final norm.
 
         Args:
-            input_ids: [num_tokens] the step's tokens in the order of `meta`.
-            attention: writes this step's keys and values to its cache, and attends.
+            input_ids: [num_tokens] the step's tokens, in the order of `meta`.
+            attention: writes the step's keys and values to its KV pool, and computes attention.
             meta: the layout of the step.
-            logits_indices: int64 rows of `input_ids` whose states are wanted; None for all.
+            logits_indices: int64 rows of `input_ids` to return; None for all rows.
         """
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [num_rows, vocab_size] in the model's dtype of the rows of `forward`."""
+        """Compute logits [num_rows, vocab_size] in the model's dtype from `forward`'s result."""
         ...

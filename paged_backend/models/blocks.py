@@ -40,7 +40,7 @@ class Attention:
         self.o_proj = kernels.linear(LinearSpec(query, {"o_proj": hidden}, biases.output))
 
     def slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor of a checkpoint, by its name within `self_attn`."""
+        """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
         slots = self.qkv_proj.slots() | self.o_proj.slots()
         if self.qk_norm is not None:
             slots["q_norm.weight"] = self.qk_norm.query
@@ -55,7 +55,7 @@ class Attention:
         self.o_proj.pack()
 
     def attend(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
-        """All but the output projection: [num_tokens, num_heads * head_dim]."""
+        """Compute attention without the output projection: [num_tokens, num_heads * head_dim]."""
         return backend.attend(self.layer, self.qkv_proj(x), meta)
 
 
@@ -70,7 +70,7 @@ class GatedMLP:
         self._silu_and_mul = kernels.layers.silu_and_mul
 
     def slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor of a checkpoint, by its name within `mlp`."""
+        """Return the weight tensors to fill, by checkpoint name relative to `mlp`."""
         return self.gate_up_proj.slots() | self.down_proj.slots()
 
     def pack(self) -> None:
@@ -79,7 +79,7 @@ class GatedMLP:
         self.down_proj.pack()
 
     def activate(self, x: Tensor) -> Tensor:
-        """All but the last product: [num_tokens, intermediate_size]."""
+        """Compute the input of `down_proj`, silu(gate(x)) * up(x): [rows, intermediate_size]."""
         return self._silu_and_mul(self.gate_up_proj(x))
 
 

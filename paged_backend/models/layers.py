@@ -1,4 +1,4 @@
-"""Parts of a model that are not matrix products: what a model asks of its platform."""
+"""What a model needs from its platform: norms, activations and a factory of linear layers."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Kernels(Protocol):
 
 
 class QuantizedKernels:
-    """The kernels of a platform, with linear layers of another number format.
+    """The kernels of a platform, with quantized linear layers instead of the dense ones.
 
     Args:
         kernels: the platform.
-        factory: makes the linear layers.
+        factory: creates the quantized linear layers.
     """
 
     def __init__(self, kernels: Kernels, factory: LinearFactory) -> None:
@@ -73,7 +73,8 @@ class QuantizedKernels:
 class QKNorm:
     """The RMS norm of each head of the queries and of the keys (Qwen3).
 
-    It is made without values: fill `query` and `key` [head_dim], then call `pack`.
+    The constructor allocates the weights without values. Fill `query` and `key` [head_dim], then
+    call `pack`.
     """
 
     def __init__(

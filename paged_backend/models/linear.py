@@ -1,4 +1,4 @@
-"""Linear layers: what a model asks for, and the protocol of what carries it out."""
+"""Linear layers: their specification, and the protocol of their implementations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """A linear layer, which may compute several layers of a checkpoint as one product.
+    """The sizes of a linear layer, which may fuse several layers of a checkpoint (q, k and v).
 
     Attributes:
-        inputs: size of a row of the input.
-        parts: size of the output of each layer of the checkpoint, by the layer's name there.
+        inputs: size of an input row.
+        parts: output size of each fused layer, by its name in the checkpoint.
         bias: whether each part has a bias.
     """
 
@@ -31,13 +31,14 @@ class LinearSpec:
 
 
 class LinearMethod(Protocol):
-    """The storage and the product of one linear layer, x @ weight.T + bias.
+    """Stores the weights of one linear layer and computes x @ weight.T + bias.
 
-    It is made without values: fill all of `slots`, then call `pack` once.
+    The constructor allocates the weights without values. Fill every tensor in `slots()`, then call
+    `pack` once.
     """
 
     def slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor of a checkpoint, by its name there; invalid after `pack`."""
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         ...
 
     def pack(self) -> None:
@@ -45,25 +46,28 @@ class LinearMethod(Protocol):
         ...
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, outputs] for `x` [rows, inputs]."""
+        """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
         ...
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add the product for `x` [rows, inputs] to `out` [rows, outputs] in place."""
+        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
         ...
 
     def rows(self, index: Tensor) -> Tensor:
-        """The weight's rows at `index` [count] int64, as an embedding tied to it looks them up."""
+        """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         ...
 
 
 LinearFactory = Callable[[LinearSpec, torch.dtype, torch.device], LinearMethod]
-"""Makes a linear layer for hidden states of a dtype, on a device."""
+"""Creates a linear layer for a spec, a dtype of hidden states and a device."""
 
 LINEAR_METHODS: dict[str, LinearFactory] = {}
-"""Number formats that replace a platform's own dense layers, by the option ``quantization``."""
+"""Factories of quantized linear layers, by the value of the option ``quantization``."""
 
 
 def register_linear_method(quantization: str, factory: LinearFactory) -> None:
-    """Make a number format known in this process; an old one of that name is replaced."""
+    """Register the factory for a value of the option ``quantization``, in this process only.
+
+    It replaces a factory that is already registered under this name.
+    """
     LINEAR_METHODS[quantization] = factory

@@ -30,7 +30,7 @@ class DecoderLayer:
         self.mlp = GatedMLP(config, kernels)
 
     def slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor that a checkpoint has for this layer."""
+        """Return the weight tensors to fill, by checkpoint name relative to the layer."""
         return {
             "input_layernorm.weight": self.input_layernorm,
             **prefixed("self_attn", self.attention.slots()),
@@ -56,7 +56,7 @@ class LlamaModel:
         def empty(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=kernels.dtype, device=kernels.device)
 
-        # [vocab_size, hidden_size]; None where the output layer's weight is looked up instead.
+        # [vocab_size, hidden_size]; None if tied: `_embed` then reads the output layer's weight.
         self._embedding = None if config.tied_embeddings else empty(vocab_size, hidden_size)
         cos_sin_cache = config.rope.table(max_model_len, kernels.device)
         self._layers = [
@@ -73,7 +73,7 @@ class LlamaModel:
         return [layer.attention.layer for layer in self._layers]
 
     def slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor of a checkpoint, by its name there; invalid after `pack`."""
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         slots = {**self._lm_head.slots(), "model.norm.weight": self._norm}
         if self._embedding is not None:
             slots["model.embed_tokens.weight"] = self._embedding
@@ -113,7 +113,7 @@ class LlamaModel:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits [num_rows, vocab_size] in the model's dtype of the rows of `forward`."""
+        """Compute logits [num_rows, vocab_size] in the model's dtype from `forward`'s result."""
         return self._lm_head(hidden)
 
     def _embed(self, input_ids: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def load_model(
 
 
 def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels) -> Model:
-    """Allocate the model of a checkpoint's architecture, without values."""
+    """Create the model for the checkpoint's architecture; its weights are allocated, not loaded."""
     module, _, name = ARCHITECTURES[model_config.architecture].model.partition(":")
     model: Model = getattr(import_module(module), name)(model_config, max_model_len, kernels)
     return model
@@ -49,10 +49,10 @@ def _linear_factory(quantization: str) -> LinearFactory:
 
 
 def resolve_max_model_len(config: ModelOptions, model_config: ModelConfig) -> int:
-    """Return the option if it is set, else the number of tokens that the model was made for.
+    """Return the option `max_model_len` if it is set, else the model's context length.
 
     Raises:
-        ConfigError: the option asks for more than that.
+        ConfigError: the option exceeds the context length (`max_position_embeddings`).
     """
     limit = model_config.max_position_embeddings
     if config.max_model_len is None:

@@ -15,7 +15,7 @@ from paged_backend.options.scheduling import StepLimits
 
 
 class ModelRunner(Protocol):
-    """Carries out steps: owns the inputs and the sampler of one model and its KV pool."""
+    """Runs the steps of one model; owns its KV pool, input buffers and sampler."""
 
     @property
     def model_seconds(self) -> float | None:
@@ -42,7 +42,7 @@ class Platform(Kernels, Protocol):
 
     @property
     def default_limits(self) -> StepLimits:
-        """The limits of a step where the options leave them open."""
+        """The step limits for options that are not set."""
         ...
 
     @property
@@ -56,13 +56,13 @@ class Platform(Kernels, Protocol):
         ...
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
-        """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
+        """Create an attention backend with a KV pool of `num_blocks` blocks."""
         ...
 
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
     ) -> int:
-        """Bytes for the KV pool where `kv_cache_memory_bytes` leaves them open."""
+        """Return the KV pool's size in bytes for an unset `kv_cache_memory_bytes`."""
         ...
 
     def model_runner(

@@ -9,19 +9,19 @@ from paged_backend.outputs import TokenLogprobs
 def keep_accepted(
     items: list[ScheduledSequence], token_ids: list[int], logprobs: dict[int, TokenLogprobs]
 ) -> tuple[list[list[int]], dict[int, list[TokenLogprobs]]]:
-    """Group the samples of a step by sequence, without those that follow a wrong draft.
+    """Group the samples of a step by sequence, and drop those after a sequence's first wrong draft.
 
-    Sampling depends on the seed, the position and the logits only, so these are the tokens that the
-    sequence would have got one by one.
+    A sample depends only on the seed, the position and the logits. So the kept tokens are those
+    that the sequence would sample without drafts.
 
     Args:
-        items: the slices of the step.
-        token_ids: one for each sample, in the order of the slices.
-        logprobs: of some samples, by their index in ``token_ids``.
+        items: the scheduled sequences of the step.
+        token_ids: the token of each sample, in the order of ``items``.
+        logprobs: the log-probabilities of samples that need them, by index in ``token_ids``.
 
     Returns:
-        The tokens of each sequence that samples, and the log-probabilities of these tokens by the
-        index of the sequence.
+        A list with the kept tokens of each sequence that samples, and the log-probabilities of
+        these tokens, by index in this list.
     """
     kept: list[range] = []  # indices of samples, for each sequence
     place = 0

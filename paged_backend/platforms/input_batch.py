@@ -1,4 +1,4 @@
-"""A step as flat arrays: all slices, one after the other, without padding."""
+"""A step as flat arrays: the tokens of all scheduled sequences, concatenated without padding."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class InputBatch:
 
     @property
     def needed_indices(self) -> Longs:
-        """The rows whose logits are computed; rows to sample come first."""
+        """Rows that need logits: those of the samples, then those for prompt log-probabilities."""
         if not self.prompts:
             return self.logits_indices
         return np.concatenate((self.logits_indices, self.prompt_indices))

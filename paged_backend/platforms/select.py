@@ -1,4 +1,4 @@
-"""Chooses the platform. No other module asks which device there is."""
+"""Chooses the platform. No other module on the serving path checks the type of device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paged_backend.platforms.base import Platform
 def select_platform(device: str, dtype: str, checkpoint_dtype: torch.dtype) -> Platform:
     """Return the fastest platform for the options `device` and `dtype`.
 
-    With TRITON_INTERPRET=1 the GPU platform runs on the CPU, under Triton's interpreter: slowly,
-    for tests and for reading along.
+    If the device is a CPU and TRITON_INTERPRET=1, returns the GPU platform. Triton's interpreter
+    then runs its kernels, slowly, for tests and for debugging.
 
     Raises:
         ConfigError: a GPU is asked for and there is none.
@@ -59,5 +59,5 @@ def resolve_dtype(option: str, checkpoint: torch.dtype, device: torch.device) ->
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Return whether a device is an NVIDIA GPU."""
+    """Return whether a device is a CUDA device."""
     return device.type == "cuda"

@@ -1,13 +1,16 @@
-"""Functions that choose one token for each row of logits, on the host.
+"""Functions that sample one token for each row of logits, on the host.
 
 The token of a row depends only on that row's logits, parameters, seed and position, never on other
-rows: every operation works along the vocabulary, and a slower method is chosen for single rows.
-Temperature is applied first, then ``min_p``, ``top_k`` and, to what these left, ``top_p``. Tokens
-with the same probability as the last one that a filter keeps are kept as well.
-``paged_kernels.reference.sampling`` defines both the filters and the draw, for the GPU, too.
+rows. Every operation works along the vocabulary. If one row needs a slower method, only that row
+uses it.
 
-Logits that are not numbers do not affect other rows. NaN counts as minus infinity, plus infinity as
-the largest finite number, and a row without any number yields token 0.
+Temperature is applied first, then ``min_p``, then ``top_k``. ``top_p`` comes last and applies to
+the tokens that remain. If tokens have the same probability as the last one that a filter keeps, it
+keeps them as well. Exception: ``top_k=1`` is greedy, and takes the first one of equal logits.
+``paged_kernels.reference.sampling`` defines the filters and the draw, for the CPU and the GPU.
+
+A NaN or infinite logit does not affect other rows. NaN counts as minus infinity, and plus infinity
+as the largest finite number. A row with only NaN and minus infinity yields token 0.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
 
-# Number of most likely tokens that are considered before the rest of a row is read.
+# Number of most likely tokens that are tried first; a slower method filters the whole row.
 NUM_CANDIDATES = 64
-_GROUP_SIZE = 16  # neighbours of which the largest stands for all while candidates are sought
-_SUM_BLOCK = 128  # tokens whose weights are added in float32, before the sums are in float64
-_DIGIT_BITS = 10  # of the 30 bits that tell floats in [0, 1] apart
+_GROUP_SIZE = 16  # tokens in a group; candidates are searched in the groups with the largest peaks
+_SUM_BLOCK = 128  # tokens in a block: weights are added in float32, the sums of blocks in float64
+_DIGIT_BITS = 10  # bits in a digit; 30 bits distinguish all floats in [0, 1]
 _FIXED_POINT = 2.0**34  # weights as integers in float64: sums are exact, whatever their order
 
 
 def compile_draws() -> None:
-    """Compile what draws, which otherwise happens when the first token is sampled."""
+    """Compile the functions that draw tokens, so that the first sample does not wait for it."""
     _race()
 
 
@@ -52,7 +55,11 @@ def draw_greedy(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
 
 
 def draw_from_candidates(logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
-    """Sample with ``top_k`` in 1..NUM_CANDIDATES, without reading most of the vocabulary."""
+    """Sample with ``top_k`` in 1..NUM_CANDIDATES, from the most likely tokens of each row.
+
+    Only these tokens are weighted and filtered. If more tokens may tie with the last one of a row,
+    `draw_from_all` samples that row.
+    """
     values, token_ids = _largest(logits, NUM_CANDIDATES + 1)
     if not bool(values[:, 0].isfinite().all()):
         logits = _repaired(logits)
@@ -179,10 +186,10 @@ def _nucleus_floor(weights: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus_floor_by_digits(weights: Tensor, top_p: Tensor) -> Tensor:
-    """What :func:`_nucleus_floor` gives, without a sort, from three passes over the vocabulary.
+    """Return what :func:`_nucleus_floor` returns, without a sort, in three passes over each row.
 
-    The bits of floats in [0, 1] are ordered like the floats, so the floor is found as a number of
-    three digits: each is the one at which the mass from the top reaches the limit.
+    The bits of floats in [0, 1] have the same order as the floats, so the floor is found as a
+    number of three digits. Each digit is the one at which the mass from the top reaches the limit.
     """
     bits = weights.view(torch.int32)
     mass = weights.double().mul_(_FIXED_POINT).floor_()

@@ -18,9 +18,9 @@ from paged_backend.sampling.token_edits import edit_logits
 def adjust_logits(
     logits: Tensor, samples: Sequence[SampleSpec], eos_token_ids: Iterable[int]
 ) -> None:
-    """Apply edits of single tokens, penalties and ``min_tokens``, in this order.
+    """Apply token edits, penalties and ``min_tokens`` in place, in this order.
 
-    ``logits`` [R, vocab] are changed in place, one row per sample; other rows are not touched.
+    ``logits`` [R, vocab] has one row per sample. Rows that need no adjustment are not written.
     """
     edit_logits(logits, samples)
     penalized = [(row, spec) for row, spec in enumerate(samples) if spec.params.penalized]

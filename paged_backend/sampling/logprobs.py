@@ -1,4 +1,4 @@
-"""Log-probabilities from a model's own logits."""
+"""Computes log-probabilities on the host, from logits that sampling has not modified."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_backend.core.scheduled_batch import PromptLogprobsSpec, SampleSpec
 from paged_backend.outputs import TokenLogprobs
 
-# Of a prompt at a time: their logits are the largest tensor of a step.
+# Prompt tokens in a chunk. The logits of a chunk are the largest tensor of a step.
 ROWS_AT_ONCE = 256
 
 
@@ -45,7 +45,10 @@ def places_with_logprobs(samples: Sequence[SampleSpec]) -> list[int]:
 
 
 def cut_prompts(specs: Sequence[PromptLogprobsSpec]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the tokens of all specs, a limited number at a time, each with its ``num_top``."""
+    """Split the prompt tokens of all specs into chunks of at most ``ROWS_AT_ONCE`` tokens.
+
+    Yields the token ids of each chunk and, in a second list, the ``num_top`` of each token.
+    """
     token_ids = [token for spec in specs for token in spec.token_ids]
     num_top = [spec.num_top for spec in specs for _ in spec.token_ids]
     for start in range(0, len(token_ids), ROWS_AT_ONCE):
@@ -55,7 +58,7 @@ def cut_prompts(specs: Sequence[PromptLogprobsSpec]) -> Iterator[tuple[list[int]
 def join_prompts(
     specs: Sequence[PromptLogprobsSpec], rows: list[TokenLogprobs]
 ) -> list[list[TokenLogprobs]]:
-    """Split the rows of all specs into a list for each spec."""
+    """Group the rows of all prompt tokens by spec; returns one list for each spec."""
     ends = np.cumsum([len(spec.token_ids) for spec in specs], dtype=int).tolist()
     return [rows[end - len(spec.token_ids) : end] for spec, end in zip(specs, ends, strict=True)]
 
@@ -67,7 +70,7 @@ def rows(
     top_ids: list[list[int]],
     top: list[list[float]],
 ) -> Iterator[TokenLogprobs]:
-    """Make one entry of each row of the columns."""
+    """Yield one entry for each row; each argument is a column with one element per row."""
     for count, logprob, rank, ids, values in zip(
         num_top, logprobs, ranks, top_ids, top, strict=True
     ):

@@ -34,11 +34,11 @@ def edit_logits(
     """Apply ``allowed_token_ids``, ``logit_bias`` and ``bad_words_token_ids`` in place.
 
     Args:
-        logits: [R, vocab] float32; row ``i`` belongs to ``samples[i]``, more rows are padding.
-        samples: of the rows.
+        logits: [R, vocab] float32; row ``i`` belongs to ``samples[i]``, further rows are padding.
+        samples: the specs of the first rows.
         send: copies an array to the logits' device.
-        last_tokens: [R] int32 on the logits' device, for a host that may not know the last
-            tokens yet. By default the host knows them.
+        last_tokens: [R] int32 on the logits' device: the last token of each row's sequence. None
+            if the host knows these tokens; they are then read from ``samples``.
     """
     rows = [(row, spec) for row, spec in enumerate(samples) if spec.params.adjusts_tokens]
     if not rows:

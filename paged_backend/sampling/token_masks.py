@@ -21,7 +21,7 @@ def apply_token_masks(logits: Tensor, indices: Tensor, words: Tensor) -> None:
     Args:
         logits: [rows, vocab_size] float32.
         indices: the rows that have a mask, [num_masks] int64.
-        words: the masks, [num_masks, words per mask] int32.
+        words: the masks, [num_masks, words per mask] int32; a bit is 1 for an allowed token.
     """
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     allowed = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, : logits.shape[1]]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Self
 
 from paged_client import Chunk, Client, ClientError, Completion, CompletionBuilder, Prompt
 
-from paged_backend.demo import load_questions
 from paged_backend.launch.server_process import RunningServer
+from paged_backend.tools.demo import load_questions
 
 QUESTIONS = [question.question for question in load_questions()]
 _ON_ITS_WAY_S = 1.0  # for so long tokens may be heard that were sent before the engine's end

@@ -24,8 +24,8 @@ from paged_client import (
 from paged_client.errors import from_text
 from servers import MODEL
 
-from paged_backend.demo import load_questions
 from paged_backend.launch.server_process import RunningServer
+from paged_backend.tools.demo import load_questions
 
 TIMEOUT_S = 120.0  # nobody waits longer: a call that has no end by then is lost
 GREEDY = [greedy(i, 20 + 10 * i) for i in range(24)]

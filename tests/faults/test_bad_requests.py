@@ -22,8 +22,8 @@ from paged_client import Client
 from servers import metrics, serve_demo, stubs_of, wait_for
 from tritonclient.grpc import service_pb2_grpc
 
-from paged_backend.demo import load_questions
 from paged_backend.launch.server_process import RunningServer
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 QUESTION = load_questions()[0]

@@ -33,8 +33,8 @@ from paged_client.gateway.routing import MAX_CHARACTERS, MAX_PIECES, MAX_REMEMBE
 from servers import MODEL, metrics, processes_of, restarts, serve_demo, wait_for
 from test_bad_requests import INTERNAL, PATH, Wire
 
-from paged_backend.demo import Question, load_questions
 from paged_backend.launch.server_process import RunningServer
+from paged_backend.tools.demo import Question, load_questions
 
 pytestmark = pytest.mark.server
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from gateways import MODEL
 
-from paged_backend.demo import SYSTEM_PROMPT, load_questions
+from paged_backend.tools.demo import SYSTEM_PROMPT, load_questions
 
 pytestmark = pytest.mark.server
 QUESTIONS = load_questions()

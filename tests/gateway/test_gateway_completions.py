@@ -8,7 +8,7 @@ from gateways import MODEL
 from paged_client.gateway.backlog import MAX_STARTING
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.demo import load_questions
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 QUESTIONS = load_questions()

@@ -17,9 +17,9 @@ import pytest
 from gateways import MODEL, Gateway, running_gateway
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.demo import load_questions
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 QUESTION = load_questions()[0]

@@ -11,7 +11,7 @@ import openai
 import pytest
 from gateways import MODEL
 
-from paged_backend.demo import load_questions
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 QUESTIONS = load_questions()

@@ -12,9 +12,9 @@ from paged_client import Client, InvalidRequest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from paged_backend.demo import load_questions
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 QUESTION = load_questions()[0]

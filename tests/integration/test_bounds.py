@@ -14,9 +14,9 @@ import pytest
 from paged_client import Client, RequestTimeout, Unavailable
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from paged_backend.demo.metrics import read_metrics
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
+from paged_backend.tools.demo.metrics import read_metrics
 
 pytestmark = pytest.mark.server
 OPTIONS = {

@@ -25,12 +25,12 @@ from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import np_to_triton_dtype
 
-from paged_backend.demo import load_questions
 from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
 from paged_backend.launch.repository import model_names, write_pipeline
 from paged_backend.launch.server_process import RunningServer, start_server
 from paged_backend.serving.calls.front_end import MAX_BEHIND
+from paged_backend.tools.demo import load_questions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "text"))
 from sample_tokenizers import KINDS  # noqa: E402

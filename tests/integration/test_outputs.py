@@ -10,11 +10,11 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from paged_backend.cli import main
-from paged_backend.demo import load_questions
 from paged_backend.llm import LLM
 from paged_backend.outputs import FinishReason
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.text_stream import StreamState, resumed_delta
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 QUESTION = load_questions()[0]

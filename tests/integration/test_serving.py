@@ -13,7 +13,7 @@ from integration.conftest import MAX_NUM_SEQS, read_until
 from paged_client import RequestCancelled
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from paged_backend.demo import load_questions
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 QUESTIONS = load_questions()

@@ -20,9 +20,9 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from paged_backend.demo import load_questions
 from paged_backend.launch import server_process
 from paged_backend.launch.server_process import RunningServer, start_server
+from paged_backend.tools.demo import load_questions
 
 pytestmark = pytest.mark.server
 

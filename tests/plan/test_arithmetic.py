@@ -19,15 +19,15 @@ from paged_backend.errors import ConfigError
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.loader import build_model
 from paged_backend.options.scheduling import GPU_LIMITS
-from paged_backend.plan.gpus import GPUS, find_gpu
-from paged_backend.plan.lengths import Lengths
-from paged_backend.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes
-from paged_backend.plan.model_file import find_config
-from paged_backend.plan.number_types import KV_TYPES, WEIGHT_TYPES
-from paged_backend.plan.prices import cost_per_million, read_prices
-from paged_backend.plan.roofline import Roofline
-from paged_backend.plan.sizes import KvSizes, count_parameters, prompt_attention_flops
 from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.tools.plan.gpus import GPUS, find_gpu
+from paged_backend.tools.plan.lengths import Lengths
+from paged_backend.tools.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes
+from paged_backend.tools.plan.model_file import find_config
+from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES
+from paged_backend.tools.plan.prices import cost_per_million, read_prices
+from paged_backend.tools.plan.roofline import Roofline
+from paged_backend.tools.plan.sizes import KvSizes, count_parameters, prompt_attention_flops
 
 KIB, GIB = 2**10, 2**30
 BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]

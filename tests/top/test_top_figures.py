@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from readings import reading
 
-from paged_backend.top import words
-from paged_backend.top.figures import Window
+from paged_backend.tools.top import words
+from paged_backend.tools.top.figures import Window
 
 
 def test_rates_are_those_of_the_last_second():

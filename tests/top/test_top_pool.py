@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from readings import sequence, view
 
-from paged_backend.top.pool import CACHED, FREE, Marks, Pool, private, shared
+from paged_backend.tools.top.pool import CACHED, FREE, Marks, Pool, private, shared
 
 
 def make_pool(*sequences, **options):

@@ -14,12 +14,15 @@ from paged_backend.request import Request
 class FairQueue:
     """Orders sequences by priority, then by the service of their tenants, then by arrival.
 
-    See :class:`~paged_backend.core.fairness.policy.QueuePolicy`. Only tenants of equal priority
-    compete, so each priority has its own counters.
+    Implements :class:`~paged_backend.core.fairness.policy.QueuePolicy`. The service of a tenant is
+    the cost of its computed tokens, divided by its weight. It is counted separately for each
+    priority, because tenants compete only at equal priority.
 
     Args:
-        tenant_weights: the shares of tenants; tenants that are not named have a share of 1.
-        fair: whether tenants are told apart; if not, equal priorities are served by arrival.
+        tenant_weights: the weight of each tenant. A tenant with weight 2 gets twice the service of
+            a tenant with weight 1. The default weight is 1.
+        fair: if False, tenants are ignored, and sequences of equal priority start in the order of
+            arrival.
     """
 
     def __init__(self, tenant_weights: Mapping[str, float], *, fair: bool) -> None:
@@ -33,11 +36,11 @@ class FairQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all waiting sequences."""
+        """Total number of tokens in the waiting sequences."""
         return self._num_tokens
 
     def open(self, request: Request) -> None:
-        """Announce a request; its sequences may be added until it is closed."""
+        """Announce a request. Its sequences may be added until :meth:`close`."""
         if request.priority not in self._queues:
             self._queues[request.priority] = TenantQueue(self._weights)
         self._queues[request.priority].open(self._tenant(request))
@@ -50,7 +53,7 @@ class FairQueue:
             del self._queues[request.priority]
 
     def add(self, seq: Sequence) -> None:
-        """Add a sequence of an open request, new or preempted."""
+        """Add a sequence of an open request. The sequence is new or was preempted."""
         queue = self._queues[seq.request.priority]
         was_empty = queue.first() is None
         queue.add(self._tenant(seq.request), seq)
@@ -61,7 +64,7 @@ class FairQueue:
         self._num_tokens += seq.num_tokens
 
     def discard(self, seq: Sequence) -> None:
-        """Remove a sequence if it waits."""
+        """Remove a sequence from the queue; do nothing if it does not wait."""
         if self._by_id.pop(seq.seq_id, None) is not None:
             self._queues[seq.request.priority].discard(self._tenant(seq.request), seq)
             self._num_tokens -= seq.num_tokens  # the number cannot change while it waits
@@ -74,10 +77,10 @@ class FairQueue:
         return self._by_tenant[tenant]
 
     def first(self) -> Sequence:
-        """Return the next sequence to start.
+        """Return the next sequence to start, without removing it.
 
         Raises:
-            LookupError: none waits.
+            LookupError: no sequence waits.
         """
         priority = self._order.first()
         seq = None if priority is None else self._queues[priority].first()
@@ -86,16 +89,20 @@ class FairQueue:
         return seq
 
     def priority_key(self, seq: Sequence) -> tuple[int, float]:
-        """Return the sort key of a sequence, waiting or not: lower keys come first."""
+        """Return (priority, counter of the tenant) as the sort key; lower keys come first."""
         return (seq.request.priority, self._account(seq.request).counter)
 
     def find_victim(self, seq: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Choose a victim to preempt for ``seq``; None if ``seq`` has to wait.
+        """Return a running sequence to preempt for ``seq``; None if ``seq`` must wait.
 
-        The victim is the newest sequence of the tenant with the largest weighted share among those
-        that were served more than ``seq``'s tenant, provided that this share is more than twice
-        what ``seq``'s tenant would then hold. No tenant can hold all sequences until long outputs
-        end, and two tenants with enough work do not preempt each other in turn.
+        The share of a tenant is its number of running sequences divided by its weight. Only
+        sequences with the priority of ``seq`` count, and only tenants that received more service
+        than the tenant of ``seq``. The victim is the newest sequence of the tenant with the largest
+        share. This share must exceed twice the share that the tenant of ``seq`` has once ``seq``
+        runs; otherwise there is no victim.
+
+        A tenant with long outputs therefore cannot keep the other tenants waiting until they end.
+        The factor of two prevents two tenants from preempting each other again and again.
         """
         if self._queues[seq.request.priority].num_tenants == 1:
             return None
@@ -116,7 +123,12 @@ class FairQueue:
         return max(held[largest], key=lambda other: other.seq_id)
 
     def charge(self, request: Request, cost: int) -> None:
-        """Charge computed tokens to the tenant of an open request, see ``*_TOKEN_COST``."""
+        """Charge computed tokens of an open request to its tenant.
+
+        Args:
+            request: the request.
+            cost: number of tokens times their ``PROMPT_TOKEN_COST`` or ``OUTPUT_TOKEN_COST``.
+        """
         self._account(request).charge(cost)
 
     def __len__(self) -> int:
@@ -129,7 +141,7 @@ class FairQueue:
         return iter(self._by_id.values())
 
     def check_invariants(self) -> None:
-        """Compare all counts with the sequences that wait.
+        """Check all counts against the waiting sequences.
 
         Raises:
             RuntimeError: a count is wrong.

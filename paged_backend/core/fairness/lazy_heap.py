@@ -1,4 +1,4 @@
-"""A priority queue with keys that may grow after insertion."""
+"""A priority queue with keys that may increase after insertion."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ Key = tuple[float, int]
 
 
 class LazyHeap(Generic[T]):
-    """Items by keys that only grow; a grown key is noticed when its item reaches the top.
+    """A min-heap for items with keys that increase over time.
+
+    A key may increase without notice: the heap compares the stored key with the present key when
+    the item reaches the top. If a key decreases, or changes from ``None`` to a value, push the item
+    again. Items with equal keys are returned in the order of insertion.
 
     Args:
-        key: returns the present key of an item; ``None`` for an item that has left. An item whose
-            key falls, or that comes back, must be pushed again. Equal keys keep the order of
-            insertion.
+        key: returns the present key of an item; ``None`` if the item is no longer in the queue.
     """
 
     def __init__(self, key: Callable[[T], Key | None]) -> None:
@@ -30,7 +32,7 @@ class LazyHeap(Generic[T]):
         return len(self._heap)
 
     def push(self, item: T) -> None:
-        """Insert an item at its present key."""
+        """Insert an item with its present key; do nothing if the key is ``None``."""
         key = self._key(item)
         if key is not None:
             heappush(self._heap, (key, next(self._tickets), item))
@@ -38,7 +40,7 @@ class LazyHeap(Generic[T]):
             self._rebuild()
 
     def first(self) -> T | None:
-        """Return the item with the lowest key; None if the heap is empty."""
+        """Return the item with the lowest key, without removing it; None if no item is left."""
         while self._heap:
             stored, _, item = self._heap[0]
             key = self._key(item)
@@ -51,7 +53,7 @@ class LazyHeap(Generic[T]):
         return None
 
     def _rebuild(self) -> None:
-        """Keep one entry for each item; rebuild again when there are twice as many."""
+        """Keep one entry for each item; set the limit at which the next rebuild happens."""
         items = dict.fromkeys(item for _, _, item in self._heap)
         keys = ((self._key(item), item) for item in items)
         self._heap = [(key, next(self._tickets), item) for key, item in keys if key is not None]

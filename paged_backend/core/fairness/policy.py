@@ -10,15 +10,18 @@ from paged_backend.request import Request
 
 
 class QueuePolicy(Protocol):
-    """Holds the waiting sequences, and chooses the next one and its victims."""
+    """Holds the waiting sequences and chooses the one to start next.
+
+    It also chooses a running sequence to preempt, if the next one cannot start otherwise.
+    """
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all waiting sequences."""
+        """Total number of tokens in the waiting sequences."""
         ...
 
     def open(self, request: Request) -> None:
-        """Announce a request; its sequences may be added until it is closed."""
+        """Announce a request. Its sequences may be added until :meth:`close`."""
         ...
 
     def close(self, request: Request) -> None:
@@ -26,31 +29,39 @@ class QueuePolicy(Protocol):
         ...
 
     def add(self, seq: Sequence) -> None:
-        """Add a sequence of an open request, new or preempted."""
+        """Add a sequence of an open request. The sequence is new or was preempted."""
         ...
 
     def discard(self, seq: Sequence) -> None:
-        """Remove a sequence if it waits."""
+        """Remove a sequence from the queue; do nothing if it does not wait."""
         ...
 
     def first(self) -> Sequence:
-        """Return the next sequence to start.
+        """Return the next sequence to start, without removing it.
 
         Raises:
-            LookupError: none waits.
+            LookupError: no sequence waits.
         """
         ...
 
     def priority_key(self, seq: Sequence) -> tuple[int, float]:
-        """Return the sort key of a sequence, waiting or not: lower keys come first."""
+        """Return the sort key of a waiting or running sequence. Lower keys come first."""
         ...
 
     def find_victim(self, seq: Sequence, running: Iterable[Sequence]) -> Sequence | None:
-        """Return the running sequence to preempt so that ``seq`` gets its share; None for none."""
+        """Return a running sequence to preempt so that ``seq`` can start.
+
+        Return None if ``seq`` must wait instead.
+        """
         ...
 
     def charge(self, request: Request, cost: int) -> None:
-        """Charge computed tokens to an open request."""
+        """Charge computed tokens of an open request to its tenant.
+
+        Args:
+            request: the request.
+            cost: number of tokens times their ``PROMPT_TOKEN_COST`` or ``OUTPUT_TOKEN_COST``.
+        """
         ...
 
     def num_waiting_of(self, tenant: str) -> int:
@@ -58,7 +69,7 @@ class QueuePolicy(Protocol):
         ...
 
     def check_invariants(self) -> None:
-        """Check the policy's own state.
+        """Check the internal state of the policy.
 
         Raises:
             RuntimeError: the state is inconsistent.

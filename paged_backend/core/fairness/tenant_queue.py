@@ -1,13 +1,15 @@
 """The order of waiting sequences of equal priority: the least served tenant comes first.
 
 This is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models",
-OSDI 2024, algorithm 2). A tenant that starts to wait does not start below the tenants that already
-wait, so that nobody can save up service while being idle. Between two tenants that both have
-waiting sequences, the weighted service never differs by more than what one of them can have in
-flight at once.
+OSDI 2024, algorithm 2). Each tenant has a counter of the service that it received, divided by its
+weight. When a tenant without waiting sequences adds one, its counter is raised at least to the
+lowest counter of the tenants that already wait. A tenant therefore cannot save up service while it
+is idle. While two tenants both have waiting sequences, their counters never differ by more than the
+weighted cost of what one of them can have in flight at once.
 
-The paper charges a prompt when it starts, because its engine has no chunked prefill. Here a prompt
-is charged as it is computed, so that a long prompt takes turns with sequences that arrive later.
+The paper charges a whole prompt when it starts, because its engine has no chunked prefill. This
+queue charges each chunk of a prompt when the chunk is scheduled. Sequences that arrive later can
+therefore start between two chunks of a long prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ MAX_DEBTORS = 256
 
 
 class Account:
-    """The service that one tenant received, and its waiting sequences."""
+    """The counter of the service that one tenant received, and its waiting sequences."""
 
     __slots__ = ("counter", "num_open", "waiting", "weight")
 
@@ -40,19 +42,20 @@ class Account:
 
     @property
     def key(self) -> Key | None:
-        """The sort key of the tenant, the lowest first; None while nothing waits."""
+        """Sort key of the tenant, lowest first; None while it has no waiting sequence."""
         return (self.counter, next(iter(self.waiting))) if self.waiting else None
 
     def charge(self, cost: int) -> None:
-        """Add the cost of computed tokens."""
+        """Add the cost of computed tokens, divided by the tenant's weight, to the counter."""
         self.counter += cost / self.weight
 
 
 class TenantQueue:
-    """Waiting sequences of equal priority: by the service of their tenants, then by arrival.
+    """Orders sequences of equal priority by the service of their tenants, then by arrival.
 
-    Each operation takes amortized time that grows with the logarithm of the number of waiting
-    tenants. The memory grows with the number of open requests, not of all tenants ever seen.
+    Each operation takes O(log n) amortized time for n tenants with waiting sequences. Memory grows
+    with the number of open requests, not with the number of tenants ever seen: at most
+    ``MAX_DEBTORS`` tenants without open requests are remembered.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -65,15 +68,15 @@ class TenantQueue:
 
     @property
     def num_tenants(self) -> int:
-        """Number of tenants with a request that waits or runs."""
+        """Number of tenants with at least one open request."""
         return len(self._accounts)
 
     def account(self, tenant: str) -> Account:
-        """Return the account of a tenant with an open request."""
+        """Return the account of a tenant, which must have an open request."""
         return self._accounts[tenant]
 
     def open(self, tenant: str) -> None:
-        """Count one more open request of a tenant."""
+        """Add one to the number of open requests of a tenant."""
         account = self._accounts.get(tenant) or self._debtors.pop(tenant, None)
         if account is None:
             account = Account(self._weights.get(tenant, 1.0))
@@ -81,7 +84,10 @@ class TenantQueue:
         account.num_open += 1
 
     def close(self, tenant: str) -> None:
-        """Count one open request less; none of its sequences waits."""
+        """Subtract one from the number of open requests of a tenant.
+
+        The caller must first remove the sequences of the closed request from the queue.
+        """
         account = self._accounts[tenant]
         account.num_open -= 1
         if account.num_open == 0:
@@ -89,7 +95,11 @@ class TenantQueue:
             self._forget_debtors()
 
     def add(self, tenant: str, seq: Sequence) -> None:
-        """Add a sequence behind the tenant's others; a preempted one goes before them."""
+        """Add a sequence of a tenant with an open request.
+
+        A new sequence goes behind the tenant's waiting sequences. A preempted sequence is older
+        than all of them and goes to the front.
+        """
         account = self._accounts[tenant]
         if not account.waiting:
             account.counter = max(account.counter, self._initial_counter())
@@ -107,7 +117,7 @@ class TenantQueue:
             self._last = account
 
     def first(self) -> Sequence | None:
-        """Return the next sequence to start; None if none waits."""
+        """Return the next sequence to start, without removing it; None if no sequence waits."""
         account = self._order.first()
         return None if account is None else next(iter(account.waiting.values()))
 
@@ -122,12 +132,16 @@ class TenantQueue:
                 raise RuntimeError(f"the account of tenant {tenant!r} is wrong")
 
     def _initial_counter(self) -> float:
-        """The lowest counter that a tenant has when it starts to wait."""
+        """Return the lowest counter that a tenant can have when its first sequence is added."""
         account = self._order.first() or self._last
         return account.counter
 
     def _forget_debtors(self) -> None:
-        """Forget tenants that would start like any other, and the oldest if there are too many."""
+        """Forget debtors, the longest gone first.
+
+        A debtor is forgotten if its counter is not above the initial counter of a new tenant, or if
+        there are more than ``MAX_DEBTORS``.
+        """
         start = self._initial_counter()
         while self._debtors:
             oldest = next(iter(self._debtors.values()))

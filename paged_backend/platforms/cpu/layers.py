@@ -1,4 +1,7 @@
-"""The functions of `platforms.torch.layers` for float32: one pass over memory each."""
+"""The functions of `platforms.torch.layers` for float32, as numba kernels.
+
+Each kernel loads a row from memory once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _ONE = np.float32(1.0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Like `torch.layers.rms_norm`."""
+    """See `platforms.torch.layers.rms_norm`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _bits(eps))
@@ -34,12 +37,12 @@ def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, ep
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """Like `torch.layers.norm_heads`, for contiguous `qkv`."""
+    """See `platforms.torch.layers.norm_heads`; `qkv` must be contiguous."""
     _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, _bits(eps))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Like `torch.layers.silu_and_mul`."""
+    """See `platforms.torch.layers.silu_and_mul`."""
     gate_up = gate_up.contiguous()
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, size)

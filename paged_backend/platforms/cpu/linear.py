@@ -39,7 +39,7 @@ class CpuLinear(TorchLinear):
         del self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, outputs] for `x` [rows, inputs]."""
+        """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
         out = torch.empty(len(x), self._outputs)
         if self._bias is not None:
             out.copy_(self._bias.expand_as(out))
@@ -47,14 +47,14 @@ class CpuLinear(TorchLinear):
         return out
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add the product for `x` [rows, inputs] to `out` [rows, outputs] in place."""
+        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
         if self._bias is None and out.is_contiguous():
             self._run(x, out, 1)
         else:
             out += self(x)
 
     def rows(self, index: Tensor) -> Tensor:
-        """The weight's rows at `index` [count] int64, as an embedding tied to it looks them up."""
+        """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         return self._panels[index // LANES, :, index % LANES]
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:

@@ -25,5 +25,5 @@ class CpuPlatform(TorchPlatform):
         return CpuLinear(spec)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
-        """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
+        """Create an attention backend with a KV pool of `num_blocks` blocks."""
         return CpuAttention(spec, num_blocks)

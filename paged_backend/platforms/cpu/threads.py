@@ -30,7 +30,8 @@ _OPTIONS = {"fastmath": True, "error_model": "numpy"}
 _SIGNATURE = types.void(_POINTER)
 _IDLE_POLLS = 2000  # a helper looks for the next kernel for about a millisecond
 _BUSY_POLLS = 1000  # some microseconds, in which a running helper finishes its piece
-# Indexes of the words that caller and helpers share, each on a cache line of its own.
+# Indexes of the words that caller and helpers share. _JOB, _ACTIVE and _KERNEL are on separate
+# cache lines.
 _JOB, _ACTIVE, _KERNEL, _ARGUMENTS, _SIZE = 0, 16, 32, 33, 48
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
@@ -194,7 +195,13 @@ def _pointer(context: Any, address: Any) -> Any:
 
 @device_function
 def claim(arguments: Any) -> Any:
-    """Return the next piece of a kernel's work that no other thread has, counted from 0."""
+    """Return the number of the next piece of a kernel's work, counted from 0.
+
+    Each number is given to one thread only. Numbers after the last piece mean that no work is left.
+
+    Args:
+        arguments: the kernel's arguments; the word at index 0 is the shared counter.
+    """
     return _add(arguments, 0, 1)
 
 
@@ -218,5 +225,5 @@ def longs(address: int, shape: Any) -> Any:
 
 _lead = _compile(types.void(_POINTER, *[types.int64] * 3), _lead_job).ctypes
 _help = _compile(_SIGNATURE, _help_with_jobs).ctypes
-# As many threads, with the caller, as torch has when a model is first loaded.
+# The caller and the helpers are as many threads as torch has when a model is first loaded.
 _crew = Crew(torch.get_num_threads() - 1)

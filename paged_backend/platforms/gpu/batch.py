@@ -79,7 +79,10 @@ class Staging:
 
 
 class BlockTables:
-    """Block ids of each row's sequence, [num_rows, max_blocks] int32; later entries are stale."""
+    """The block table of each row's sequence: `tensor` is [num_rows, max_blocks] int32.
+
+    Entries after a sequence's last block are stale, and are not used.
+    """
 
     def __init__(self, num_rows: int, max_blocks: int, transfer: Transfer) -> None:
         self._transfer = transfer

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 Replay = Callable[[], Tensor]
-"""Launches a captured step; what it returns lies always in the same memory."""
+"""Launches a captured step. It always returns the same tensor, with new contents."""
 
 CHUNKS = (
     16,
@@ -21,7 +21,7 @@ CHUNKS = (
     64,
     128,
     256,
-)  # tokens; computing longer ones outweighs launching
+)  # tokens; a longer chunk takes more time to compute than to launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,10 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def captured_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[StepShape]:
-    """Return batches of decodes, and short chunks for the rest of a prompt after a prefix hit."""
+    """Return the step shapes to capture: batches of decodes, and short chunks of one prompt.
+
+    Short chunks occur when a prefix hit covers most of a prompt.
+    """
     chunks = [size for size in CHUNKS if size <= max_num_batched_tokens]
     decodes = map(StepShape.decodes, decode_sizes(max_num_seqs))
     return [*decodes, *map(StepShape.chunk, chunks)]
@@ -92,7 +95,7 @@ class StepGraphs:
         return min(fitting, key=lambda s: s.num_tokens, default=None)
 
     def replay(self, shape: StepShape) -> Tensor:
-        """Launch a step of a captured shape."""
+        """Launch the captured step of `shape`; returns the tensor that its `Replay` returns."""
         return self._replays[shape]()
 
 

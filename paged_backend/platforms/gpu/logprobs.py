@@ -1,4 +1,4 @@
-"""Log-probabilities from a model's own logits, computed by a kernel."""
+"""Computes log-probabilities with a kernel, from logits that sampling has not modified."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The model runner of a GPU: it launches steps without waiting for them.
 
-The host sends what has changed, launches the step and continues. Tokens that the previous step
-sampled never pass through the host; the device looks them up. Batches of decodes and short chunks
-of one prompt replay the model as a CUDA graph, padded to the next captured size. Sampling depends
-on the requests' parameters, so it is launched separately.
+The host sends what has changed, launches the step and continues. If the previous step is still
+sampling an input token, the host sends a placeholder, and the device looks the token up. Batches of
+decodes and short chunks of one prompt replay the model as a CUDA graph, padded to the next captured
+size. Sampling depends on the requests' parameters, so it is launched separately.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 
 @dataclass(frozen=True, slots=True)
 class InFlightOutput:
-    """The output of a step on its way to the host; padding follows the real tokens."""
+    """The output of a step that the device may still compute or copy to the host.
+
+    `tokens` has one token for each sample of `batch`, then padding.
+    """
 
     tokens: Arrival
     batch: InputBatch

@@ -45,13 +45,17 @@ class GpuPlatform:
         return TorchLinear(spec, self.dtype, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
-        """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
+        """Create an attention backend with a KV pool of `num_blocks` blocks."""
         return TritonAttention(spec, num_blocks, self._transfer)
 
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
     ) -> int:
-        """Bytes that are free beside the weights and the largest step, within the utilization."""
+        """Return the bytes left for the KV pool after the weights and the largest step.
+
+        All of them together stay within `gpu_memory_utilization`. With CUDA graphs, the memory of
+        the largest step counts twice.
+        """
         if self._interpreted:
             return DEFAULT_KV_CACHE_BYTES
         peak = self._peak_of_largest_step(model, spec, limits)

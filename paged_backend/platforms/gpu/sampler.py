@@ -93,11 +93,14 @@ class DeviceSampler:
         row_or_none: Tensor,
         positions: Tensor,
     ) -> Tensor:
-        """Sample a token [n] int32 for each row of `logits` [n, vocab] float32, and overwrite it.
+        """Sample a token for each row of `logits`; returns [n] int32.
 
-        `samples` belong to the first rows, the others are padding. `rows` [n] int64 are those of
-        the sequences, the last one for padding; `row_or_none` [n] int32 is -1 for padding, which
-        gets any token; `positions` [n] int32 are the tokens'.
+        Args:
+            logits: [n, vocab] float32; overwritten.
+            samples: the specs of the first rows of `logits`; the other rows are padding.
+            rows: [n] int64 the sampler's row of each sequence; its last row for padding.
+            row_or_none: [n] int32 like `rows`, but -1 for padding, which gets an arbitrary token.
+            positions: [n] int32 the positions of the tokens to sample.
         """
         if any(spec.params.adjusts_tokens for spec in samples):
             edit_logits(logits, samples, self._transfer.send, self._tokens_before(samples, rows))

@@ -40,7 +40,7 @@ class Transfer:
         return torch.zeros(shape, dtype=dtype, pin_memory=self._pinned)
 
     def record(self) -> torch.cuda.Event | None:
-        """Return an event after all that was launched so far; None if nothing runs by itself."""
+        """Return an event after all work launched so far; None if `pinned` is false."""
         if not self._pinned:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in its library

@@ -34,7 +34,10 @@ class _Plan:
 
 
 class TorchAttention(AttentionBackend):
-    """Owns a pool of keys and values, each [num_layers, num_slots, num_kv_heads, head_dim]."""
+    """Owns the keys and the values, each [num_layers, num_slots, num_kv_heads, head_dim].
+
+    A slot holds one token; its number is block * block_size + offset.
+    """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self._spec = spec

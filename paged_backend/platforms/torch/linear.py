@@ -18,7 +18,7 @@ class TorchLinear:
         self._bias = torch.empty(spec.outputs, dtype=dtype, device=device) if spec.bias else None
 
     def slots(self) -> dict[str, Tensor]:
-        """The memory of each tensor of a checkpoint, by its name there; invalid after `pack`."""
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         slots = {}
         for kind, fused in (("weight", self._weight), ("bias", self._bias)):
             if fused is not None:
@@ -31,13 +31,13 @@ class TorchLinear:
         """Do nothing: torch reads the weight as it is."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product [rows, outputs] for `x` [rows, inputs]."""
+        """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
         return F.linear(x, self._weight, self._bias)
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add the product for `x` [rows, inputs] to `out` [rows, outputs] in place."""
+        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
         out += self(x)
 
     def rows(self, index: Tensor) -> Tensor:
-        """The weight's rows at `index` [count] int64, as an embedding tied to it looks them up."""
+        """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         return F.embedding(index, self._weight)

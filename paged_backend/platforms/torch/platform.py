@@ -37,13 +37,13 @@ class TorchPlatform:
         return TorchLinear(spec, self.dtype, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
-        """Allocate a KV pool of `num_blocks` blocks under an attention backend."""
+        """Create an attention backend with a KV pool of `num_blocks` blocks."""
         return TorchAttention(spec, num_blocks, self.device)
 
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
     ) -> int:
-        """Bytes for the KV pool where `kv_cache_memory_bytes` leaves them open."""
+        """Return `DEFAULT_KV_CACHE_BYTES`, for an unset `kv_cache_memory_bytes`."""
         return DEFAULT_KV_CACHE_BYTES
 
     def model_runner(

@@ -1,4 +1,4 @@
-"""Divides the CPU's cores between torch's threads and those of our own kernels."""
+"""Keeps torch's threads from competing with our kernels for CPU cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Run torch's operations on the calling thread only, within the block.
+    """Run torch's operations on the calling thread only, within the `with` block.
 
     After an operation that torch spreads over its threads, these threads spin for some
     milliseconds, and would compete for cores with our kernels that run right after it.

@@ -1,0 +1,495 @@
+"""Measures steady decoding by the engine in this process, against the roofline of the device.
+
+A decode step must read each weight once, multiply by it once for each sequence, and read the keys
+and values of each sequence. The roofline is the longer of the first two times plus the third: a
+layer's matrix products and its attention run one after the other. The speeds of memory and
+arithmetic are measured in the same run, by a copy and by a matrix product.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from paged_backend import engine_args
+from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
+from paged_backend.checkpoint.registry import tensors_of
+from paged_backend.checkpoint.tensors import Role
+from paged_backend.config import EngineConfig
+from paged_backend.engine import Engine
+from paged_backend.platforms.select import is_gpu
+from paged_backend.tools.bench.calls import drain, greedy
+from paged_backend.tools.bench.continuous_peer import PeerCase, PeerResult, run_peer
+from paged_backend.tools.bench.device_trace import device_gaps, traced
+from paged_backend.tools.bench.environment import copy_bandwidth, environment, matmul_rate
+from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
+from paged_backend.worker import Worker
+
+WARM_UP_STEPS = 8
+TRACED_STEPS = 20
+PREFIX_TOKENS = 2048
+# At the shortest context, the batch size nearest to this one is traced and given to the peer.
+REFERENCE_BATCH = 32
+PEER_MAX_SECONDS = 120.0  # half of it for imports and loading the model
+
+ROOFLINE_TARGET = 0.75
+ROOFLINE_AIM = 0.9
+ROOFLINE_TARGET_CONTEXT = 1024  # the target holds up to here
+IDLE_TARGET = 0.03
+PREFIX_TARGET = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFigures:
+    """Steps in which every sequence of a batch decoded a token."""
+
+    tokens_per_s: float
+    step_ms: float  # median
+    kv_tokens: int  # of all sequences together, halfway through the steps
+    roofline_ms: float
+    of_roofline: float  # the roofline's step time divided by the mean step time
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """One batch: its figures, or the reason why there are none."""
+
+    context: int  # tokens of each prompt
+    batch_size: int
+    figures: DecodeFigures | None = None
+    problem: str | None = None
+
+    def line(self) -> str:
+        """The row of the table under `HEADER`."""
+        case = f"{self.context:7} {self.batch_size:6}"
+        if self.figures is None:
+            return f"{case}  {self.problem}"
+        f = self.figures
+        verdict = ""
+        if self.has_target:
+            verdict = f"  >= {ROOFLINE_TARGET:.0%}: {_verdict(f.of_roofline >= ROOFLINE_TARGET)}"
+            verdict += f", {ROOFLINE_AIM:.0%}: {_verdict(f.of_roofline >= ROOFLINE_AIM)}"
+        return (
+            f"{case} {f.tokens_per_s:11.1f} {f.step_ms:9.3f} {f.roofline_ms:12.3f} "
+            f"{f.of_roofline:11.1%}{verdict}"
+        )
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the roofline target applies to this context."""
+        return self.context <= ROOFLINE_TARGET_CONTEXT
+
+
+HEADER = "context  batch    tokens/s   step ms  roofline ms of roofline"
+
+
+@dataclass(frozen=True, slots=True)
+class IdleShare:
+    """Fractions of a trace's span in which the device was idle; tracing itself increases them."""
+
+    batch_size: int
+    context: int
+    between_launches: float  # the host launched the work too late
+    within_graphs: float  # between the kernels of one CUDA graph
+
+    @property
+    def total(self) -> float:
+        """All gaps."""
+        return self.between_launches + self.within_graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure and the limit that it should meet."""
+
+    name: str
+    value: float | None  # None: not measured here
+    limit: float
+    at_least: bool = False  # if False, the value must be below the limit, or 0
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the value meets the limit; None if it was not measured."""
+        if self.value is None:
+            return None
+        if self.at_least:
+            return self.value >= self.limit
+        return self.value < self.limit or self.value == 0
+
+    def line(self) -> str:
+        """Name, value and verdict."""
+        value = "not measured" if self.value is None else f"{self.value:.4g}"
+        wanted = f"{'>=' if self.at_least else '<' if self.limit else '='} {self.limit:g}"
+        verdict = "" if self.met is None else f": {_verdict(self.met)}"
+        return f"{self.name}: {value} ({wanted}{verdict})"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReport:
+    """All results of one run, and the environment in which they were measured."""
+
+    complete: bool  # False: saved in the middle of the run
+    model: str
+    options: dict[str, Any]
+    copy_bytes_per_s: float
+    matmul_flops_per_s: float
+    weight_bytes_per_step: int
+    kv_bytes_per_token: int
+    timed_steps: int
+    rows: list[BatchResult]
+    prefix: PrefixFigures | None
+    compiled_after_warm_up: list[str] | None  # names of kernels; None on a CPU
+    idle: IdleShare | None
+    peer: PeerResult | None
+    environment: dict[str, str]
+
+    def targets(self) -> list[Target]:
+        """The targets, with the measured values."""
+        shares = [
+            Target(
+                f"share of the roofline at {row.batch_size} x {row.context}",
+                row.figures.of_roofline,
+                ROOFLINE_TARGET,
+                at_least=True,
+            )
+            for row in self.rows
+            if row.figures is not None and row.has_target
+        ]
+        return shares + self._other_targets()
+
+    def _other_targets(self) -> list[Target]:
+        late, idle, prefix = self.compiled_after_warm_up, self.idle, self.prefix
+        speedup = None if prefix is None else prefix.speedup
+        between = None if idle is None else idle.between_launches
+        total = None if idle is None else idle.total
+        return [
+            Target("first token sooner by a cached prefix", speedup, PREFIX_TARGET, at_least=True),
+            Target("kernels compiled after the warm-up", None if late is None else len(late), 0),
+            Target("device idle between launches", between, IDLE_TARGET),
+            Target("device idle, all gaps", total, IDLE_TARGET),
+        ]
+
+    def print(self) -> None:
+        """Print the results that the run has not printed yet."""
+        if self.prefix is not None:
+            print(
+                f"first token with {self.prefix.prefix_tokens} of "
+                f"{self.prefix.prefix_tokens + self.prefix.suffix_tokens} tokens cached: "
+                f"{self.prefix.ttft_ms_cached:.2f} ms, {self.prefix.ttft_ms_without:.2f} ms without"
+            )
+        if self.idle is not None:
+            print(f"traced {TRACED_STEPS} steps at {self.idle.batch_size} x {self.idle.context}")
+        for target in self._other_targets():
+            print(target.line())
+        if self.compiled_after_warm_up:
+            print("compiled late:", *self.compiled_after_warm_up)
+        if self.peer is not None:
+            print(self._peer_line(self.peer))
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON; an existing file is replaced atomically."""
+        targets = [asdict(target) | {"met": target.met} for target in self.targets()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(json.dumps(asdict(self) | {"targets": targets}, indent=2) + "\n")
+        part.replace(path)
+
+    def _peer_line(self, peer: PeerResult) -> str:
+        name = f"transformers' continuous batching, {peer.batch_size} x {peer.context}: "
+        if peer.tokens_per_s is None:
+            return f"{name}no figure: {peer.problem}"
+        rate = next(
+            row.figures.tokens_per_s
+            for row in self.rows
+            if (row.context, row.batch_size) == (peer.context, peer.batch_size) and row.figures
+        )
+        return (
+            f"{name}{peer.tokens_per_s:.1f} tokens/s ({peer.attention}); the engine is "
+            f"{rate / peer.tokens_per_s:.2f} times as fast"
+        )
+
+
+class DecodeRoofline:
+    """The minimum time of a decode step on a device of a given speed."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, bytes_per_s: float, flops_per_s: float
+    ) -> None:
+        # A lookup reads only a few rows of an embedding; a tied output layer reads it whole.
+        looked_up = None if config.tied_embeddings else Role.EMBEDDING
+        read = [spec for spec in tensors_of(config).values() if spec.role is not looked_up]
+        self.weight_bytes = sum(spec.num_elements for spec in read) * dtype.itemsize
+        layer_bytes = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+        self.kv_bytes_per_token = layer_bytes * config.num_layers
+        self.bytes_per_s = bytes_per_s
+        self.flops_per_s = flops_per_s
+        self._flops_per_token = 2 * self.weight_bytes // dtype.itemsize
+        self._layer_bytes = layer_bytes
+        self._windows = config.windows
+
+    def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
+        """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
+        length = kv_tokens / batch_size
+        read = sum(min(length, window or length) for window in self._windows)
+        attention = batch_size * read * self._layer_bytes / self.bytes_per_s
+        reading = self.weight_bytes / self.bytes_per_s
+        multiplying = batch_size * self._flops_per_token / self.flops_per_s
+        return max(reading, multiplying) + attention
+
+
+class DecodeBench:
+    """Makes the measurements on one engine."""
+
+    def __init__(self, config: EngineConfig, folder: Path, num_steps: int) -> None:
+        self._config = config
+        worker = Worker(config, folder)
+        self._engine = Engine(config, worker)
+        self._limits = worker.step_limits
+        self.options = asdict(config) | asdict(self._limits)
+        self._num_steps = num_steps
+        self._rng = np.random.default_rng(config.seed)
+        self._num_requests = 0
+        self.device, self.dtype = worker.platform.device, worker.platform.dtype
+        self.roofline = DecodeRoofline(
+            load_model_config(folder),
+            self.dtype,
+            copy_bandwidth(self.device),
+            matmul_rate(self.device, self.dtype),
+        )
+        _free_memory(self.device)
+
+    def rows(self, contexts: Iterable[int], batch_sizes: Sequence[int]) -> Iterator[BatchResult]:
+        """Measure each batch at each context, on prompts that share nothing."""
+        for context, batch_size in itertools.product(contexts, batch_sizes):
+            problem = self._misfit(context, batch_size)
+            if problem is not None:
+                yield BatchResult(context, batch_size, problem=f"does not fit: {problem}")
+                continue
+            with self._decoding(context, batch_size):
+                yield self._time_steps(context, batch_size)
+
+    def time_prefix(self) -> PrefixFigures | None:
+        """Measure the gain of a cached prefix."""
+        return time_prefix(self._engine, self._config, PREFIX_TOKENS, self._rng)
+
+    def trace_idle(self, context: int, batch_size: int) -> IdleShare | None:
+        """Trace steps of a batch that fits; None without a GPU or if tracing fails."""
+        if not is_gpu(self.device):
+            return None
+        with self._decoding(context, batch_size):
+            try:
+                events = traced(self._engine.step, warm_up=WARM_UP_STEPS, num_steps=TRACED_STEPS)
+            except (RuntimeError, AssertionError, ValueError) as error:
+                print(f"no trace: {error}")  # not every machine permits tracing of its device
+                return None
+        gaps = device_gaps(events)
+        return None if gaps is None else IdleShare(batch_size, context, *gaps)
+
+    def _misfit(self, context: int, batch_size: int) -> str | None:
+        """The reason why the batch cannot decode all at once; None if it can."""
+        max_num_batched_tokens = self._limits.max_num_batched_tokens
+        longest = context + growth(context, batch_size, max_num_batched_tokens, self._num_steps)
+        if batch_size > self._limits.max_num_seqs:
+            return f"max_num_seqs is {self._limits.max_num_seqs}"
+        max_model_len = self._engine.limits.max_model_len
+        if longest >= max_model_len:
+            return f"grows to {longest} tokens, max_model_len is {max_model_len}"
+        num_blocks = self._engine.stats().num_blocks
+        needed = batch_size * -(-longest // self._config.block_size) + num_blocks // 100
+        if needed > num_blocks:  # the scheduler holds back 1% of the blocks
+            return f"needs {needed} KV blocks, there are {num_blocks}"
+        return None
+
+    @contextmanager
+    def _decoding(self, context: int, batch_size: int) -> Iterator[None]:
+        """Provide a batch of prompts of `context` tokens that has decoded its warm-up steps."""
+        engine = self._engine
+        names = [self._submit(tokens) for tokens in self._tokens(batch_size, context)]
+        begun: set[str] = set()
+        try:
+            label = f"{batch_size} x {context}"
+            with tqdm(total=batch_size, desc=label, leave=False, disable=None) as bar:
+                while len(begun) < batch_size:
+                    begun.update(output.request_id for output in engine.step())
+                    bar.update(len(begun) - bar.n)
+            for _ in range(WARM_UP_STEPS):
+                engine.step()
+            yield
+        finally:
+            for name in names:
+                engine.abort_request(name)
+            drain(engine)
+
+    def _time_steps(self, context: int, batch_size: int) -> BatchResult:
+        """Time the steps of a batch that is decoding."""
+        engine = self._engine
+        slots_before = engine.stats().num_used_slots
+        times, fewest = [time.perf_counter()], batch_size
+        for _ in range(self._num_steps):
+            fewest = min(fewest, len(engine.step()))
+            times.append(time.perf_counter())
+        if fewest < batch_size:
+            return BatchResult(context, batch_size, problem=f"a step decoded only {fewest}")
+        kv_tokens = (slots_before + engine.stats().num_used_slots) // 2
+        mean = (times[-1] - times[0]) / self._num_steps
+        least = self.roofline.step_seconds(batch_size, kv_tokens)
+        step_seconds = statistics.median(b - a for a, b in itertools.pairwise(times))
+        return BatchResult(
+            context,
+            batch_size,
+            DecodeFigures(
+                tokens_per_s=batch_size / mean,
+                step_ms=step_seconds * 1e3,
+                kv_tokens=kv_tokens,
+                roofline_ms=least * 1e3,
+                of_roofline=least / mean,
+            ),
+        )
+
+    def _submit(self, tokens: list[int]) -> str:
+        self._num_requests += 1
+        self._engine.add_request(greedy(str(self._num_requests), tokens))
+        return str(self._num_requests)
+
+    def _tokens(self, rows: int, columns: int) -> list[list[int]]:
+        vocab_size = self._engine.limits.vocab_size
+        tokens: list[list[int]] = self._rng.integers(vocab_size, size=(rows, columns)).tolist()
+        return tokens
+
+
+def growth(context: int, batch_size: int, max_num_batched_tokens: int, num_steps: int) -> int:
+    """The most tokens that the first sequence may generate, including while others begin."""
+    per_step = max(1, max_num_batched_tokens - batch_size)
+    most_steps = max(num_steps, WARM_UP_STEPS + TRACED_STEPS)
+    return -(-batch_size * context // per_step) + WARM_UP_STEPS + most_steps + 4
+
+
+def run_decode_bench(
+    options: Mapping[str, Any],
+    *,
+    contexts: Sequence[int],
+    batch_sizes: Sequence[int],
+    num_steps: int,
+    peer: bool,
+    path: Path | None = None,
+) -> DecodeReport:
+    """Measure, and print each row when it is complete.
+
+    Each figure is saved to the file at `path` as soon as it is known, so that a run that is killed
+    keeps the figures it has.
+
+    Raises:
+        ConfigError: the options or the checkpoint cannot be used.
+    """
+    config = engine_args.from_mapping(options).config
+    folder = resolve_model(config.model).resolve()
+    bench = DecodeBench(config, folder, num_steps)
+    roofline, device, dtype = bench.roofline, bench.device, bench.dtype
+    report = DecodeReport(
+        complete=False,
+        model=folder.name,
+        options=bench.options,
+        copy_bytes_per_s=roofline.bytes_per_s,
+        matmul_flops_per_s=roofline.flops_per_s,
+        weight_bytes_per_step=roofline.weight_bytes,
+        kv_bytes_per_token=roofline.kv_bytes_per_token,
+        timed_steps=num_steps,
+        rows=[],
+        prefix=None,
+        compiled_after_warm_up=None,
+        idle=None,
+        peer=None,
+        environment=environment(device),
+    )
+
+    def kept(report: DecodeReport) -> DecodeReport:
+        if path is not None:
+            report.save(path)
+        return report
+
+    kept(report)  # a path that cannot be written fails before minutes of work
+    print(
+        f"bench decode: {folder.name} in {str(dtype).removeprefix('torch.')}, copies move "
+        f"{roofline.bytes_per_s / 1e12:.3f} TB/s, products make "
+        f"{roofline.flops_per_s / 1e12:.4g} TFLOP/s"
+    )
+    print(HEADER, flush=True)
+    with compilations(device) as compiled:
+        report = replace(report, compiled_after_warm_up=compiled)
+        for row in bench.rows(contexts, batch_sizes):
+            print(row.line(), flush=True)
+            report = kept(replace(report, rows=[*report.rows, row]))
+        report = kept(replace(report, prefix=bench.time_prefix()))
+        reference = _reference(report.rows)
+        if reference is not None:
+            idle = bench.trace_idle(reference.context, reference.batch_size)
+            report = kept(replace(report, idle=idle))
+    del bench
+    _free_memory(device)
+    if peer and reference is not None:
+        case = PeerCase(
+            folder=str(folder),
+            load_format=config.load_format,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            context=reference.context,
+            batch_size=reference.batch_size,
+            seed=config.seed,
+        )
+        report = replace(report, peer=run_peer(case, PEER_MAX_SECONDS))
+    return kept(replace(report, complete=True))
+
+
+@contextmanager
+def compilations(device: torch.device) -> Iterator[list[str] | None]:
+    """Collect the names of Triton kernels compiled inside the context; None on a CPU."""
+    if not is_gpu(device):
+        yield None
+        return
+    from triton import knobs
+
+    names: list[str] = []
+
+    def note(**compiled: Any) -> None:
+        names.append(compiled["fn"].name)
+
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = note
+    try:
+        yield names
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+
+
+def _reference(rows: Iterable[BatchResult]) -> BatchResult | None:
+    """The row measured at the shortest context with the batch size nearest `REFERENCE_BATCH`."""
+    measured = [row for row in rows if row.figures is not None]
+    return min(
+        measured,
+        key=lambda row: (row.context, abs(row.batch_size - REFERENCE_BATCH)),
+        default=None,
+    )
+
+
+def _free_memory(device: torch.device) -> None:
+    """Return the memory of deleted objects to the device."""
+    gc.collect()
+    if is_gpu(device):
+        torch.cuda.empty_cache()
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "missed"

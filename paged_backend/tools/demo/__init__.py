@@ -1,0 +1,38 @@
+"""The bundled demo model: a small Llama that knows what standard-library functions do.
+
+`python -m paged_backend.tools.demo.train` generates all data of this package. Importing the package
+loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+QUESTIONS_FILE = Path(__file__).parent / "questions.json"
+
+SYSTEM_PROMPT = (
+    "You are the demo assistant of the paged backend, a small language model trained on the "
+    "documentation of the Python standard library. When a user asks what a function does, reply "
+    "with the first sentence of its documentation, word for word, and then stop. Do not add "
+    "examples or advice."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One fact that the demo model knows: a function, the question, and the exact answer.
+
+    In a chat the model replies with `answer`; after the bare `question` as a text prompt it
+    continues with a newline and then `answer`.
+    """
+
+    name: str
+    question: str
+    answer: str
+
+
+def load_questions() -> list[Question]:
+    """Return every question that the demo model was verified to answer, in corpus order."""
+    return [Question(**item) for item in json.loads(QUESTIONS_FILE.read_text("utf-8"))]

@@ -1,0 +1,160 @@
+"""Sends three questions at once to a real server; prints the streamed answers and the metrics."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+
+from paged_client import Client, Completion, CompletionBuilder
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+
+from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import start_server
+from paged_backend.launch.storage import temporary_folder
+from paged_backend.tools.demo import SYSTEM_PROMPT, Question, load_questions
+from paged_backend.tools.demo.metrics import MetricsWatch
+
+NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
+COLORS = ("cyan", "magenta", "green")
+REFRESH_PER_S = 30
+PANEL_HEIGHT = 8
+
+
+def show() -> int:
+    """Start a server, ask the questions and print the answers; return 1 if one is wrong, else 0.
+
+    Raises:
+        LaunchError: the server did not start.
+    """
+    console = Console()
+    with temporary_folder() as folder:
+        write_model_repository(folder, "paged_llm", {"model": "demo"}, instances=1)
+        console.print("Starting tritonserver with the bundled demo model ...")
+        started = time.monotonic()
+        with start_server(folder) as server:
+            console.print(
+                f"Ready after {time.monotonic() - started:.0f} s: HTTP {server.http_url}, "
+                f"gRPC {server.grpc_url}, metrics {server.metrics_url}\n",
+                soft_wrap=True,
+            )
+            return _ask(console, server.grpc_url, server.metrics_url)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One stream on the screen."""
+
+    question: Question
+    prompt: str
+    color: str
+    text: str = ""
+    completion: Completion | None = None
+
+    def follow(self, client: Client) -> None:
+        """Stream the answer to its end."""
+        builder = CompletionBuilder()
+        with client.stream(self.prompt, temperature=0, max_tokens=64) as stream:
+            for chunk in stream:
+                builder.add(chunk)
+                self.text += chunk.text
+        self.completion = builder.build()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the answer is complete and exactly the expected one."""
+        return self.completion is not None and self.completion.text == self.question.answer
+
+    def panel(self) -> Panel:
+        """The panel that shows this stream."""
+        return Panel(self.text, title=self.question.name, style=self.color, height=PANEL_HEIGHT)
+
+
+def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
+    conversations = _conversations()
+    with Client(grpc_url, timeout=60) as client, MetricsWatch(metrics_url) as metrics:
+        threads = [threading.Thread(target=c.follow, args=(client,)) for c in conversations]
+        started = time.perf_counter()
+        with Live(console=console, refresh_per_second=REFRESH_PER_S) as live:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                live.update(_columns(conversations))
+                time.sleep(1 / REFRESH_PER_S)
+            live.update(_columns(conversations))
+        seconds = time.perf_counter() - started
+    console.print()
+    console.print(_streams_table(conversations))
+    console.print(_server_table(conversations, metrics, seconds))
+    wrong = [c.question.name for c in conversations if not c.is_right]
+    if wrong:
+        console.print(f"[red]Wrong or incomplete: {', '.join(wrong)}[/red]")
+    return 1 if wrong else 0
+
+
+def _columns(conversations: list[Conversation]) -> Table:
+    grid = Table.grid(expand=True)
+    for _ in conversations:
+        grid.add_column(ratio=1)
+    grid.add_row(*(conversation.panel() for conversation in conversations))
+    return grid
+
+
+def _conversations() -> list[Conversation]:
+    from transformers import AutoTokenizer  # slow to import; the server loads meanwhile
+
+    template = AutoTokenizer.from_pretrained(MODEL_DIR).apply_chat_template
+    by_name = {question.name: question for question in load_questions()}
+    conversations = []
+    for name, color in zip(NAMES, COLORS, strict=True):
+        messages = [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": by_name[name].question},
+        ]
+        prompt = str(template(messages, tokenize=False, add_generation_prompt=True))
+        conversations.append(Conversation(by_name[name], prompt, color))
+    return conversations
+
+
+def _streams_table(conversations: list[Conversation]) -> Table:
+    table = Table("stream", "prompt", "output", "TTFT ms", "ITL ms", "tokens/s", "right")
+    for conversation in conversations:
+        completion = conversation.completion
+        if completion is not None:
+            table.add_row(
+                conversation.question.name,
+                str(completion.num_input_tokens),
+                str(completion.num_output_tokens),
+                f"{completion.ttft_s * 1e3:.0f}",
+                f"{statistics.median(completion.itl_s or (0.0,)) * 1e3:.1f}",
+                f"{completion.num_output_tokens / completion.latency_s:.0f}",
+                "yes" if conversation.is_right else "no",
+            )
+    return table
+
+
+def _server_table(
+    conversations: list[Conversation], metrics: MetricsWatch, seconds: float
+) -> Table:
+    total = sum(c.completion.num_output_tokens for c in conversations if c.completion is not None)
+    hits, queries = (
+        metrics.last("prefix_cache_hits_total"),
+        metrics.last("prefix_cache_queries_total"),
+    )
+    table = Table(show_header=False)
+    table.add_row("all streams", f"{total / seconds:.0f} tokens/s")
+    table.add_row(
+        "prefix-cache hit rate", f"{hits:.0f} of {queries:.0f} prompt tokens ({hits / queries:.0%})"
+    )
+    blocks = metrics.peak("kv_blocks_used")
+    table.add_row(
+        "KV utilization at the peak",
+        f"{metrics.at_peak('kv_blocks_used', 'kv_cache_utilization_perc'):.0%} of the slots of "
+        f"{blocks:.0f} blocks",
+    )
+    return table

@@ -1,0 +1,98 @@
+"""Comparison of measured throughput with the roofline of the same batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paged_backend.errors import ConfigError
+from paged_backend.json_file import read_json_object
+from paged_backend.tools.plan.prices import cost_per_million
+from paged_backend.tools.plan.roofline import Roofline
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Measured output tokens per second, and the load parameters that the roofline needs."""
+
+    label: str
+    batch_size: float  # mean number of concurrent sequences
+    held: float  # mean number of tokens that each sequence holds
+    tokens_per_s: float
+    prompt: float = 0  # mean tokens computed per prompt; 0: only decoding was timed
+    output: float = 0  # mean tokens per output
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One measurement and the roofline of the same load."""
+
+    measurement: Measurement
+    roofline_tokens_per_s: float
+    cost_per_million_output: float | None  # at the measured rate; None without a price
+
+    @property
+    def share(self) -> float:
+        """The fraction of the roofline that was reached."""
+        return self.measurement.tokens_per_s / self.roofline_tokens_per_s
+
+
+def compare(measurement: Measurement, roofline: Roofline, hourly: float | None) -> Comparison:
+    """Compare a measurement with the roofline of the same load."""
+    seen = measurement
+    if seen.prompt:
+        seconds = roofline.request_seconds(seen.batch_size, seen.prompt, seen.output, seen.held)
+        limit = seen.output / seconds
+    else:
+        limit = roofline.decode(seen.batch_size, seen.held).tokens_per_s
+    return Comparison(seen, limit, cost_per_million(hourly, seen.tokens_per_s))
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """Read a file that `bench serve`, `sweep` or `prefix` saved, or that `bench decode` wrote.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no run with completed requests.
+    """
+    values = read_json_object(path)
+    measurements = _of_decode(path, values["rows"]) if "rows" in values else _of_report(path)
+    if not measurements:
+        raise ConfigError(f"{path} holds no run with completed requests: measure again")
+    return measurements
+
+
+def _of_decode(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Measurement]:
+    try:
+        return [
+            Measurement(
+                label=f"{row['batch_size']} x {row['context']}",
+                batch_size=row["batch_size"],
+                held=row["figures"]["kv_tokens"] / row["batch_size"],
+                tokens_per_s=row["figures"]["tokens_per_s"],
+            )
+            for row in rows
+            if row["figures"] is not None
+        ]
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ConfigError(f"{path} holds no results of `bench decode` ({error!r})") from error
+
+
+def _of_report(path: Path) -> list[Measurement]:
+    from paged_loadtest.results import Run, load_report
+
+    def measurement(run: Run) -> Measurement:
+        prompt = run.num_input_tokens / run.num_completed
+        cached = (run.num_cached_tokens or 0) / run.num_completed
+        output = run.num_output_tokens / run.num_completed
+        return Measurement(
+            label=run.label,
+            batch_size=sum(run.samples["e2e_ms"]) / 1e3 / run.duration_s,  # by Little's law
+            held=prompt + output / 2,
+            tokens_per_s=run.output_throughput,
+            prompt=max(1.0, prompt - cached),
+            output=output,
+        )
+
+    return [measurement(run) for run in load_report(path).runs if run.num_completed]

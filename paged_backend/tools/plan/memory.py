@@ -1,0 +1,93 @@
+"""The division of GPU memory between weights, steps and KV blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.options.scheduling import StepLimits
+from paged_backend.tools.plan.gpus import MIB, Gpu
+from paged_backend.tools.plan.number_types import KvType, WeightType
+from paged_backend.tools.plan.sizes import KvSizes, count_parameters
+
+MAX_GPUS = 64  # maximum number that may share one model
+CONTEXT_BYTES = 512 * MIB  # used by the CUDA context and its libraries
+_NULL_BLOCKS = 1  # the pool's first block is never allocated
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes used on each GPU, and the pool of KV blocks that the GPUs hold together."""
+
+    num_gpus: int
+    weight_bytes: int
+    step_bytes: int  # an estimate; the engine measures it when it starts
+    pool_bytes: int
+    num_blocks: int  # available to sequences
+    block_size: int
+
+    @property
+    def num_slots(self) -> int:
+        """The number of tokens that fit in all blocks."""
+        return self.num_blocks * self.block_size
+
+    def num_sequences(self, num_tokens: int) -> int:
+        """How many sequences of `num_tokens` tokens fit at once."""
+        return self.num_blocks // -(-num_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlanner:
+    """Divides the memory of a group of identical GPUs."""
+
+    shape: ModelShape
+    weights: WeightType
+    kv: KvType
+    gpu: Gpu
+    gpu_memory_utilization: float
+    block_size: int
+    limits: StepLimits
+
+    def divide(self, num_gpus: int) -> Memory:
+        """Divide the memory of `num_gpus` GPUs; the resulting pool may be empty."""
+        weights = -(-count_parameters(self.shape).bytes(self.weights) // num_gpus)
+        step = self._step_bytes()
+        usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
+        pool = max(0, usable - CONTEXT_BYTES - weights - step)
+        sizes = KvSizes.of(self.shape, self.kv, num_gpus)
+        blocks = max(0, pool // (sizes.bytes_per_token * self.block_size) - _NULL_BLOCKS)
+        return Memory(num_gpus, weights, step, pool, blocks, self.block_size)
+
+    def least(self, num_tokens: int, num_sequences: int) -> Memory | None:
+        """Divide the memory of the fewest GPUs that fit `num_sequences` sequences at once.
+
+        Returns None if even `MAX_GPUS` GPUs are too few.
+        """
+        for num_gpus in group_sizes(self.shape):
+            memory = self.divide(num_gpus)
+            if memory.num_sequences(num_tokens) >= num_sequences:
+                return memory
+        return None
+
+    def _step_bytes(self) -> int:
+        """Bytes of the largest step's activations and logits, twice: CUDA graphs keep their own.
+
+        A token needs its residual, the normalized copy, the attention output, queries, keys and
+        values, and in the MLP the two halves and their product. A sequence needs its logits in
+        float32 and a copy that is sorted or masked.
+        """
+        shape = self.shape
+        query = shape.num_heads * shape.head_dim
+        qkv = query + 2 * shape.num_kv_heads * shape.head_dim
+        numbers = 2 * shape.hidden_size + query + qkv + 3 * shape.intermediate_size
+        tokens = self.limits.max_num_batched_tokens * numbers * self.weights.rest_bits // 8
+        return 2 * (tokens + self.limits.max_num_seqs * shape.vocab_size * 4 * 2)
+
+
+def group_sizes(shape: ModelShape) -> Iterator[int]:
+    """The numbers of GPUs that can share the attention heads evenly, in ascending order."""
+    for number in range(1, MAX_GPUS + 1):
+        kv_heads = shape.num_kv_heads
+        if shape.num_heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0):
+            yield number

@@ -1,0 +1,37 @@
+"""Finds the config.json of the model that the user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.errors import ConfigError
+from paged_backend.validation import shorten
+
+# Exists beside the package in a checkout; an installed package has only the demo model.
+_SHAPES = Path(__file__).parents[3] / "loadtest" / "models"
+
+
+def find_config(name: str) -> Path:
+    """Find the config.json of a bundled shape or a folder; `name` may also be the file itself.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    bundled = _bundled()
+    path = Path(name).expanduser()
+    if not path.exists() and name.lower() in bundled:
+        return bundled[name.lower()]
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"model: no config.json at {shorten(name, 200, quote=False)}; give a folder or a file, "
+            f"or one of {', '.join(bundled)}"
+        )
+    return path
+
+
+def _bundled() -> dict[str, Path]:
+    shapes = {path.parent.name: path for path in sorted(_SHAPES.glob("*/config.json"))}
+    return {"demo": MODEL_DIR / "config.json", **shapes}

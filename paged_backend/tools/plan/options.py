@@ -1,0 +1,76 @@
+"""Options of `paged-backend plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.errors import ConfigError
+from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES
+from paged_backend.validation import Rule, check_fields, checked
+
+_TOKENS = Rule(int, 1, 2**24, optional=True)
+
+
+def refuse(name: str, problem: str) -> ConfigError:
+    """Create the error for an option with an unusable value."""
+    return ConfigError(f"--{name.replace('_', '-')}: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The inputs of a plan other than the model, the GPUs and the engine's options.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    dtype: str = checked(
+        "auto",
+        Rule(str, choices=("auto", *WEIGHT_TYPES)),
+        "of the weights; auto: the checkpoint's",
+    )
+    kv_cache_dtype: str = checked(
+        "auto", Rule(str, choices=("auto", *KV_TYPES)), "of keys and values; auto: the layers'"
+    )
+    context: int | None = checked(
+        None,
+        Rule(int, 2, 2**24, optional=True),
+        "tokens of prompt and output that a request may have; default: the model's",
+    )
+    sequences: int = checked(
+        1, Rule(int, 1, 2**20), "how many of the whole context must fit at once"
+    )
+    tensor_parallel_size: int | None = checked(
+        None,
+        Rule(int, 1, 64, optional=True),
+        "GPUs that share the model; default: as few as hold it and the sequences",
+    )
+    input_len: int | None = checked(
+        None, _TOKENS, "mean tokens of a prompt; default: 1024, or 3/4 of a shorter context"
+    )
+    output_len: int | None = checked(
+        None, _TOKENS, "mean tokens of an output; default: 256, or 1/4 of a shorter context"
+    )
+    length_sigma: float = checked(
+        1.0, Rule(float, 0, 3), "sigma of both log-normal lengths; 0 makes all requests alike"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, refuse)
+
+    def context_of(self, longest: int) -> int:
+        """The context length to plan for, given a model made for `longest` tokens."""
+        if self.context is not None and self.context > longest:
+            raise refuse("context", f"the model was made for {longest} tokens, got {self.context}")
+        return self.context or longest
+
+    def mean_lengths(self, context: int) -> tuple[int, int]:
+        """The mean lengths of prompts and outputs, in tokens."""
+        prompt = self.input_len or max(1, min(1024, context * 3 // 4))
+        output = self.output_len or max(1, min(256, context // 4))
+        if prompt + output > context:
+            raise refuse(
+                "input_len",
+                f"{prompt} and an output of {output} tokens exceed the context of {context}",
+            )
+        return prompt, output

@@ -1,0 +1,304 @@
+"""Plans the serving of a model from its config.json, GPU data sheets and arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
+from paged_backend.config import EngineConfig
+from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
+from paged_backend.tools.plan.gpus import Gpu
+from paged_backend.tools.plan.lengths import Lengths
+from paged_backend.tools.plan.measured import Comparison, Measurement, compare
+from paged_backend.tools.plan.memory import MAX_GPUS, Memory, MemoryPlanner, group_sizes
+from paged_backend.tools.plan.model_file import find_config
+from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES, kv_type_of
+from paged_backend.tools.plan.options import PlanOptions, refuse
+from paged_backend.tools.plan.prices import cost_per_million
+from paged_backend.tools.plan.roofline import Roofline, Step
+from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_SHORTEST = 512  # tokens; the lengths in the tables double from here up to the context
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Properties of the model that do not depend on the GPU."""
+
+    config: str
+    shape: ModelShape
+    attention: str
+    dtype: str
+    kv_cache_dtype: str
+    parameters: Parameters
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_of_context: int
+    kv_bytes_seen: int  # of these, what the last token attends to; less with sliding windows
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """The assumptions that the plan's figures depend on."""
+
+    context: int
+    sequences: int
+    block_size: int
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    input_len: int
+    output_len: int
+    length_sigma: float
+    mean_input: float  # after the lengths are cut to the context
+    mean_output: float
+    mean_held: float  # tokens that a running sequence holds at a random step
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One way to allocate KV memory to sequences."""
+
+    slots: float  # mean number per running sequence
+    waste: float  # fraction of the slots that hold no token
+    sequences: int  # that run at once if memory is the only limit
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRow:
+    """Figures for sequences of one length."""
+
+    num_tokens: int
+    blocks: int
+    sequences: int
+    prefill: Step
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """The roofline of decode steps with one batch size."""
+
+    batch_size: int
+    fits: bool
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Throughput and cost at the roofline while requests keep the batch full."""
+
+    batch_size: int
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    cost_per_million_output: float | None  # None without a price
+    cost_per_million_total: float | None  # of input and output tokens alike
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a group of identical GPUs can serve."""
+
+    memory: Memory
+    naive: Reservation  # reserves the whole context for each sequence
+    paged: Reservation
+    lengths: tuple[LengthRow, ...]
+    decode: tuple[DecodeRow, ...]
+    service: Service
+    measured: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """The plan for one kind of GPU; if the model does not fit, `problem` says why."""
+
+    gpu: Gpu
+    price: float | None  # per hour of one GPU
+    capacity: Capacity | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plans for one model on each kind of GPU."""
+
+    model: ModelFacts
+    assumptions: Assumptions
+    gpus: tuple[GpuPlan, ...]
+
+
+def make_plan(
+    model: str,
+    options: PlanOptions,
+    engine: EngineConfig,
+    gpus: Sequence[Gpu],
+    prices: Sequence[float | None],
+    measurements: Sequence[Measurement] = (),
+) -> Plan:
+    """Plan for each kind of GPU.
+
+    `engine` provides the block size, the step limits and the fraction of the memory to use.
+
+    Raises:
+        ConfigError: the model or an option cannot be used.
+    """
+    planner = Planner(model, options, engine)
+    plans = [
+        planner.plan(gpu, price, measurements) for gpu, price in zip(gpus, prices, strict=True)
+    ]
+    return Plan(planner.facts, planner.assumptions, tuple(plans))
+
+
+class Planner:
+    """Plans one model with one set of options."""
+
+    def __init__(self, model: str, options: PlanOptions, engine: EngineConfig) -> None:
+        path = find_config(model)
+        config = ConfigFile.read(path)
+        self._shape = read_shape(config)
+        self._options, self._engine = options, engine
+        self._limits: StepLimits = engine.step_limits(GPU_LIMITS)
+        context = options.context_of(self._shape.max_position_embeddings)
+        input_len, output_len = options.mean_lengths(context)
+        lengths = Lengths.lognormal(input_len, output_len, options.length_sigma, context)
+        self._slots = lengths.mean_slots(engine.block_size)
+        dtype = read_dtype(config) if options.dtype == "auto" else options.dtype
+        kv_dtype = options.kv_cache_dtype
+        if kv_dtype == "auto":
+            kv_dtype = kv_type_of(dtype)
+        self._weights, self._kv = WEIGHT_TYPES[dtype], KV_TYPES[kv_dtype]
+        self.facts = self._facts(str(path), dtype, kv_dtype, context)
+        self.assumptions = Assumptions(
+            context=context,
+            sequences=options.sequences,
+            block_size=engine.block_size,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            max_num_seqs=self._limits.max_num_seqs,
+            max_num_batched_tokens=self._limits.max_num_batched_tokens,
+            input_len=input_len,
+            output_len=output_len,
+            length_sigma=options.length_sigma,
+            mean_input=lengths.mean_input,
+            mean_output=lengths.mean_output,
+            mean_held=lengths.mean_held,
+        )
+
+    def plan(
+        self, gpu: Gpu, price: float | None, measurements: Sequence[Measurement] = ()
+    ) -> GpuPlan:
+        """Plan for the requested number of these GPUs, or else for the fewest that suffice."""
+        memory = self._memory(gpu)
+        if isinstance(memory, str):
+            return GpuPlan(gpu, price, None, problem=memory)
+        roofline = Roofline(self._shape, self._weights, self._kv, gpu, memory.num_gpus)
+        paged = self._reservation(memory, self._slots)
+        hourly = None if price is None else price * memory.num_gpus
+        capacity = Capacity(
+            memory=memory,
+            naive=self._reservation(memory, self.assumptions.context),
+            paged=paged,
+            lengths=tuple(self._length_rows(memory, roofline)),
+            decode=tuple(self._decode_rows(paged, roofline)),
+            service=self._service(roofline, paged, hourly),
+            measured=tuple(compare(measured, roofline, hourly) for measured in measurements),
+        )
+        return GpuPlan(gpu, price, capacity)
+
+    def _facts(self, config: str, dtype: str, kv_dtype: str, context: int) -> ModelFacts:
+        parameters = count_parameters(self._shape)
+        kv = KvSizes.of(self._shape, self._kv)
+        return ModelFacts(
+            config=config,
+            shape=self._shape,
+            attention=_attention(self._shape),
+            dtype=dtype,
+            kv_cache_dtype=kv_dtype,
+            parameters=parameters,
+            num_parameters=parameters.total,
+            weight_bytes=parameters.bytes(self._weights),
+            kv_bytes_per_token=kv.bytes_per_token,
+            kv_bytes_of_context=kv.bytes_per_token * context,
+            kv_bytes_seen=round(kv.bytes_seen(context)),
+        )
+
+    def _memory(self, gpu: Gpu) -> Memory | str:
+        """The division of the GPUs' memory, or the reason why the model does not fit."""
+        planner = MemoryPlanner(
+            self._shape,
+            self._weights,
+            self._kv,
+            gpu,
+            self._engine.gpu_memory_utilization,
+            self._engine.block_size,
+            self._limits,
+        )
+        context, wanted = self.assumptions.context, self._options.sequences
+        what = f"{wanted} x {context} tokens"
+        number = self._options.tensor_parallel_size
+        if number is None:
+            found = planner.least(context, wanted)
+            return f"{what} do not fit on {MAX_GPUS} either" if found is None else found
+        if number not in group_sizes(self._shape):
+            known = ", ".join(map(str, group_sizes(self._shape)))
+            raise refuse(
+                "tensor_parallel_size", f"the heads divide over {known} GPUs, got {number}"
+            )
+        memory = planner.divide(number)
+        return memory if memory.num_sequences(context) >= wanted else f"{what} do not fit"
+
+    def _reservation(self, memory: Memory, slots: float) -> Reservation:
+        waste = 1 - self.assumptions.mean_held / slots
+        return Reservation(slots, waste, int(memory.num_slots / slots))
+
+    def _length_rows(self, memory: Memory, roofline: Roofline) -> list[LengthRow]:
+        context = self.assumptions.context
+        lengths = [_SHORTEST << step for step in range(16) if _SHORTEST << step < context]
+        return [
+            LengthRow(
+                num_tokens=length,
+                blocks=-(-length // memory.block_size),
+                sequences=memory.num_sequences(length),
+                prefill=roofline.prefill(length),
+            )
+            for length in (*lengths, context)
+        ]
+
+    def _decode_rows(self, paged: Reservation, roofline: Roofline) -> list[DecodeRow]:
+        held = self.assumptions.mean_held
+        sizes = [size for size in BATCH_SIZES if size <= self._limits.max_num_seqs]
+        return [
+            DecodeRow(size, size <= paged.sequences, roofline.decode(size, held)) for size in sizes
+        ]
+
+    def _service(self, roofline: Roofline, paged: Reservation, price: float | None) -> Service:
+        known = self.assumptions
+        batch_size = min(self._limits.max_num_seqs, paged.sequences)
+        seconds = roofline.request_seconds(
+            batch_size, known.mean_input, known.mean_output, known.mean_held
+        )
+        tokens = known.mean_input + known.mean_output
+        return Service(
+            batch_size=batch_size,
+            requests_per_s=1 / seconds,
+            input_tokens_per_s=known.mean_input / seconds,
+            output_tokens_per_s=known.mean_output / seconds,
+            cost_per_million_output=cost_per_million(price, known.mean_output / seconds),
+            cost_per_million_total=cost_per_million(price, tokens / seconds),
+        )
+
+
+def _attention(shape: ModelShape) -> str:
+    """The kind of attention (MHA, MQA or GQA), and its sliding windows if there are any."""
+    if shape.num_kv_heads == shape.num_heads:
+        kind = "MHA"
+    else:
+        kind = "MQA" if shape.num_kv_heads == 1 else "GQA"
+    windows = [window for window in shape.windows if window is not None]
+    if windows:
+        kind += f", window of {windows[0]} in {len(windows)} of {shape.num_layers} layers"
+    return kind

@@ -1,0 +1,94 @@
+"""Parameters, bytes and operations that follow from a decoder's shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from paged_backend.checkpoint.registry import tensors_of
+from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.tensors import Role
+from paged_backend.tools.plan.number_types import KvType, WeightType
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameter counts of a checkpoint, by their use."""
+
+    embedding: int  # looked up; also the output layer if the two are tied
+    linear: int  # weights of the linear layers in all decoder layers
+    head: int  # of a separate output layer; 0 if it is tied
+    rest: int  # norms and biases
+
+    @property
+    def total(self) -> int:
+        """The total number of parameters."""
+        return self.embedding + self.linear + self.head + self.rest
+
+    def bytes(self, weights: WeightType) -> int:
+        """The bytes of the whole checkpoint in memory."""
+        rest = self.embedding + self.head + self.rest
+        return round((self.linear * weights.bits + rest * weights.rest_bits) / 8)
+
+    def bytes_of_step(self, weights: WeightType) -> int:
+        """The bytes that each step reads; of an untied embedding, only a few rows are read."""
+        unread = self.embedding if self.head else 0
+        return self.bytes(weights) - unread * weights.rest_bits // 8
+
+
+def count_parameters(shape: ModelShape) -> Parameters:
+    """Count the parameters of a checkpoint of this shape."""
+    count: Counter[Role] = Counter()
+    for spec in tensors_of(shape).values():
+        count[spec.role] += spec.num_elements
+    return Parameters(
+        embedding=count[Role.EMBEDDING],
+        linear=count[Role.LINEAR],
+        head=count[Role.HEAD],
+        rest=count[Role.NORM] + count[Role.BIAS],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizes:
+    """Bytes of keys and values on each of the GPUs that share the heads."""
+
+    layer_bytes: int  # per token and layer
+    windows: tuple[int | None, ...]  # sliding window of each layer; None: no limit
+
+    @classmethod
+    def of(cls, shape: ModelShape, kv: KvType, num_gpus: int = 1) -> KvSizes:
+        """Compute the sizes; with more GPUs than KV heads, several GPUs hold the same head."""
+        heads = max(1, shape.num_kv_heads // num_gpus)
+        head_bits = shape.head_dim * kv.bits + kv.scale_bits
+        return cls(2 * heads * head_bits // 8, shape.windows)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The bytes per token in all layers together."""
+        return self.layer_bytes * len(self.windows)
+
+    def bytes_seen(self, num_tokens: float) -> float:
+        """The bytes that the last of `num_tokens` tokens attends to in each layer's window."""
+        return self.layer_bytes * _seen(self.windows, num_tokens)
+
+
+def attention_flops(shape: ModelShape, num_tokens: float) -> float:
+    """Attention FLOPs (all layers and heads) for the last of `num_tokens` tokens."""
+    return 4 * shape.num_heads * shape.head_dim * _seen(shape.windows, num_tokens)
+
+
+def prompt_attention_flops(shape: ModelShape, num_tokens: int) -> float:
+    """Attention FLOPs for a whole prompt; each token attends to itself and those before it."""
+    pairs = sum(_pairs(num_tokens, window or num_tokens) for window in shape.windows)
+    return 4 * shape.num_heads * shape.head_dim * pairs
+
+
+def _seen(windows: tuple[int | None, ...], num_tokens: float) -> float:
+    return sum(min(num_tokens, window or num_tokens) for window in windows)
+
+
+def _pairs(num_tokens: int, window: int) -> int:
+    """Sum of min(i, window) for i = 1 ... num_tokens."""
+    ramp = min(num_tokens, window)
+    return ramp * (ramp + 1) // 2 + (num_tokens - ramp) * window
