@@ -134,9 +134,9 @@ class EngineStats:
 class QueueState(NamedTuple):
     """The occupancy of the queue, for admission control."""
 
-    num_waiting: int  # requests
+    num_waiting: int  # sequences
     num_waiting_tokens: int
-    num_free_seqs: int  # sequences that could start besides those that run
+    num_free_seqs: int  # sequences that may start, not counting siblings of running ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -58,13 +60,13 @@ def load_or_create_key(path: Path) -> bytes:
         ValueError: the file does not have ``DIGEST_SIZE`` bytes, or users other than its owner may
             access it.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        pass
-    else:
-        with os.fdopen(descriptor, "wb") as file:
+    if not path.exists():
+        # A link to a complete file, so that no other process reads a part of it.
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # of mode 0600
             file.write(os.urandom(DIGEST_SIZE))
+            file.flush()
+            with contextlib.suppress(FileExistsError):
+                os.link(file.name, path)
     if path.stat().st_mode & 0o077:
         raise ValueError(f"{path}: other users can read the key of the prefix cache")
     key = path.read_bytes()

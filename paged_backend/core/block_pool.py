@@ -10,7 +10,7 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Allocates the ids of ``num_blocks`` blocks; each operation takes constant time.
+    """Allocates the ids of ``num_blocks`` blocks, in constant time for each block.
 
     Block 0 is the null block, which is never allocated. Any other block is *used* while its
     reference count is above zero, and *free* otherwise. A block is *registered* if it can be found

@@ -47,8 +47,8 @@ class KVCacheManager:
     def find_prefix(self, seq: Sequence) -> list[int]:
         """Return the prefix hits: registered blocks that hold the first tokens of the sequence.
 
-        The hits may be used or free. They never include the last token, because a
-        step must compute it to get its logits.
+        The hits may be used or free. They never include the last token, because a step must compute
+        it to get its logits.
         """
         hits: list[int] = []
         for block_hash in self._hashes_up_to(seq, seq.num_tokens - 1):

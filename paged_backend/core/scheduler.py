@@ -157,11 +157,11 @@ class Scheduler:
     # --- one step -------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """Schedule a step: decodes first, then prompts of running sequences, then waiting sequences.
+        """Schedule a step: decodes, then prompts of running sequences, then waiting sequences.
 
         A waiting sequence starts before a running sequence continues its prompt if it has a higher
-        priority. If the priorities are equal, it does so if its tenant received less service. If a
-        sequence is preempted for lack of blocks, no waiting sequence starts in the rest of the step.
+        priority. If the priorities are equal, it does so if its tenant received less service. After
+        a preemption for lack of blocks, no waiting sequence starts in the rest of the step.
 
         The output is empty if nothing can be scheduled until a step in flight returns its tokens.
         """
@@ -429,7 +429,7 @@ class Scheduler:
         return self._waiting.num_waiting_of(tenant)
 
     def queue_state(self) -> QueueState:
-        """Return the size of the queue, and how many sequences are missing to ``max_num_seqs``."""
+        """Return the waiting sequences and tokens, and how many more sequences could run."""
         num_free_seqs = max(0, self.config.max_num_seqs - len(self._running))
         return QueueState(len(self._waiting), self._waiting.num_tokens, num_free_seqs)
 

@@ -11,13 +11,16 @@ from paged_backend.outputs import QueueState
 from paged_backend.validation import shorten
 
 MAX_RETRY_AFTER_S = 60
-MAX_BLOCKED_TENANTS = 2**12  # tenants that a front end remembers; the engine refuses the others
-PLACES_FOR_ONE_LEFT = 8  # that a tenant may hold for each place that is free
+MAX_BLOCKED_TENANTS = 2**12  # that a front end remembers; the engine refuses the others
+PLACES_FOR_ONE_LEFT = 8  # waiting requests that a tenant may have for each free place
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """The limits of the queue, in addition to the requests that can start at once."""
+    """The limits of the waiting queue.
+
+    ``max_waiting_requests`` does not count the requests that the engine can start at once.
+    """
 
     max_waiting_requests: int
     max_waiting_tokens: int
@@ -28,7 +31,9 @@ class QueueBounds:
         return cls(config.max_waiting_requests, config.max_waiting_tokens)
 
     def check(self, queue: QueueState, num_tokens: int, retry_after_s: int) -> None:
-        """Accept a request of ``num_tokens`` tokens; an empty queue accepts any request.
+        """Accept a request of ``num_tokens`` tokens if it can start at once or the queue has room.
+
+        An empty queue has room for a request of any size.
 
         Raises:
             RequestRefused: the queue is full.
@@ -45,10 +50,11 @@ class QueueBounds:
         raise _full(limit, retry_after_s)
 
     def check_share(self, queue: QueueState, num_own: int, retry_after_s: int) -> None:
-        """Accept a request of a tenant that already has ``num_own`` waiting requests.
+        """Accept a request of a tenant if the queue has enough free places for other tenants.
 
-        A tenant with more waiting requests needs more free places, so that other tenants find a
-        place beside one that sends too much: it can fill 8 of 9 places.
+        ``num_own`` is the number of the tenant's requests that wait already. It may be at most
+        ``PLACES_FOR_ONE_LEFT`` times the number of free places. So a tenant that sends too many
+        requests can fill about 8/9 of the queue.
 
         Raises:
             RequestRefused: the tenant has used its share of the queue.
@@ -100,7 +106,10 @@ class BlockedTenants:
 
 
 class ThroughputEstimate:
-    """The number of requests that finish per second, as a mean over the last seconds."""
+    """The rate at which requests finish, as an exponential moving average over ``WINDOW_S``.
+
+    A request with ``n`` completions counts as ``n`` requests.
+    """
 
     WINDOW_S = 5.0
 
@@ -110,7 +119,7 @@ class ThroughputEstimate:
         self._last_count = 0
 
     def note(self, num_finished: int, now_s: float) -> None:
-        """Record the number of requests that have finished since the start."""
+        """Record the number of requests that have finished since the engine started."""
         if self._last_s is None:
             self._last_s = now_s
         seconds = now_s - self._last_s
@@ -121,7 +130,7 @@ class ThroughputEstimate:
         self._last_s, self._last_count = now_s, num_finished
 
     def seconds_for(self, num_requests: int) -> int:
-        """Return the seconds that ``num_requests`` requests take at the present rate."""
+        """Return the seconds until ``num_requests`` have finished, at most MAX_RETRY_AFTER_S."""
         if num_requests >= self._per_s * MAX_RETRY_AFTER_S:
             return MAX_RETRY_AFTER_S
         return math.ceil(num_requests / self._per_s)

@@ -39,15 +39,15 @@ _LONGEST_LOOK_S = 1.0  # a longer interval means that this process slept, not th
 class EngineClient:
     """The connection of one front end to one engine process, until that process ends.
 
-    It is used by one thread at a time. The connection exists at once; the engine is ready when
-    ``receive`` returns EngineReady.
+    One thread may call ``receive`` while another calls ``send``. The constructor does not wait for
+    the engine, which is ready when ``receive`` returns EngineReady.
 
     Args:
         config: the engine's options.
         model: the model's name.
         version: the model's version.
-        server: the server; the engine ends when it ends.
-        counts: the last counts of a previous engine.
+        server: the tritonserver process; the engine ends when this process ends.
+        counts: the last counts that this front end received from a previous engine, if any.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EngineClient:
 
     @property
     def exit_status(self) -> str:
-        """How an engine that this front end started has ended."""
+        """How the engine ended; "no exit status" if it runs or another process started it."""
         status = None if self._process is None else self._process.poll()
         if status is None:
             return "no exit status"
@@ -130,7 +130,7 @@ class EngineClient:
         return 0.0 if self._page is None else self._watch.look(self._page.beat)
 
     def kill(self) -> None:
-        """Kill the engine, and wait until it has ended."""
+        """Kill the engine, and wait a few seconds at most until it has ended."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         select.select([self._pidfd], [], [], _KILL_S)
 
@@ -141,7 +141,11 @@ class EngineClient:
         end_enrolled(self._run_dir)
 
     def close(self) -> None:
-        """Disconnect; the engine aborts open requests and ends after its last front end left."""
+        """Disconnect from the engine.
+
+        The engine aborts the open requests of this front end. It ends after its last front end has
+        disconnected.
+        """
         self.send(wire.Goodbye())
         self._disconnect(linger_ms=1000)
 
@@ -177,7 +181,7 @@ class _HeartbeatWatch:
 
 
 def _fingerprint(config: EngineConfig, model: str) -> str:
-    """Return a digest of everything that engines must agree on to be shared."""
+    """Return a digest of everything that front ends must agree on to share an engine."""
     facts = [dataclasses.asdict(config), os.environ.get("CUDA_VISIBLE_DEVICES"), model]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
 

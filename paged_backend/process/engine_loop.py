@@ -38,10 +38,10 @@ from paged_backend.worker import Worker
 
 IDLE_POLL_S = 0.5
 STATS_INTERVAL_S = 0.02
-FULL_CHECK_INTERVAL_S = 300.0  # of all blocks, when the engine runs empty
-FAREWELL_S = 10.0  # in which front ends may still ask why the engine failed
+FULL_CHECK_INTERVAL_S = 300.0  # between checks of all blocks, made when no request is open
+FAREWELL_S = 10.0  # how long front ends may still ask why the engine failed
 INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"
-SERVER = ""  # stands for the server among the front-ends
+SERVER = ""  # stands for the server among the names of the front ends
 
 
 class Mailbox:
@@ -58,12 +58,12 @@ class Mailbox:
             socket.set_hwm(0)  # a step never waits; the number of open requests bounds the queue
             socket.bind(wire.address(run_dir, name))
             self._poller.register(socket, zmq.POLLIN)
-        self._watched: dict[int, str] = {}  # pidfd -> front-end, "" for the server
+        self._watched: dict[int, str] = {}  # pidfd -> front end, "" for the server
         self._gone: list[str] = []  # owners of processes that ended before they were watched
         self.watch(server, SERVER)
 
     def watch(self, process: ProcessId, owner: str) -> None:
-        """Report the end of a process as a Goodbye from its front end."""
+        """Watch a process: when it ends, ``receive`` returns a Goodbye from ``owner``."""
         pidfd = open_process(process)
         if pidfd is None:
             self._gone.append(owner)
@@ -104,10 +104,10 @@ def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
 
 
 class OpenCalls:
-    """The open requests of each ``call_id``.
+    """The open requests by ``call_id``, the name that a client may give to a call.
 
-    Several open requests may share a name: a client may reuse a name as soon as it has its answer,
-    which can be before the engine knows that the request has ended.
+    Several open requests may have the same name, as a client may use it again as soon as it has its
+    answer. The engine may learn later than the client that the request has ended.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class EngineLoop:
         self._ready = wire.EngineReady(
             engine.limits, str(model_folder), engine.executor.info.describe()
         )
-        self._owners: dict[str, str] = {}  # request_id -> front-end
+        self._owners: dict[str, str] = {}  # request_id -> front end
         self._calls = OpenCalls()
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
@@ -316,6 +316,9 @@ class EngineLoop:
 def load(config: EngineConfig) -> tuple[Engine, Path]:
     """Find the checkpoint and load it.
 
+    Returns:
+        The engine, and the folder of the checkpoint.
+
     Raises:
         ConfigError: the options or the checkpoint cannot be used.
     """
@@ -324,7 +327,10 @@ def load(config: EngineConfig) -> tuple[Engine, Path]:
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:
-    """Tell every front end that connects within ``FAREWELL_S`` why the engine cannot start."""
+    """Tell the front ends that connect why the engine cannot start.
+
+    This takes ``FAREWELL_S`` seconds, or less if no message arrives for a fifth of that time.
+    """
     deadline = time.monotonic() + FAREWELL_S
     while time.monotonic() < deadline:
         messages = mailbox.receive(FAREWELL_S / 5)

@@ -1,7 +1,7 @@
 """The engine's process: ``python -P -m paged_backend.process.engine_process``.
 
-Modules that take seconds to import are imported after the process has begun to watch the server,
-with which it ends.
+The process ends when the server ends. It begins to watch the server before it imports the modules
+that take seconds to import.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from paged_backend.log import log_to_stderr
 from paged_backend.process.lifetime import ProcessId, end_with
 
-SERVER_GRACE_S = 2.0  # in which the loop may end by itself after the server
+SERVER_GRACE_S = 2.0  # how long the loop may take to end by itself after the server
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from paged_backend.process.lifetime import ProcessId, open_process
 _FIRST_PAUSE_S = 1.0  # before the next attempt to start an engine that could not load
 _LONGEST_PAUSE_S = 30.0
 RETRY_AFTER_START_S = 10  # the retry interval for clients while an engine is starting
-_GRACE_S = 0.5  # in which the engine may end by itself after its server
+_GRACE_S = 0.5  # how long the engine may take to end by itself after the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,10 @@ class EngineRestarted:
 
 @dataclass(frozen=True, slots=True)
 class EngineUnavailable:
-    """No engine has started in time; further attempts are made at intervals."""
+    """No engine has started within ``engine_restart_timeout_s``.
+
+    Further attempts follow at intervals, unless that option is 0.
+    """
 
     error: EngineDead
 
@@ -50,10 +53,10 @@ Event = wire.FromEngine | EngineDied | EngineRestarted | EngineUnavailable
 
 
 class EngineSupervisor:
-    """Sends to the present engine, and reports when an engine ends or starts.
+    """Sends messages to the current engine, and reports when an engine ends or starts.
 
-    ``connect`` and ``receive`` belong to one thread; every other method may be called from any
-    thread. Messages that are sent while there is no engine are dropped.
+    After ``connect`` has returned, one thread calls ``receive``. Any thread may call the other
+    methods. Messages that are sent while there is no engine are dropped.
     """
 
     def __init__(self, config: EngineConfig, model: str, version: str, server_pid: int) -> None:
@@ -66,7 +69,7 @@ class EngineSupervisor:
         )
         self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
         self._server = open_process(server)
-        self._lock = threading.Lock()  # over _client and its sockets, which are not thread-safe
+        self._lock = threading.Lock()  # guards _client and its sending socket
         self._client: EngineClient | None = None
         self._is_ready = False
         self._counts: EngineStats | None = None
@@ -127,11 +130,11 @@ class EngineSupervisor:
     def check_room(self, num_open: int, num_preparing: int) -> None:
         """Refuse a request before any work is done for it, if the queue is full.
 
-        Without an engine all open requests wait.
+        Without an engine, all open requests count as waiting.
 
         Args:
             num_open: number of open requests.
-            num_preparing: number of requests on their way to the engine.
+            num_preparing: number of requests in preparation, which the engine does not know yet.
 
         Raises:
             RequestRefused: the error says when to retry.
@@ -145,7 +148,11 @@ class EngineSupervisor:
         self._bounds.check(queue, 1, retry_after_s)
 
     def close(self) -> None:
-        """Disconnect; the engine aborts open requests and ends after its last front end left."""
+        """Disconnect from the engine.
+
+        The engine aborts the open requests of this front end. It ends after its last front end has
+        disconnected.
+        """
         with self._lock:
             if self._client is not None:
                 self._client.close()

@@ -1,4 +1,4 @@
-"""Processes that depend on each other: watching one without polling, and finding it safely."""
+"""Lets processes notice the end of others, and find each other through a private folder."""
 
 from __future__ import annotations
 
@@ -62,9 +62,11 @@ def open_process(process: ProcessId) -> int | None:
 
 
 def end_with(process: ProcessId, grace_s: float, folder: Path) -> None:
-    """Exit ``grace_s`` after another process exits; kill enrolled front ends first.
+    """Exit after another process has exited.
 
     A thread waits for the other process, so that this process ends even while it loads or hangs.
+    After the other process has exited, the thread waits for ``grace_s``, kills the front ends that
+    are enrolled in ``folder``, and exits with status 1.
     """
     watched = open_process(process)
 
@@ -84,10 +86,10 @@ def enrol(folder: Path) -> None:
 
 
 def end_enrolled(folder: Path) -> None:
-    """Kill the front ends that are enrolled in a folder, whose server has ended.
+    """Kill the front ends that are enrolled in a folder, after their server has ended.
 
-    A front end that was sending a response waits for its server forever while it holds the
-    interpreter's lock, so it cannot notice by itself.
+    A front end that was sending a response when the server ended waits forever. It holds Python's
+    global interpreter lock, so none of its threads can notice that the server has ended.
     """
     for file in folder.glob(f"{_ENROLLED}*"):
         pidfd = open_process(ProcessId.parse(file.name.removeprefix(_ENROLLED)))
@@ -123,10 +125,11 @@ def remove_runtime_folder(folder: Path) -> None:
 
 
 def is_stopping(server_pid: int) -> bool:
-    """Return whether tritonserver is shutting down; it does not tell models until all calls end.
+    """Return whether tritonserver is shutting down.
 
-    Its main thread sleeps in intervals of a second while it shuts down, and waits for a signal
-    before. Returns False if the kernel does not show this.
+    The server tells its models only after all calls have ended. So this looks at what the server's
+    main thread waits for: a signal while it serves, and a timer of one second while it shuts down.
+    Returns False if the kernel does not show this.
     """
     main_thread = Path(f"/proc/{server_pid}/task/{server_pid}")
     try:
@@ -145,7 +148,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def _base() -> Path:
-    """Return the folder for runtime files; its path is short, as a socket's has 107 bytes."""
+    """Return the folder for runtime files; its path is short, as a socket's path is limited."""
     for base in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir()):
         if 0 < len(base) <= MAX_BASE_LENGTH and os.access(base, os.W_OK | os.X_OK):
             return Path(base)

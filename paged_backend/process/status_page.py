@@ -54,7 +54,7 @@ class StatusPage:
 
     @property
     def retry_after_s(self) -> int:
-        """Seconds for which the queue is likely to be full; 0 if it is not full."""
+        """Estimated seconds until the requests that wait now have finished."""
         return self._values[_RETRY_AFTER_S]
 
     @property

@@ -17,7 +17,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """A front end has connected and waits for EngineReady."""
 
     process: str  # a ProcessId
-    counts: EngineStats | None  # the last it has heard, of an engine that has ended
+    counts: EngineStats | None  # the last ones that it received from a previous engine
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag=True):
@@ -28,8 +28,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     """Start or resume a request; its outputs go to the front end that sent it."""
 
     request: Request
-    # Tokens of each answer, None for one that has ended, of a request that an engine accepted
-    # before this one; None for a new request, which may be refused.
+    # For a request from before this engine was ready: the tokens of each completion so far, None
+    # for a completion that has ended. For any other request: None, and the engine may refuse it.
     progress: list[list[int] | None] | None = None
 
 
@@ -57,13 +57,16 @@ class CancelCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChargeTenant(msgspec.Struct, frozen=True, tag=True):
-    """Count a call that the front end answers itself against its tenant's rate."""
+    """Count a call toward the rate of its tenant; the front end answers the call itself."""
 
     tenant: str
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a view of the engine; the Inspection has the same id."""
+    """Ask for a view of the engine.
+
+    The answer has the same id: Inspection, or RequestRejected if ``enable_inspect`` is off.
+    """
 
     request_id: str
 
@@ -89,7 +92,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestRejected(msgspec.Struct, frozen=True, tag=True):
-    """The engine found a request invalid that its front end had accepted."""
+    """The engine found a request invalid that its front end accepted, or does not allow Inspect."""
 
     request_id: str
     message: str
@@ -124,10 +127,10 @@ class Inspection(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """The counts of this and the previous engines, for the front end that reports them."""
+    """The counts of this engine and the ones before it, for the front end that reports metrics."""
 
     stats: EngineStats
-    anew: bool  # this front-end begins, or begins again, to report
+    anew: bool  # the first Stats of this engine, or the first after a front end has left
 
 
 ToEngine = (

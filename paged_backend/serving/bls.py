@@ -1,7 +1,8 @@
-"""The pipeline as a program: it calls the steps of the ensemble ``llm`` one after the other.
+"""The pipeline as a program (BLS): it calls the same models as the ensemble ``llm``, in turn.
 
-Use it for what an ensemble cannot do: another model for some prompts, an answer from elsewhere, a
-second round. Copy this file to a model's ``model.py`` and edit ``_run``.
+Use it for what an ensemble cannot do, such as to call another model for some prompts, to answer
+from a cache, or to call the model twice. Copy this file to a model's ``model.py`` and edit
+``_run``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from paged_backend.serving import fields, postprocess, preprocess, triton
 from paged_backend.serving.contract import Array
 from paged_backend.serving.pipeline import load_llm, parameter
 
-MAX_CALLS = 256  # at once; each has a thread
-_LOOK_S = 0.05  # between looks at who has left
+MAX_CALLS = 256  # that run at the same time; each has a thread
+_LOOK_S = 0.05  # between checks for clients that have disconnected
 
 _STEP_INPUTS = {spec.name for spec in (*preprocess.INPUTS, *preprocess.OUTPUTS)}
 # Outputs that do not pass through the last step, and the flags by which callers ask for them.
@@ -102,12 +103,15 @@ class TritonPythonModel:
                 # A server or a model that is about to end answers with errors.
                 with contextlib.suppress(Exception):
                     if caller.call_id is not None and caller.has_left():
-                        # Again at each look: the model may not have got the call yet.
+                        # Repeated at each check, as the model may not have received the call yet.
                         self._llm.cancel(caller.call_id)
 
 
 class Caller:
-    """Sends responses to one client, for the thread of the call and the one that watches it."""
+    """Sends responses to one client.
+
+    Two threads use it: the thread that serves the call, and the one that watches all clients.
+    """
 
     def __init__(self, sender: Any) -> None:
         self.call_id: str | None = None  # by which the model knows the call
@@ -121,7 +125,7 @@ class Caller:
 
     def close(self, error: Any = None) -> None:
         """End the call, with an error response if there was an error."""
-        with self._lock:  # the server crashes over a question about a call that has ended
+        with self._lock:  # the server crashes if asked about a call that has ended
             self._closed = True
             self._sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

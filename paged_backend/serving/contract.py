@@ -1,4 +1,4 @@
-"""Tensors between Triton and the models here; `paged_backend.contract` declares them."""
+"""Arrays that hold the tensors which `paged_backend.contract` declares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_backend.contract import INPUTS, OUTPUTS, TensorSpec, named
 __all__ = ["INPUTS", "OUTPUTS", "Array", "TensorSpec", "as_strings", "named"]
 
 Array = npt.NDArray[Any]
-"""A tensor on its way between Triton and a model."""
+"""A tensor that a model receives from Triton or sends to it."""
 
 
 def as_strings(values: Iterable[str]) -> Array:

@@ -51,7 +51,7 @@ class Deployment:
 
 
 def has_model_control(server_pid: int) -> bool:
-    """Return whether the server's command line allows models to be loaded and unloaded."""
+    """Return whether the server runs with ``--model-control-mode=explicit``."""
     return _server_flag(server_pid, "model-control-mode") == "explicit"
 
 

@@ -13,7 +13,7 @@ from paged_backend.validation import shorten
 MAX_ELEMENTS = 2**18  # of a list, unless something narrower bounds it
 
 Tensors = Mapping[str, Array]
-"""Input tensors by name; absent ones are missing."""
+"""Input tensors by name, without those that the client did not send."""
 
 
 def flag(tensors: Tensors, name: str, *, default: bool = False) -> bool:
@@ -34,7 +34,11 @@ def string(name: str, tensor: Array) -> str:
 
 
 def elements(name: str, tensor: Array, max_number: int = MAX_ELEMENTS) -> list[Any]:
-    """Read all elements, unless there are too many."""
+    """Read all elements.
+
+    Raises:
+        InvalidRequest: there are more than ``max_number``.
+    """
     if tensor.size > max_number:
         raise InvalidRequest(name, f"has {tensor.size} elements, more than {max_number}")
     values: list[Any] = tensor.reshape(-1).tolist()

@@ -45,7 +45,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Add the tensors and the decoupled policy; the user's declarations are kept."""
+        """Add the tensors and the decoupled policy; tensors that the user declares are kept."""
         return complete_config(config, INPUTS, OUTPUTS, decoupled=True)
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -108,7 +108,7 @@ class TritonPythonModel:
 
 
 class Unhealthy(RequestRefused):
-    """The engine has ended and the model is being unloaded."""
+    """No engine serves the model; the server is asked to unload it, if it allows that."""
 
     def __init__(self) -> None:
         super().__init__("engine_dead", UNHEALTHY)

@@ -48,7 +48,10 @@ class Llm:
 
     @functools.cached_property
     def parser(self) -> RequestParser:
-        """Checks calls as the model does; the model must be ready to tell its limits."""
+        """A parser that checks calls as the model does.
+
+        The first access asks the model for its limits, so the model must be ready by then.
+        """
         (answer,) = self._ask("info", {})
         info = json.loads(fields.string("text_output", answer["text_output"]))
         limits = {spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}

@@ -35,7 +35,7 @@ _LOOK_S = 0.001  # between checks for cancellation, which take as long as the re
 
 
 class TritonPythonModel:
-    """The step for clients that use this package's names."""
+    """The last step, for clients that use this package's tensor names."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
@@ -63,7 +63,8 @@ class TritonPythonModel:
 class Leavers:
     """Cancels the calls of clients that have disconnected.
 
-    A server that runs an ensemble tells only steps that start later, and the model has started.
+    When a client of an ensemble disconnects, the server tells only the steps that start after that.
+    The model has started before, so this step tells it.
     """
 
     def __init__(self, llm: Llm) -> None:
@@ -83,10 +84,11 @@ class Leavers:
 
 
 def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> Iterator[str]:
-    """Return the new text of each completion of a prompt.
+    """Return the new text of each completion, after the prompt's text if that is echoed.
 
     Raises:
-        InvalidRequest: the tensors do not fit together.
+        InvalidRequest: a count does not match its tensor, or a finish reason is unknown.
+        ValueError: the tensors hold different numbers of completions.
     """
     reasons = fields.strings("finish_reason", tensors["finish_reason"])
     states = zip(

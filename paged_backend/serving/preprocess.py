@@ -40,7 +40,7 @@ OUTPUTS = (*_FOR_MODEL, *_NOTES, *_ALWAYS_SET)  # all of them are inputs of the 
 
 
 class TritonPythonModel:
-    """The step for clients that use this package's names."""
+    """The first step, for clients that use this package's tensor names."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
@@ -82,10 +82,11 @@ class TritonPythonModel:
 
 
 def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array]:
-    """Return the model's inputs for a call.
+    """Check a call, and return the model's inputs for it.
 
-    They are checked here, although the model checks them too: tritonserver 24.10 does not always
-    recover from an error of an ensemble's decoupled step, and then takes half a minute to stop.
+    The model makes the same checks. They are made here too because tritonserver 24.10 does not
+    always recover from an error of a decoupled step in an ensemble: it then takes half a minute to
+    stop.
 
     Raises:
         InvalidRequest: a field is wrong; the error names it and the allowed range.

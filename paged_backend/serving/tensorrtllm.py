@@ -1,7 +1,8 @@
 """The first and last step of a pipeline for clients of tensorrtllm_backend's ``ensemble``.
 
-Its tensors have a batch dimension, which must be 1, and each sequence gets separate responses.
-Fields that this engine does not support are refused by name, unless they are turned off.
+The clients' tensors have a batch dimension, which must be 1. Each sequence gets separate responses.
+A field that this engine does not support is refused with an error that names the field, unless its
+value turns it off.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paged_backend.serving.pipeline import PassThrough, load_llm
 from paged_backend.serving.postprocess import Leavers
 from paged_backend.text.tokenizer import Tokenizer
 
-_NO_END = -1  # of end_id: nothing but max_tokens and stop_words ends a sequence
+_NO_END = -1  # the end_id with which only max_tokens and stop_words end a sequence
 
 # Scalars with the same meaning here, and their names here.
 _SAME = {
@@ -148,7 +149,7 @@ def _translated(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, Array]:
         "text_input": tensors["text_input"],
         "sampling_parameters": as_strings([json.dumps(values)]),
         "stream": np.array([stream]),
-        # Of a stream the prompt is never a part.
+        # A stream never contains the prompt.
         "exclude_input_in_output": np.array(
             [stream or fields.flag(tensors, "exclude_input_in_output")]
         ),

@@ -30,7 +30,10 @@ def complete_config(
     *,
     decoupled: bool = False,
 ) -> Any:
-    """Add a model's tensors and policy to its configuration; the user's declarations are kept."""
+    """Add a model's tensors and transaction policy to its configuration.
+
+    Tensors that the user declares are kept; ``max_batch_size`` becomes 0.
+    """
     declared = config.as_dict()
     for specs, key, add in (
         (inputs, "input", config.add_input),
@@ -46,7 +49,7 @@ def complete_config(
 
 
 def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, Array]:
-    """Return the tensors of a request by name; absent ones are missing."""
+    """Return the tensors of a request by name, without those that the client did not send."""
     found = {spec.name: pb_utils.get_input_tensor_by_name(request, spec.name) for spec in specs}
     return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
 
@@ -86,7 +89,7 @@ def respond(act: Callable[[], dict[str, Array]]) -> Any:
 
 
 def send_only(sender: Any, only: Any) -> None:
-    """Send the only response to a request."""
+    """Send a response that is the only one to its request, and end the call."""
     sender.send(only, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 

@@ -71,7 +71,11 @@ class Answer:
         self._completions = [Completion(stream, stream.state) for stream in streams]
 
     def append(self, output: SequenceOutput) -> bool:
-        """Add the output of a step; returns whether a stop string ended the completion here."""
+        """Add the output of a step to its completion.
+
+        Returns:
+            Whether the text reached a stop string, so that the engine must be told to stop.
+        """
         completion = self._completions[output.index]
         if completion.finish_reason is not None:
             return False  # computed before the engine was told of the stop string

@@ -1,4 +1,4 @@
-"""The calls that have no final response yet, and what the engine knows of them."""
+"""The calls that have no final response yet, and which of them were sent to the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_HELD_CANCELS = 4096
 
 
 class Cancel(NamedTuple):
-    """A call that cancels the calls of a name."""
+    """A client's call to cancel all calls with the name ``call_id``."""
 
     call_id: str
     sender: Sender
@@ -25,8 +25,8 @@ class Cancel(NamedTuple):
 class CallTable:
     """The calls of one front end; any thread may use it.
 
-    Messages to the engine are sent under the table's lock, so that the engine gets them in the
-    order in which the table changed: no cancellation overtakes its request.
+    Requests and cancellations are sent to the engine under the table's lock, so that the engine
+    gets them in the order in which the table changed: no cancellation overtakes its request.
     """
 
     def __init__(self, link: EngineSupervisor) -> None:
@@ -47,7 +47,7 @@ class CallTable:
 
     @property
     def closed(self) -> PagedError | None:
-        """Why no call is accepted; None while calls are."""
+        """The reason why no calls are accepted; None while calls are accepted."""
         return self._closed
 
     @property
@@ -79,7 +79,7 @@ class CallTable:
 
     @property
     def num_starting(self) -> int:
-        """The number of requests that are being prepared."""
+        """The number of calls in preparation that will be sent to the engine as requests."""
         with self._lock:
             return sum(arrival.is_request for arrival in self._preparing)
 
@@ -98,10 +98,13 @@ class CallTable:
         return f"{self._link.identity}-{next(self._ids)}"
 
     def start(self, call: OpenCall, arrival: Arrival) -> None:
-        """Add a call, and send its request to the engine.
+        """Add a call, and send its request to the engine if there is one.
+
+        Without an engine, the request waits for the next one. If sending raises an error, the call
+        is not added.
 
         Raises:
-            PagedError: no call is accepted, or the request cannot be sent; it was not added.
+            PagedError: no calls are accepted.
         """
         request = call.answer.request
         with self._lock:
@@ -134,10 +137,11 @@ class CallTable:
     # --- cancellation ---------------------------------------------------------------------
 
     def cancel(self, cancel: Cancel) -> str | None:
-        """Cancel the calls of a name.
+        """Cancel all calls with the name ``cancel.call_id``.
 
         Returns:
-            The id to pass to ``confirm_cancel`` if there is no engine that confirms it later.
+            None if the engine will confirm the cancellation. Without an engine: the id that the
+            caller must pass to ``confirm_cancel``.
         """
         with self._lock:
             for arrival in self._preparing:
@@ -148,7 +152,7 @@ class CallTable:
             return None if self._has_engine else request_id
 
     def confirm_cancel(self, request_id: str) -> Cancel | None:
-        """Remove a cancellation that has been carried out; returns it."""
+        """Remove a cancellation that has been carried out, and return it; None if unknown."""
         with self._lock:
             return self._cancelling.pop(request_id, None)
 
@@ -176,7 +180,10 @@ class CallTable:
             return list(self._open)
 
     def overdue(self) -> dict[str, float]:
-        """Open requests whose deadline has passed since the last call, with their timeouts."""
+        """Return the timeouts of open requests that have passed their deadline, by request id.
+
+        Each request is returned once.
+        """
         with self._lock:
             return {id_: self._open[id_].timeout_s or 0.0 for id_ in self._deadlines.due()}
 
@@ -189,7 +196,10 @@ class CallTable:
     # --- without an engine ----------------------------------------------------------------
 
     def lose_engine(self) -> LostCalls:
-        """Keep requests for the next engine; returns what cannot be kept as it is."""
+        """Record that the engine has ended, and return what it has not finished.
+
+        Open requests stay in the table until ``resume`` sends them to the next engine.
+        """
         with self._lock:
             self._has_engine = False
             in_flight = {id_: call for id_, call in self._open.items() if call.is_in_flight}
@@ -213,7 +223,7 @@ class CallTable:
                 self._closed = None
 
     def give_up(self, error: EngineDead) -> None:
-        """Accept no calls until an engine is there again."""
+        """Accept no calls until an engine is ready again; open calls stay in the table."""
         with self._lock:
             self._has_engine = False
             self._closed = self._closed or error
@@ -225,7 +235,7 @@ class CallTable:
 
 
 class LostCalls(NamedTuple):
-    """What was in flight when an engine ended."""
+    """Everything that an engine had not finished when it ended."""
 
     requests: dict[str, OpenCall]
     inspections: list[str]  # request_ids

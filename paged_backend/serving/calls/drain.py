@@ -14,18 +14,18 @@ from paged_backend.errors import RequestRefused
 from paged_backend.process.lifetime import is_stopping
 
 LOOK_INTERVAL_S = 0.25
-_SURE = 2  # consecutive observations
-_SPARE_S = 3.0  # of the server's exit timeout, for everything else
-_PER_INSTANCE_S = 1.5  # which are finalised one after the other
+_SURE = 2  # consecutive observations of a shutdown before it is believed
+_SPARE_S = 3.0  # part of the server's exit timeout that is kept for everything else
+_PER_INSTANCE_S = 1.5  # instances are finalized one after the other
 
 
 class Drain:
     """Decides when no more calls are accepted, and when open calls must end.
 
     Args:
-        server_pid: the server.
-        limit_s: how long calls may continue.
-        announce: is called each second with the number of open calls.
+        server_pid: the process id of tritonserver.
+        limit_s: how long calls may continue after the shutdown was noticed.
+        announce: is called with the number of open calls, each second during the shutdown.
     """
 
     def __init__(self, server_pid: int, limit_s: float, announce: Callable[[int], None]) -> None:
@@ -43,7 +43,11 @@ class Drain:
         return self._until_s is not None
 
     def is_over(self, num_open: int) -> bool:
-        """Poll (rate-limited); return whether the drain deadline has passed."""
+        """Check whether the server shuts down, and return whether open calls must end now.
+
+        Call it often; it looks at the server every ``LOOK_INTERVAL_S`` at most. Open calls must end
+        once ``limit_s`` has passed since the shutdown was noticed.
+        """
         now = time.monotonic()
         if self._until_s is None:
             self._look(now)

@@ -1,4 +1,4 @@
-"""One instance of the model: its open calls, and the thread that sends all their responses."""
+"""One instance of the model: its open calls, and the thread that sends the engine's outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from paged_backend.serving.contract import as_strings
 from paged_backend.serving.metrics.observer import Observer
 from paged_backend.text.tokenizer import Tokenizer
 
-POLL_S = 0.005  # between looks at cancellations while calls are open
+POLL_S = 0.005  # between checks for cancellation while calls are open
 IDLE_POLL_S = 0.5
 SETTLE_S = 1.0
 # Waiting outputs up to this number are sent step by step, as clients expect. A response takes 145
@@ -50,10 +50,11 @@ UNLOADING = RequestRefused("draining", "the model is being unloaded")
 
 
 class FrontEnd:
-    """Accepts calls on Triton's thread and answers them on another one.
+    """Accepts calls on Triton's thread, and sends the engine's outputs on the sending thread.
 
-    ``Intake`` checks a call and passes it to the engine. Everything after that, including
-    cancellation, happens on the sending thread, so that each call gets exactly one final response.
+    ``Intake`` checks a call. It passes a request to the engine, and answers a call that needs the
+    tokenizer only. Everything that happens to a request after that, including cancellation, happens
+    on the sending thread, so that each call gets exactly one final response.
     Each call keeps what is needed to resume it, so that calls that are open when an engine ends
     continue with the next engine.
     """
@@ -80,10 +81,10 @@ class FrontEnd:
         self._thread = threading.Thread(target=self._run, name="paged-sender", daemon=True)
 
     def start(self) -> None:
-        """Start the sending thread; it begins to work with the first call or after a second.
+        """Start the sending thread.
 
-        Until then the server only finishes loading, during which it can hang or crash if a model
-        calls it.
+        The thread begins to work when the first call arrives, or after ``SETTLE_S`` seconds. Until
+        then the server may still be loading the model, and can hang or crash if the model calls it.
         """
         self._thread.start()
 
@@ -99,12 +100,15 @@ class FrontEnd:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are accepted, possibly for an engine that is starting."""
+        """False if no engine has started in time, or if an internal error has ended this object.
+
+        It is True while an engine is starting, and while the server shuts down.
+        """
         return not isinstance(self._table.closed, EngineDead)
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine serves requests now."""
+        """Whether calls are accepted, and an engine serves them now."""
         return self._table.closed is None and self._table.has_engine
 
     def submit(self, arrival: Arrival) -> None:
@@ -182,7 +186,7 @@ class FrontEnd:
     def _respond(self, outputs: list[SequenceOutput], request_id: str) -> None:
         call = self._table.get(request_id)
         if call is None:
-            return  # cancelled while the engine computed
+            return  # canceled while the engine computed
         self._observer.report_tokens(call.clock, outputs)
         for output in outputs:
             if call.answer.append(output):

@@ -17,7 +17,7 @@ from paged_backend.serving.calls.preparation import Preparation
 from paged_backend.serving.calls.tasks import CANCEL, CHARGED, GENERATE, INSPECT
 from paged_backend.text.tokenizer import Tokenizer
 
-MAX_WAITING_TASKS = 256  # calls that need no engine; more are refused while so much is prepared
+MAX_WAITING_TASKS = 256  # calls in preparation; above, calls that need no engine are refused
 CANCELLED = "Request was cancelled"
 
 
@@ -84,7 +84,10 @@ class Intake:
             self._prepare(arrival, partial(self._answer_task, task))
 
     def _cancel(self, cancel: Cancel) -> None:
-        """Cancel the calls of a name; the client is answered when they have ended."""
+        """Cancel the calls of a name.
+
+        The client is answered when they have ended, or at once if there is no engine.
+        """
         request_id = self._table.cancel(cancel)
         if request_id is not None:
             answer_cancel(self._table, request_id)
@@ -146,7 +149,7 @@ class Intake:
 
 
 def answer_cancel(table: CallTable, request_id: str) -> None:
-    """Tell the client that its cancellation was carried out; unknown ids are ignored."""
+    """Answer the call that asked for a cancellation, which is done; ignore unknown ids."""
     cancel = table.confirm_cancel(request_id)
     if cancel is not None:
         with contextlib.suppress(Exception):  # the server may have ended the call already

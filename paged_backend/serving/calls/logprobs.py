@@ -18,7 +18,12 @@ LOWEST = -9999.0  # JSON has no infinity
 def logprobs_json(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
 ) -> str:
-    """Return a list with an object for each token: the token, then the most likely ones."""
+    """Return a JSON list with one entry for each token.
+
+    An entry is an object that maps token ids to their log-probability, rank and text: first the
+    token itself, then the most likely tokens. The entry of a token without log-probabilities is
+    null.
+    """
     pairs = zip(token_ids, logprobs, strict=True)
     return json.dumps([_entry(tokenizer, *pair) for pair in pairs])
 

@@ -23,7 +23,10 @@ MAX_ENDED = 256  # deadlines of ended calls that are kept until they pass
 
 
 class Sender(Protocol):
-    """Sends responses to one client; used by the sending thread, or before it knows the call."""
+    """Sends responses to one client, from one thread at a time.
+
+    The thread that accepts or prepares the call uses it first, and the sending thread after that.
+    """
 
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response."""
@@ -32,7 +35,7 @@ class Sender(Protocol):
         """Send an error as the final response."""
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone or has cancelled."""
+        """Whether the client has disconnected or canceled the call."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,8 +51,8 @@ class Arrival:
     sender: Sender
     clock: CallClock = field(default_factory=CallClock)
     call_id: str | None = None
-    is_request: bool = False  # for the engine; other calls need the tokenizer only
-    is_cancelled: bool = False  # by its name, before the engine knew it
+    is_request: bool = False  # it goes to the engine; other calls need the tokenizer only
+    is_cancelled: bool = False  # canceled by its name, before the engine knew it
     load: Load = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +84,11 @@ class CancelSweep:
         self._allowance = TokenBucket(CANCEL_CHECKS_PER_S)
 
     def due(self, open_calls: Collection[str]) -> list[str]:
-        """Return the ids to check now, each at most once."""
+        """Return the ids of calls to check now.
+
+        Some of the calls may have ended. An id may occur twice if calls have ended since the last
+        check.
+        """
         due: list[str] = []
         for _ in range(self._allowance.take(len(open_calls))):
             if not self._queue:

@@ -174,10 +174,12 @@ class RequestParser:
         return ParsedRequest(request, options, prompt_text, own.timeout_s)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
-        """Return the sampling parameters of a call by name, converted but not checked.
+        """Return the sampling parameters of a call by name.
 
-        They are in the tensor ``sampling_parameters``, or else among the request's parameters.
-        Tensors of the parameters' own names take precedence.
+        They are read from the tensor ``sampling_parameters``, or from the request's parameters if
+        there is no such tensor. The tensors ``stop``, ``bad_words``, ``stop_token_ids`` and
+        ``allowed_token_ids`` take precedence. Strings become numbers and booleans where necessary;
+        the values are not checked.
 
         Raises:
             InvalidRequest: they cannot be read.
@@ -199,14 +201,17 @@ class RequestParser:
         return coerce(SamplingParams, values)
 
     def check_pass_through(self, tensor: Array, *, stream: bool) -> None:
-        """Limit the length of ``pass_through``, which is returned with each response.
+        """Check the length of ``pass_through``, which is returned with each response.
+
+        A call that does not stream has one response, so its limit is higher: ``pass_through`` may
+        hold the text of a prompt.
 
         Raises:
             InvalidRequest: it is too long.
         """
         length = len(fields.single("pass_through", tensor))
         limit, reason = self._limits.max_pass_through_length, "max_pass_through_length"
-        if not stream:  # it is returned once, so it may hold the text of a prompt
+        if not stream:
             limit, reason = max(limit, self._prompts.max_json_length), "with stream: false"
         if length > limit:
             raise InvalidRequest(

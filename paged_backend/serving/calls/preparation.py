@@ -1,7 +1,8 @@
 """Runs the work before a call reaches the engine, and limits how much of it may wait.
 
-Triton's thread admits every call of an instance, so only small calls are prepared on it. Two other
-threads tokenize larger texts and render chat templates.
+Triton's thread admits every call of an instance, so only small calls are prepared on it. There are
+two other threads: one prepares the calls with chat messages, which need the chat template, and the
+other one prepares the other large calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SMALL = 4096
 # Estimated characters per token, before the text is tokenized.
 CHARACTERS_PER_TOKEN = 4
 _MAX_COUNTED = 256  # strings of a tensor that are measured; a call with more of them is not small
-# A large call is overtaken by calls that are smaller by this and arrive a second later.
+# A large call is overtaken by calls that are smaller by this and arrive within a second after it.
 _CHARACTERS_PER_S = 100_000
 _MAX_PASSED_S = 1.0
 _RETRY_AFTER_S = 1
@@ -34,7 +35,7 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The size of a call and what its preparation needs."""
+    """The size of a call, and whether its preparation needs the chat template."""
 
     size: int  # characters and numbers
     needs_template: bool
@@ -63,7 +64,7 @@ class Preparation:
     """Prepares calls: small calls at once, and the others on threads.
 
     Args:
-        max_waiting_tokens: limit of the text that waits. The number of calls is limited elsewhere.
+        max_waiting_tokens: limit of the text that waits. Callers limit the number of calls.
     """
 
     def __init__(self, max_waiting_tokens: int) -> None:
@@ -113,8 +114,8 @@ class _Job:
 class Lane:
     """A thread that runs one job after the other.
 
-    Small jobs overtake large ones, but each job is overtaken only for a time that grows with its
-    size.
+    A job is due after a delay that grows with its size, up to ``_MAX_PASSED_S`` seconds. The job
+    that is due first runs first. So small jobs overtake large ones, but only for a limited time.
     """
 
     def __init__(self, name: str) -> None:

@@ -15,7 +15,7 @@ SOURCES = ("text_input", "input_ids", "messages")
 # A character may be written as two escaped surrogates, and each message has fields around its text.
 JSON_PER_CHARACTER = 12
 JSON_BESIDES = 2**16
-UTF8_BYTES = 4  # of a character, at the most
+UTF8_BYTES = 4  # maximum number of bytes of a character
 
 
 @dataclass(frozen=True, slots=True)

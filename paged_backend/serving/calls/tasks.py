@@ -23,7 +23,10 @@ CHARGED = ("tokenize", "detokenize")  # tasks that count against a tenant's rate
 
 
 class TaskReader:
-    """Answers ``task`` other than ``generate`` for one loaded model."""
+    """Reads the task of a call, and answers the tasks that need the tokenizer only.
+
+    These are all tasks except ``generate``, ``cancel`` and ``inspect``.
+    """
 
     def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, prompts: PromptReader) -> None:
         self._tokenizer = tokenizer

@@ -6,7 +6,11 @@ import time
 
 
 class TokenBucket:
-    """Token bucket: at most ``per_second`` actions, with bursts of up to ``burst``."""
+    """Token bucket: grants ``per_second`` actions per second on average.
+
+    What was not granted is saved for later, up to ``burst`` actions or the number that ``take``
+    asks for, whichever is larger.
+    """
 
     def __init__(self, per_second: float, burst: int = 0) -> None:
         self._per_second = per_second

@@ -48,7 +48,10 @@ class Observer:
     """Is called on the sending thread, between two responses; this one does nothing."""
 
     def report(self, stats: EngineStats, *, anew: bool) -> None:
-        """Report new counts of the engine; ``anew`` if this front end starts to report."""
+        """Report new counts of the engine.
+
+        ``anew`` is true if another front end may have reported since this one did.
+        """
 
     def report_refused(self, numbers: Mapping[str, int]) -> None:
         """Report the number of refused calls so far, by reason."""
@@ -66,4 +69,4 @@ class Observer:
         """Record that a call has ended."""
 
     def publish(self, *, idle: bool) -> None:
-        """Report what was recorded; all of it while no call is open."""
+        """Report some recorded values, or all of them if ``idle``: if no call is open."""

@@ -213,7 +213,11 @@ class MetricsPublisher(Observer):
         self._restarts.show(self._num_restarts)
 
     def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
-        """Record the latency of tokens; tokens that arrived together share it."""
+        """Record the latencies of new tokens.
+
+        If several tokens of a completion arrive together, the time since the previous token is
+        divided equally among them.
+        """
         now = time.monotonic()
         numbers: Numbers[int] = Numbers()
         for output in outputs:

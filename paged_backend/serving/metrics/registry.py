@@ -1,8 +1,8 @@
-"""Metrics at the server's own endpoint.
+"""Metrics at Triton's metrics endpoint.
 
-Reporting one value to the server takes at least 20 microseconds, in which no response is sent, and
-only one thread may do it. So the values of histograms are stored here, and the latest value of each
-series is reported when there is time.
+Only the sending thread may report values to the server. One value takes at least 20 microseconds,
+in which that thread sends no response. So the values of histograms are stored here, and the latest
+value of each series is reported when there is time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from paged_backend.histogram import HistogramCounts
 
 
 class Registry:
-    """The metric families and series of one model; it keeps the Python objects of the families.
+    """The metric families and series of one model.
+
+    It holds references to the Python objects of the families, so that they are not deleted.
 
     Args:
         families: Triton's ``MetricFamily`` class (``triton_python_backend_utils``).
@@ -30,16 +32,17 @@ class Registry:
         self._shared: list[Series] = []
 
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
-        """Return a gauge; one instance after the other reports it."""
+        """Return a gauge that all instances share; one instance at a time reports it."""
         gauge = Gauge(self._due, self._metric(self._make_family.GAUGE, name, help, labels))
         self._shared.append(gauge)
         return gauge
 
     def counter(self, name: str, help: str, *, shared: bool, **labels: str) -> Counter:
-        """Return a counter; the same name with other labels is in the same family.
+        """Return a counter; counters with the same name and different labels form one family.
 
-        ``shared`` counters are reported by one instance after the other and continue from the
-        reported value. Other counters belong to one instance each, and are added up.
+        One instance at a time reports a ``shared`` counter, and the next one continues from the
+        reported value. A counter that is not shared has a value in each instance, and the server
+        shows their sum.
         """
         counter = Counter(self._due, self._metric(self._make_family.COUNTER, name, help, labels))
         if shared:
@@ -49,9 +52,9 @@ class Registry:
     def histogram(
         self, name: str, help: str, bounds: Sequence[float], *, shared: bool
     ) -> PublishedHistogram:
-        """Return a histogram, as the counters that Prometheus' histograms consist of.
+        """Return a histogram that is made of counters: one for each bucket, the sum and the count.
 
-        The server's own histogram needs one call for each observed value.
+        A histogram of the server's own type is slower, as it needs a call for each observed value.
         """
         series = [
             self.counter(f"{name}_bucket", f"{help}, by upper bound", shared=shared, le=le)
@@ -136,7 +139,7 @@ class Counter(Series):
         self._shown = 0.0
 
     def catch_up(self) -> None:
-        """Read the server's value, and continue from it."""
+        """Read the server's value, so that ``publish`` adds only what exceeds it."""
         super().catch_up()
         self._shown = self._metric.value()
 
@@ -148,7 +151,7 @@ class Counter(Series):
 
 
 class PublishedHistogram:
-    """A histogram as counters."""
+    """A histogram that is made of counters."""
 
     def __init__(self, buckets: list[Counter], total: Counter, count: Counter) -> None:
         self._buckets = buckets

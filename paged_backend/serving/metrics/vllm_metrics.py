@@ -36,8 +36,8 @@ _NUM_ANSWERS = [1.0, 2.0, 5.0, 10.0, 20.0]
 class VllmMetrics(MetricsPublisher):
     """The metrics of :class:`MetricsPublisher`, and vllm_backend's families.
 
-    Like vllm_backend's, these are histograms of the server's own type, which are too slow for every
-    inter-token latency of a busy engine.
+    The histograms of these families have the server's own type, as in vllm_backend. They are too
+    slow for every inter-token latency of a busy engine.
     """
 
     def __init__(
@@ -76,7 +76,10 @@ class VllmMetrics(MetricsPublisher):
         self._num_answers.observe(request.params.n)
 
     def publish(self, *, idle: bool) -> None:
-        """Report as many inter-token latencies as the rate allows."""
+        """Report values as the base class does, and as many inter-token latencies as allowed.
+
+        ``GAPS_PER_S`` limits these latencies. The rest waits, and is dropped above ``MAX_BACKLOG``.
+        """
         super().publish(idle=idle)
         for _ in range(self._allowance.take(len(self._gaps))):
             self._gap.observe(self._gaps.popleft())
