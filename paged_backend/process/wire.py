@@ -40,7 +40,7 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopCompletion(msgspec.Struct, frozen=True, tag=True):
-    """End one completion of a request, whose text reached a stop string."""
+    """End one completion of a request, because its text reached a stop string."""
 
     request_id: str
     index: int

@@ -98,7 +98,7 @@ class CancelSweep:
 
 
 class Deadlines:
-    """Finds open calls whose deadline has passed, without looking at all of them."""
+    """Finds open calls that are past their deadline, without looking at all of them."""
 
     def __init__(self, calls: Mapping[str, OpenCall]) -> None:
         self._calls = calls
@@ -115,7 +115,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def due(self) -> list[str]:
-        """Return the ids of open calls whose deadline has passed, each once."""
+        """Return the ids of open calls that are past their deadline, each once."""
         now = time.monotonic()
         due: list[str] = []
         while self._heap and self._heap[0][0] <= now:

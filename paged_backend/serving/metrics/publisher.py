@@ -186,7 +186,7 @@ class MetricsPublisher(Observer):
             name: registry.histogram(prefix + name, help, bounds, shared=True)
             for name, (help, bounds) in ENGINE_HISTOGRAMS.items()
         }
-        self._stats: EngineStats | None = None  # whose histograms are not noted yet
+        self._stats: EngineStats | None = None  # the latest, if its histograms are not noted yet
         self._histograms_due = 0.0
 
     def report(self, stats: EngineStats, *, anew: bool) -> None:
