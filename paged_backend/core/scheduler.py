@@ -221,7 +221,7 @@ class Scheduler:
         for seq in self._running.values():
             if seq.num_draft_tokens == 0 and not awaits_last_token(seq, self.config):
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
-        drafts = self._drafts(decodes, step.budget - len(decodes))
+        drafts = self._drafts(decodes, max(0, step.budget - len(decodes)))
         for seq in decodes:
             if seq.seq_id not in drafts or not self._speculate(seq, step, drafts[seq.seq_id]):
                 self._continue(seq, step)
