@@ -112,7 +112,7 @@ class BlockPool:
         """Register a used block, so that :meth:`find` returns it for its hash.
 
         If another block is registered with the same hash, the new block stays unregistered. Both
-        blocks are kept: a block table is append-only, so its blocks cannot be exchanged.
+        blocks are kept, because a full block in a block table is never replaced.
         """
         if block_hash not in self._block_by_hash:
             self._block_by_hash[block_hash] = block_id

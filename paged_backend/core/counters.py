@@ -39,7 +39,8 @@ class EngineCounters:
     def count_end(self, seq: Sequence, reason: FinishReason) -> None:
         """Count a sequence that ends.
 
-        Its queue, prefill and decode times are recorded too, unless it was aborted or has no token.
+        Its queue, prefill and decode times are recorded too, unless it was aborted, has no token,
+        or continues after tokens of a previous engine process.
         """
         self._finished[reason] += 1
         if reason is FinishReason.ABORT or seq.admitted_s is None or seq.first_token_s is None:

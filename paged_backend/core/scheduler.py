@@ -127,8 +127,8 @@ class Scheduler:
     def stop_completion(self, request_id: str, index: int) -> None:
         """End a completion because its text reached a stop string.
 
-        The call is ignored if the completion is unknown or has ended, or if no step that samples
-        its first token has been scheduled.
+        The call is ignored if the completion is unknown, has ended, or has no output token yet. A
+        placeholder counts as an output token.
         """
         for seq in list(self._by_request.get(request_id, ())):
             if index == seq.index and seq.num_output_tokens > 0:
@@ -164,6 +164,10 @@ class Scheduler:
         a preemption for lack of blocks, no waiting sequence starts in the rest of the step.
 
         The output is empty if nothing can be scheduled until a step in flight returns its tokens.
+
+        Raises:
+            RuntimeError: nothing can be scheduled, although requests are unfinished and no step is
+                in flight.
         """
         step = StepBuilder(self.config.max_num_batched_tokens)
         self._preempt_for_fairness()
@@ -438,7 +442,7 @@ class Scheduler:
         return self.counters.snapshot(self.kv, len(self._waiting), self._running.values())
 
     def view(self) -> EngineView:
-        """Return all unfinished sequences with their blocks; its time grows with the pool."""
+        """Return the unfinished sequences and cached blocks; takes time that grows with the pool."""
         return EngineView(
             block_size=self.kv.block_size,
             num_blocks=self.kv.pool.num_blocks,

@@ -34,7 +34,7 @@ class Slice(NamedTuple):
     new_token_ids: list[int]  # tokens that have become known since the worker was told last
     first_new_block: int  # index in the block table from which it is replaced
     new_block_ids: list[int]
-    # Trailing tokens of the slice that are guesses; a token is sampled before each of them, too.
+    # Trailing tokens of the slice that are guesses; a token is sampled at each one's position, too.
     draft_token_ids: list[int]
     sample_seq_ids: list[int]  # sequences that sample a token after the slice's last one
     num_prompt_logprobs: int | None  # top tokens for each prompt logprob; None for none

@@ -144,7 +144,7 @@ class Sequence:
 
     @property
     def admission_order(self) -> tuple[int, int]:
-        """Sort key: sequences with lower keys start earlier and are preempted later."""
+        """Sort key: when blocks run out, the running sequence with the highest key is preempted."""
         return self.request.priority, self.seq_id
 
     @property

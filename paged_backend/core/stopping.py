@@ -39,7 +39,10 @@ def awaits_last_token(seq: Sequence, config: SchedulerConfig) -> bool:
 
 
 def is_full(seq: Sequence, num_tokens: int, config: SchedulerConfig) -> bool:
-    """Return True if ``num_tokens`` tokens reach ``max_tokens`` or ``max_model_len``."""
+    """Return True if a sequence is at ``max_tokens`` or ``max_model_len``.
+
+    ``num_tokens`` is its length, prompt and output.
+    """
     num_output_tokens = num_tokens - seq.num_prompt_tokens
     return num_output_tokens == seq.request.params.max_tokens or num_tokens >= config.max_model_len
 

@@ -1,4 +1,4 @@
-"""The interface of a model: what a worker and its model runner need of a decoder."""
+"""The interface of a model: what a worker and its model runner need from a decoder."""
 
 from __future__ import annotations
 

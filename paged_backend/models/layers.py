@@ -29,7 +29,7 @@ class LayerFunctions(Protocol):
 
 
 class Kernels(Protocol):
-    """What a model needs of the platform that it is built for."""
+    """What a model needs from the platform that it is built for."""
 
     @property
     def device(self) -> torch.device:

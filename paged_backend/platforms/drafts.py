@@ -9,7 +9,7 @@ from paged_backend.outputs import TokenLogprobs
 def keep_accepted(
     items: list[ScheduledSequence], token_ids: list[int], logprobs: dict[int, TokenLogprobs]
 ) -> tuple[list[list[int]], dict[int, list[TokenLogprobs]]]:
-    """Group the samples of a step by sequence, and drop those after a sequence's first wrong draft.
+    """Group the samples of a step by sequence, and drop those with a wrong draft in their context.
 
     A sample depends only on the seed, the position and the logits. So the kept tokens are those
     that the sequence would sample without drafts.

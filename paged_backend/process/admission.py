@@ -70,7 +70,7 @@ def _full(limit: str, retry_after_s: int) -> RequestRefused:
 
 
 def rate_limited(tenant: str, wait_s: float) -> RequestRefused:
-    """Return the error for a tenant that exceeds its rate for another ``wait_s`` seconds."""
+    """Return the error for a tenant that is over its rate and may retry in ``wait_s`` seconds."""
     return RequestRefused(
         "rate_limited",
         f"tenant {shorten(tenant)} is over max_tenant_request_rate; "

@@ -130,11 +130,12 @@ class EngineSupervisor:
     def check_room(self, num_open: int, num_preparing: int) -> None:
         """Refuse a request before any work is done for it, if the queue is full.
 
-        Without an engine, all open requests count as waiting.
+        While no engine is ready, all open requests of this front end count as waiting.
 
         Args:
-            num_open: number of open requests.
-            num_preparing: number of requests in preparation, which the engine does not know yet.
+            num_open: number of open requests of this front end; ignored while an engine is ready.
+            num_preparing: number of requests that this front end prepares and has not sent to the
+                engine yet; ``num_open`` does not include them.
 
         Raises:
             RequestRefused: the error says when to retry.
@@ -185,7 +186,7 @@ class EngineSupervisor:
         return [*messages] if self._is_ready else self._begin(self._client, messages)
 
     def _is_for_link(self, message: wire.FromEngine) -> bool:
-        """Handle a message of the supervisor; returns whether it concerns nobody else."""
+        """Handle a message for the supervisor; returns True if only the supervisor needs it."""
         if isinstance(message, wire.Stats):
             self._counts = message.stats
         if not isinstance(message, wire.TenantBlocked):

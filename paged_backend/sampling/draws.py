@@ -1,8 +1,7 @@
 """Functions that sample one token for each row of logits, on the host.
 
 The token of a row depends only on that row's logits, parameters, seed and position, never on other
-rows. Every operation works along the vocabulary. If one row needs a slower method, only that row
-uses it.
+rows: no operation mixes rows. If a filter needs a slower method for a row, only that row uses it.
 
 Temperature is applied first, then ``min_p``, then ``top_k``. ``top_p`` comes last and applies to
 the tokens that remain. If tokens have the same probability as the last one that a filter keeps, it

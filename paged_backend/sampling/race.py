@@ -84,7 +84,7 @@ def _philox(seed: Any, quad: Any, position: Any) -> Any:
 
 @_inline
 def _time(word: Any, weight: Any, best: Any) -> Any:
-    """When a token arrives: Exp(1) / weight; infinity if that is not before ``best``."""
+    """Return the time of a token, Exp(1) / weight; infinity if a lower bound reaches ``best``."""
     u = (np.float64(word) + 0.5) * 2.0**-32
     if u >= best * weight:  # -log(1 - u) is larger still
         return np.inf

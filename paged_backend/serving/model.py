@@ -108,7 +108,10 @@ class TritonPythonModel:
 
 
 class Unhealthy(RequestRefused):
-    """No engine serves the model; the server is asked to unload it, if it allows that."""
+    """The error for a call if the engine has failed and ``ENABLE_VLLM_HEALTH_CHECK`` is on.
+
+    The model also asks the server to unload it, if the server allows that.
+    """
 
     def __init__(self) -> None:
         super().__init__("engine_dead", UNHEALTHY)

@@ -100,7 +100,7 @@ class Postprocess:
         self._leavers = Leavers(self._llm)
 
     def execute(self, requests: list[Any]) -> None:
-        """Answer each request separately, with a response for each sequence with new tokens."""
+        """Answer each request separately: one response for each sequence that has new tokens."""
         for request in requests:
             sender = request.get_response_sender()
             try:

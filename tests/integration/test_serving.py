@@ -174,6 +174,17 @@ def test_a_cancelled_request_that_waits_is_dropped_too(client, server):
         assert server.metrics()["num_requests_running"] == MAX_NUM_SEQS
 
 
+def test_a_request_that_waits_can_be_cancelled_by_its_name(server):
+    fields = {"text_input": "What does", "call_id": "waits", "return_finish_reason": True}
+    with server.full(), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, "generate", fields | {"exclude_input_in_output": True})
+        server.wait_for("num_requests_waiting", 1)
+        assert server.post("generate", {"task": "cancel", "call_id": "waits"})[0] == 200
+        status, body = answer.result(60)
+    assert status == 200, body
+    assert (json.loads(body)["text_output"], json.loads(body)["finish_reason"]) == ("", "abort")
+
+
 def test_a_dropped_http_connection_gives_its_blocks_back(server):
     host, port = server.running.http_url.removeprefix("http://").split(":")
     fields = {"text_input": "What does", "stream": True, "max_tokens": 1500, "ignore_eos": True}

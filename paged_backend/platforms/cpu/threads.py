@@ -178,7 +178,7 @@ def _help_with_jobs(shared: Any) -> None:
             continue
         idle = 0
         _add(shared, _ACTIVE, 1)
-        # The caller waits from here on; if it closed the job just before, there is no part in it.
+        # From here on, the caller waits for this helper. If it has just closed the job, skip it.
         last = _load(shared, _JOB)
         if last != 0:
             _call(_load(shared, _KERNEL), _load(shared, _ARGUMENTS))

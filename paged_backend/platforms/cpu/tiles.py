@@ -117,7 +117,8 @@ def multiply(
 ) -> None:
     """C[rows, columns] = A[rows, depth] @ B[depth, columns], plus what C held if `add` is 1.
 
-    Addresses of float32 values, strides in values; `columns` is a multiple of 8.
+    `a`, `b` and `c` are addresses of float32 values; strides count values. `columns` is a multiple
+    of 8.
     """
     tiles = (rows + _ROWS - 1) // _ROWS
     first = 0

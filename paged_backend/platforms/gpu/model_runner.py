@@ -218,7 +218,7 @@ class GpuModelRunner:
         self._graphs = StepGraphs(shapes, capture)
 
     def _run_idle(self, num_tokens: int, num_seqs: int) -> None:
-        """Run tokens spread over sequences that write to the null block, which is never read."""
+        """Run tokens, spread over sequences with only the null block; no request is affected."""
         params = SamplingParams(temperature=1.0, top_k=8, top_p=0.9, logprobs=1)
         lengths = np.diff(np.linspace(0, num_tokens, num_seqs + 1).astype(int)).tolist()
         scheduled = []

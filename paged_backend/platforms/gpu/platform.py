@@ -53,8 +53,9 @@ class GpuPlatform:
     ) -> int:
         """Return the bytes left for the KV pool after the weights and the largest step.
 
-        All of them together stay within `gpu_memory_utilization`. With CUDA graphs, the memory of
-        the largest step counts twice.
+        The pool, the largest step and all memory that is already in use on the device together
+        take the fraction `gpu_memory_utilization` of it. With CUDA graphs, the memory of the
+        largest step counts twice.
         """
         if self._interpreted:
             return DEFAULT_KV_CACHE_BYTES
@@ -102,6 +103,6 @@ def prepare(runner: GpuModelRunner, *, enforce_eager: bool) -> None:
     runner.warm_up()
     if not enforce_eager:
         runner.capture()
-    # Captures empty the caching allocator, and a pool of a given size was never tried beside the
-    # largest step: prompts should neither wait for memory nor lack it.
+    # Captures empty the caching allocator, and a pool with a configured size has not yet been used
+    # together with the largest step. Prompts must neither wait for memory nor run out of it.
     runner.run_largest()

@@ -22,11 +22,7 @@ from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 
 class DeviceSampler:
-    """Rows of sampling parameters for the running sequences, and one for padding.
-
-    Raises:
-        ValueError: the vocabulary is too large for the kernels.
-    """
+    """Rows of sampling parameters for the running sequences, and one for padding."""
 
     def __init__(
         self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], transfer: Transfer
@@ -101,6 +97,9 @@ class DeviceSampler:
             rows: [n] int64 the sampler's row of each sequence; its last row for padding.
             row_or_none: [n] int32 like `rows`, but -1 for padding, which gets an arbitrary token.
             positions: [n] int32 the positions of the tokens to sample.
+
+        Raises:
+            ValueError: the vocabulary is too large for the kernels.
         """
         if any(spec.params.adjusts_tokens for spec in samples):
             edit_logits(logits, samples, self._transfer.send, self._tokens_before(samples, rows))

@@ -1,4 +1,4 @@
-"""Copies between the host and a device that do not wait for each other."""
+"""Asynchronous copies between the host and a device."""
 
 from __future__ import annotations
 

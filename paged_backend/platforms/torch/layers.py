@@ -21,7 +21,10 @@ def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, ep
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """Norm the first heads of each row of `qkv` in place, by `weight` [num_heads, head_dim]."""
+    """Apply the RMS norm to the first heads of each row of `qkv`, in place.
+
+    `weight` [num_heads, head_dim] has a row for each of these heads: all query and key heads.
+    """
     num_heads, head_dim = weight.shape
     heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)[:, :num_heads]
     torch.mul(F.rms_norm(heads, (head_dim,), None, eps), weight, out=heads)

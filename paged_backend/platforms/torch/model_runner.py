@@ -38,7 +38,7 @@ class Done:
     output: ModelRunnerOutput
 
     def result(self) -> ModelRunnerOutput:
-        """Return it at once."""
+        """Return the output at once."""
         return self.output
 
 

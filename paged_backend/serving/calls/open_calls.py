@@ -86,8 +86,8 @@ class CancelSweep:
     def due(self, open_calls: Collection[str]) -> list[str]:
         """Return the ids of calls to check now.
 
-        Some of the calls may have ended. An id may occur twice if calls have ended since the last
-        check.
+        Some of the calls may have ended. An id may occur twice if calls have started since the
+        last check.
         """
         due: list[str] = []
         for _ in range(self._allowance.take(len(open_calls))):
@@ -115,7 +115,10 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def due(self) -> list[str]:
-        """Return the ids of open calls that are past their deadline, each once."""
+        """Return the ids of open calls that are past their deadline.
+
+        An id that was returned is not returned again.
+        """
         now = time.monotonic()
         due: list[str] = []
         while self._heap and self._heap[0][0] <= now:

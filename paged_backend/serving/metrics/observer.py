@@ -66,7 +66,10 @@ class Observer:
         """Record that tokens of a call have arrived."""
 
     def report_end(self, clock: CallClock, request: Request) -> None:
-        """Record that a call has ended."""
+        """Record that all completions of a call have ended.
+
+        This is not called for a call that ends with an error.
+        """
 
     def publish(self, *, idle: bool) -> None:
-        """Report some recorded values, or all of them if ``idle``: if no call is open."""
+        """Report some recorded values, or all of them if no call is open (``idle``)."""

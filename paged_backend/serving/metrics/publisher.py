@@ -232,7 +232,7 @@ class MetricsPublisher(Observer):
         calls[_WHOLE_CALL].observe(time.monotonic() - clock.started)
         calls[_PROMPT_TOKENS].observe(len(request.prompt_token_ids))
         calls[_GENERATION_TOKENS].observe(clock.num_tokens)
-        calls[_LONGEST].observe(max(answer.num_tokens for answer in clock.answers.values()))
+        calls[_LONGEST].observe(max((a.num_tokens for a in clock.answers.values()), default=0))
         calls[_N].observe(params.n)
         if params.max_tokens is not None:
             calls[_MAX_TOKENS].observe(params.max_tokens)
