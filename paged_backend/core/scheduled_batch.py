@@ -46,7 +46,7 @@ class ScheduledSequence(NamedTuple):
     token_ids: list[int]  # PLACEHOLDER for a token that the previous step is still sampling
     start: int  # position of the slice's first token
     block_ids: list[int]  # read-only: covers every position up to the slice's end
-    samples: tuple[SampleSpec, ...]  # one at the position of each draft, and one after the slice
+    samples: tuple[SampleSpec, ...]  # at the position of each draft and after the slice
     prompt_logprobs: PromptLogprobsSpec | None = None
     first_new_block: int = 0  # index in block_ids before which nothing has changed
     num_draft_tokens: int = 0  # trailing token_ids that are guesses

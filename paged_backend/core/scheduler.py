@@ -442,7 +442,7 @@ class Scheduler:
         return self.counters.snapshot(self.kv, len(self._waiting), self._running.values())
 
     def view(self) -> EngineView:
-        """Return the unfinished sequences and cached blocks; takes time that grows with the pool."""
+        """Return the unfinished sequences and cached blocks, in time that grows with the pool."""
         return EngineView(
             block_size=self.kv.block_size,
             num_blocks=self.kv.pool.num_blocks,

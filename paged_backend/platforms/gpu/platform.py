@@ -53,9 +53,8 @@ class GpuPlatform:
     ) -> int:
         """Return the bytes left for the KV pool after the weights and the largest step.
 
-        The pool, the largest step and all memory that is already in use on the device together
-        take the fraction `gpu_memory_utilization` of it. With CUDA graphs, the memory of the
-        largest step counts twice.
+        Together with all other memory in use, they take the fraction `gpu_memory_utilization` of
+        the device's memory. With CUDA graphs, the memory of the largest step counts twice.
         """
         if self._interpreted:
             return DEFAULT_KV_CACHE_BYTES
