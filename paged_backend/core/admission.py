@@ -18,8 +18,8 @@ class Admission:
         config: the limits of a step.
         kv: the KV cache manager with the pool of blocks.
         running: the running sequences, by ``seq_id``.
-        siblings: for the ``seq_id`` of each request's first completion, the request's other
-            completions. They start as soon as the first completion has computed the prompt.
+        siblings: maps the ``seq_id`` of a request's first completion to the request's other
+            completions, which start as soon as the first completion has computed the prompt.
     """
 
     def __init__(

@@ -144,7 +144,10 @@ class Sequence:
 
     @property
     def admission_order(self) -> tuple[int, int]:
-        """Sort key: when blocks run out, the running sequence with the highest key is preempted."""
+        """Sort key: ``priority``, then ``seq_id``, which is the order of arrival.
+
+        When blocks run out, the running sequence with the highest key is preempted.
+        """
         return self.request.priority, self.seq_id
 
     @property

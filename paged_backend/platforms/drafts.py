@@ -9,7 +9,10 @@ from paged_backend.outputs import TokenLogprobs
 def keep_accepted(
     items: list[ScheduledSequence], token_ids: list[int], logprobs: dict[int, TokenLogprobs]
 ) -> tuple[list[list[int]], dict[int, list[TokenLogprobs]]]:
-    """Group the samples of a step by sequence, and drop those with a wrong draft in their context.
+    """Group the samples of a step by sequence, and drop the samples that follow a wrong draft.
+
+    A draft is wrong if it differs from the token that is sampled at its position. That token is
+    kept, and all later samples of the sequence are dropped.
 
     A sample depends only on the seed, the position and the logits. So the kept tokens are those
     that the sequence would sample without drafts.

@@ -108,9 +108,10 @@ class TritonPythonModel:
 
 
 class Unhealthy(RequestRefused):
-    """The error for a call if the engine has failed and ``ENABLE_VLLM_HEALTH_CHECK`` is on.
+    """Refuses a call because the engine has failed.
 
-    The model also asks the server to unload it, if the server allows that.
+    It is used only if the model's parameter ``ENABLE_VLLM_HEALTH_CHECK`` is on. In this case, the
+    model also asks the server to unload the model, if the server has explicit model control.
     """
 
     def __init__(self) -> None:

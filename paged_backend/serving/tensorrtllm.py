@@ -100,7 +100,10 @@ class Postprocess:
         self._leavers = Leavers(self._llm)
 
     def execute(self, requests: list[Any]) -> None:
-        """Answer each request separately: one response for each sequence that has new tokens."""
+        """Answer each request with one response for each completion that has new tokens.
+
+        A request without new tokens gets only the final flag. A request that fails gets one error.
+        """
         for request in requests:
             sender = request.get_response_sender()
             try:

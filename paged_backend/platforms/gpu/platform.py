@@ -51,10 +51,11 @@ class GpuPlatform:
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
     ) -> int:
-        """Return the bytes left for the KV pool after the weights and the largest step.
+        """Return the number of bytes for the KV pool.
 
-        Together with all other memory in use, they take the fraction `gpu_memory_utilization` of
-        the device's memory. With CUDA graphs, the memory of the largest step counts twice.
+        This is the fraction `gpu_memory_utilization` of the device's memory, minus all memory in
+        use (the weights, and the memory of other processes) and the memory of the largest step.
+        With CUDA graphs, the largest step counts twice, because graphs use separate memory.
         """
         if self._interpreted:
             return DEFAULT_KV_CACHE_BYTES

@@ -22,7 +22,7 @@ from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 
 class DeviceSampler:
-    """Rows of sampling parameters for the running sequences, and one for padding."""
+    """Samples on the device. Each running sequence has a row of state; the last row is padding."""
 
     def __init__(
         self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], transfer: Transfer

@@ -21,9 +21,10 @@ def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, ep
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """Apply the RMS norm to the first heads of each row of `qkv`, in place.
+    """Apply the RMS norm to each query and key head of `qkv`, in place.
 
-    `weight` [num_heads, head_dim] has a row for each of these heads: all query and key heads.
+    `qkv` [rows, size] has the query heads, the key heads and the value heads of each token, with
+    `head_dim` values each. `weight` [num_heads, head_dim] has a row for each query and key head.
     """
     num_heads, head_dim = weight.shape
     heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)[:, :num_heads]

@@ -8,8 +8,8 @@ import time
 class TokenBucket:
     """Token bucket: grants ``per_second`` actions per second on average.
 
-    Unused actions are saved for later, up to ``burst`` actions or the number that ``take`` asks
-    for, whichever is larger.
+    Unused actions are saved for later. Each call of :meth:`take` first limits the saved actions to
+    ``burst`` or to ``wanted``, whichever is larger.
     """
 
     def __init__(self, per_second: float, burst: int = 0) -> None:
