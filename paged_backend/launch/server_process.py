@@ -79,7 +79,9 @@ class RunningServer:
         return self.endpoints.metrics_url
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Block until every model is ready; returns False if ``request_stop`` was called before.
+        """Block until every model is ready and every endpoint answers.
+
+        Returns False if ``request_stop`` was called before.
 
         Raises LaunchError if the server ends, or is not ready in ``timeout_s`` seconds.
         """
@@ -87,7 +89,8 @@ class RunningServer:
         while not self._stopping:
             if self._process.poll() is not None:
                 raise self._failure("ended before it was ready")
-            if all(self._is_ready(model) for model in self._models):
+            # The server opens the port of the metrics last.
+            if all(map(self._is_ready, self._models)) and _answers(self.metrics_url):
                 self._ready = True
                 self._relay.release()
                 return True
@@ -136,15 +139,7 @@ class RunningServer:
             self._process.kill()
 
     def _is_ready(self, model: str) -> bool:
-        address = self.http_url.removeprefix("http://")
-        connection = http.client.HTTPConnection(address, timeout=_PROBE_TIMEOUT_S)
-        try:
-            connection.request("GET", f"/v2/models/{model}/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return _answers(f"{self.http_url}/v2/models/{model}/ready")
 
     def _failure(self, what: str) -> LaunchError:
         self._relay.wait(1.0)
@@ -159,6 +154,19 @@ class RunningServer:
         """Return possible causes of a failed start, as a part of a message."""
         causes = [cause for cause in (self._log.last_error(), shortage()) if cause is not None]
         return f": {'; '.join(causes)}" if causes else ""
+
+
+def _answers(url: str) -> bool:
+    """Return True if a GET request gets the status 200."""
+    address, _, path = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(address, timeout=_PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", f"/{path}")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 @contextmanager
