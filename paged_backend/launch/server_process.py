@@ -34,6 +34,7 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _PROBE_TIMEOUT_S = 5.0
+_METRICS_TIMEOUT_S = 3.0  # after the models are ready
 STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10.0
 _CHILDREN_GRACE_S = 5.0
 
@@ -79,8 +80,9 @@ class RunningServer:
         return self.endpoints.metrics_url
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Block until every model is ready and every endpoint answers.
+        """Block until every model is ready and the metrics can be read.
 
+        A server may have its metrics turned off, so they are waited for only for a short time.
         Returns False if ``request_stop`` was called before.
 
         Raises LaunchError if the server ends, or is not ready in ``timeout_s`` seconds.
@@ -89,8 +91,8 @@ class RunningServer:
         while not self._stopping:
             if self._process.poll() is not None:
                 raise self._failure("ended before it was ready")
-            # The server opens the port of the metrics last.
-            if all(map(self._is_ready, self._models)) and _answers(self.metrics_url):
+            if all(map(self._is_ready, self._models)):
+                self._wait_for_metrics()
                 self._ready = True
                 self._relay.release()
                 return True
@@ -137,6 +139,12 @@ class RunningServer:
         """End the server at once; its children notice this, clean up and end by themselves."""
         if self._process.returncode is None:
             self._process.kill()
+
+    def _wait_for_metrics(self) -> None:
+        """Wait for the port of the metrics, which the server opens last."""
+        deadline = time.monotonic() + _METRICS_TIMEOUT_S
+        while not (self._stopping or _answers(self.metrics_url) or time.monotonic() > deadline):
+            time.sleep(_POLL_S)
 
     def _is_ready(self, model: str) -> bool:
         return _answers(f"{self.http_url}/v2/models/{model}/ready")
