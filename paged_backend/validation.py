@@ -63,7 +63,7 @@ class Rule:
         return words + (" or null" if self.optional else "")
 
     def accepts(self, value: object) -> bool:
-        """Whether the value has the right kind and lies in the range."""
+        """Return True if the value has the right kind and lies in the range."""
         if value is None:
             return self.optional
         if self.kind in (int, float):

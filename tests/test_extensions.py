@@ -283,7 +283,7 @@ def test_a_number_format(tmp_path: Path) -> None:
 
 def test_an_unknown_number_format_is_refused_by_name(tmp_path: Path) -> None:
     Oracle("smollm", tmp_path)
-    with pytest.raises(ConfigError, match=r"^option quantization must be null .*, got 'awq'$"):
+    with pytest.raises(ConfigError, match=r"^option quantization must be null.*, got 'awq'$"):
         make_engine(tmp_path, quantization="awq")
 
 

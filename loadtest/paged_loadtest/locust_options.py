@@ -14,7 +14,7 @@ STOP_TIMEOUT_S = 60  # long enough for a call that starts at the end of a run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocustOptions:
-    """Where and when requests are sent.
+    """The target of requests, and when they are sent.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.

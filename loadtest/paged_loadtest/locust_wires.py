@@ -107,7 +107,7 @@ class Transport(ABC):
         """Close the connections."""
 
     def has_default_address(self) -> bool:
-        """Whether the address is the default one."""
+        """Return True if the address is the default one."""
         return self.address == self.find_address(LocustOptions())
 
     def unreachable(self, reason: str) -> Unreachable:

@@ -76,7 +76,7 @@ class Scrape:
         self._samples = samples
 
     def has(self, name: str) -> bool:
-        """Whether the page shows this metric."""
+        """Return True if the page shows this metric."""
         return name in self._samples
 
     def value(self, name: str) -> float:

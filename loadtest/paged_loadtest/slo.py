@@ -48,5 +48,5 @@ def parse_slo(text: str) -> Slo:
 
 
 def meets(timeline: Timeline, slo: Slo) -> bool:
-    """Whether a call that succeeded meets the SLO."""
+    """Return True if a call that succeeded meets the SLO."""
     return _VALUES[slo.name](timeline) * 1e3 <= slo.limit_ms

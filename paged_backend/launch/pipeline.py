@@ -136,7 +136,7 @@ def pipeline_models(llm: str, prefix: str, *, bounded: bool) -> list[PipelineMod
 
 
 def knows_the_bound(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is an NVIDIA image with a server that knows ``max_inflight_requests``."""
+    """Return True if this is an NVIDIA image with a server that knows ``max_inflight_requests``."""
     return server_is_from(*_KNOWS_THE_BOUND, variables)
 
 

@@ -13,6 +13,7 @@ from paged_backend.models.base import Model
 from paged_backend.models.layers import Kernels, QuantizedKernels
 from paged_backend.models.linear import LINEAR_METHODS, LinearFactory
 from paged_backend.options.model import ModelOptions
+from paged_backend.validation import shorten
 
 
 def load_model(
@@ -43,8 +44,8 @@ def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels)
 
 def _linear_factory(quantization: str) -> LinearFactory:
     if quantization not in LINEAR_METHODS:
-        known = ", ".join(sorted(LINEAR_METHODS)) or "no other one is registered"
-        raise ConfigError(f"option quantization must be null ({known}), got {quantization!r}")
+        allowed = " or ".join(["null", *sorted(LINEAR_METHODS)])
+        raise ConfigError(f"option quantization must be {allowed}, got {shorten(quantization)}")
     return LINEAR_METHODS[quantization]
 
 

@@ -103,7 +103,7 @@ class _Renderer:
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Whether the process has ended; if so, its pipes are closed."""
+        """Return True if the process has ended; if so, its pipes are closed."""
         if self._process.poll() is None:
             return False
         self.end()

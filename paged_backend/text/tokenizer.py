@@ -123,7 +123,7 @@ def _read(file: Path) -> tokenizers.Tokenizer | None:
 
 
 def _agrees(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
-    """Whether ``backend`` already behaves as ``config`` says."""
+    """Return True if ``backend`` already behaves as ``config`` says."""
     added = {str(id_): token for id_, token in backend.get_added_tokens_decoder().items()}
     special = {token.content for token in added.values() if token.special}
     wanted = config.get("added_tokens_decoder") or {}

@@ -47,7 +47,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def is_ready(self) -> bool:
-        """Whether the model accepts requests now."""
+        """Return True if the model accepts requests now."""
 
     @abstractmethod
     async def send(self, request: Request) -> Timeline:

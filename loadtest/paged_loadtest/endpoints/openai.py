@@ -46,7 +46,7 @@ class OpenAIEndpoint(HttpEndpoint):
         )
 
     async def is_ready(self) -> bool:
-        """Whether the server lists the model."""
+        """Return True if the server lists the model."""
         try:
             status, answer = await self._ask("GET", _MODELS)
         except ConfigError:

@@ -53,7 +53,7 @@ class TritonGrpcEndpoint(Endpoint):
         return ServerInfo(name, info.vocab_size, info.max_model_len)
 
     async def is_ready(self) -> bool:
-        """Whether the model accepts requests now."""
+        """Return True if the model accepts requests now."""
         request = service_pb2.ModelReadyRequest(name=self._target.model)
         try:
             answer = await self._stub.ModelReady(request, timeout=PROBE_TIMEOUT_S)

@@ -43,7 +43,7 @@ class TritonHttpEndpoint(HttpEndpoint):
         return ServerInfo(name, info["vocab_size"], info["max_model_len"])
 
     async def is_ready(self) -> bool:
-        """Whether the model accepts requests now."""
+        """Return True if the model accepts requests now."""
         try:
             status, _ = await self._ask("GET", f"{self._model}/ready")
         except ConfigError:
