@@ -1,4 +1,4 @@
-"""The logger of all our code: lines for an operator, none per token, and none per call by default.
+"""The logger of all our code: lines for an operator, none per token, by default none per request.
 
 In the engine's process lines go to stderr. In a front end they go to tritonserver's log.
 """

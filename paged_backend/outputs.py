@@ -15,7 +15,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens or max_model_len
-    ABORT = "abort"  # cancelled by its caller
+    ABORT = "abort"  # cancelled by its client
 
 
 class TokenLogprobs(NamedTuple):

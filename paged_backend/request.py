@@ -16,8 +16,8 @@ class Request:
     """A prompt with its parameters; it never changes after it was accepted.
 
     Requests share cached blocks only if their ``cache_salt`` is equal. ``request_id`` is made by
-    the front end and is unique; ``call_id`` is the caller's name for the request, which
-    later requests may use again.
+    the front end and is unique; ``call_id`` is the client's name for the request, which later
+    requests may use again.
     """
 
     request_id: str
@@ -26,7 +26,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0  # lower is served first
     tenant: str = ""  # the user that its tokens are charged to
-    call_id: str = ""  # by which a caller can cancel it; empty: no caller can
+    call_id: str = ""  # by which a client can cancel it; empty: no client can
 
     @property
     def cache_keys(self) -> tuple[str, ...]:

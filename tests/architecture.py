@@ -47,10 +47,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"process", "text"},
     "launch": set(),
     "demo": {"checkpoint", "launch"},
-    "top": set(),
+    "machine": set(),
+    "scrape": set(),
+    "workloads": {"checkpoint"},
+    "top": {"scrape"},
     "plan": {"checkpoint"},
-    "bench": {"checkpoint", "core", "engine", "platforms", "worker"},
-    "cli": {"bench", "demo", "launch", "plan", "top"},
+    "bench": {"checkpoint", "core", "engine", "machine", "platforms", "worker", "workloads"},
+    "cli": {"bench", "demo", "launch", "plan", "top", "workloads"},
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
 PLATFORMS = {"torch": set(), "cpu": {"torch"}, "gpu": {"torch"}}
@@ -59,11 +62,9 @@ SELECT = "paged_backend.platforms.select"
 RESERVED = {
     "paged_kernels": {"bench", "platforms"},
     "triton_python_backend_utils": {"serving"},
-    "paged_loadtest": {"bench", "cli", "plan", "top"},
+    "paged_loadtest": set(),
 }
-BENCH_USES = {"machine", "request", "workloads"}  # of the load tester
-# What the load tester may use of paged_backend besides the values: a folder with a tokenizer.
-BUNDLED = "paged_backend.checkpoint.bundled"
+LOADTEST_USES = {"machine", "scrape", "workloads"}  # tools that the load tester may use
 
 Imports = dict[str, set[str]]
 """For each module, the full names of all modules that it imports."""
@@ -167,15 +168,13 @@ def wrong_libraries(root: Path) -> list[str]:
 def _may_use(package: str, room: str | None, other: str) -> bool:
     """Whether a package may import a module that is not its own."""
     library = other.split(".")[0]
-    if room == "bench" and library == "paged_loadtest":
-        return other.split(".")[1] in BENCH_USES
     if package == "paged_kernels":
         return library not in ("paged_backend", "paged_client", "transformers")
     if package == "paged_client":
         return library not in ("torch", "paged_backend", "transformers")
     if package == "paged_loadtest":
         if library == "paged_backend":
-            return _room(other) in VALUES or other == BUNDLED
+            return _room(other) in VALUES | LOADTEST_USES
         return library not in ("torch", "paged_kernels")
     return True
 

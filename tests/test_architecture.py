@@ -71,8 +71,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             architecture.wrong_directions,
             "paged_backend/process/wire.py",
-            "from paged_backend.serving.calls import answer",
-            "paged_backend.process.wire imports paged_backend.serving.calls.answer",
+            "from paged_backend.serving.requests import answer",
+            "paged_backend.process.wire imports paged_backend.serving.requests.answer",
         ),
         (
             architecture.wrong_platforms,
@@ -100,9 +100,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             architecture.wrong_libraries,
-            "kernels/paged_kernels/scores.py",
+            "kernels/paged_kernels/attention_params.py",
             "import paged_backend.request",
-            "paged_kernels.scores imports paged_backend.request",
+            "paged_kernels.attention_params imports paged_backend.request",
         ),
         (
             architecture.wrong_libraries,
@@ -112,9 +112,15 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             architecture.wrong_libraries,
-            "loadtest/paged_loadtest/request.py",
+            "loadtest/paged_loadtest/timeline.py",
             "import paged_backend.engine",
-            "paged_loadtest.request imports paged_backend.engine",
+            "paged_loadtest.timeline imports paged_backend.engine",
+        ),
+        (
+            architecture.wrong_libraries,
+            "paged_backend/tools/top/source.py",
+            "import paged_loadtest.bench",
+            "paged_backend.tools.top.source imports paged_loadtest.bench",
         ),
         (
             architecture.device_decisions,
@@ -152,10 +158,10 @@ def test_a_violation_is_caught(copy: Path, rule: Rule, file: str, line: str, mes
     [
         ("paged_client", ["torch", "transformers", "paged_backend", "fastapi", "pydantic"]),
         ("paged_client.gateway", ["torch", "transformers", "tokenizers", "paged_backend"]),
-        ("paged_backend.serving.calls.front_end", ["torch", "transformers"]),
+        ("paged_backend.serving.requests.front_end", ["torch", "transformers"]),
         ("paged_backend.cli", ["torch", "transformers", "tritonclient", "aiohttp", "matplotlib"]),
         ("paged_backend.tools.plan.planner", ["torch", "transformers", "numpy"]),
-        ("paged_loadtest.workloads", ["torch", "transformers", "tritonclient", "rich"]),
+        ("paged_backend.tools.workloads", ["torch", "transformers", "tritonclient", "rich"]),
         ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton"]),
         ("paged_backend.tools.bench.decode", ["zmq", "msgspec", "tritonclient", "aiohttp"]),
     ],

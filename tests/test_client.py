@@ -35,13 +35,13 @@ from paged_client import (
 )
 from paged_client.errors import from_status
 from paged_client.protocol import Prompt, StreamDecoder, stream_request
-from paged_loadtest.scrape import scrape
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
+from paged_backend.tools.scrape import scrape
 
 NOBODY = "127.0.0.1:1"
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -314,7 +314,7 @@ def shown_of(server: RunningServer) -> dict[str, float]:
 
 @contextmanager
 def cut_short(server: RunningServer, *, has_begun: bool = True) -> Iterator[None]:
-    """The server gives up the endless call of the block, and holds nothing afterwards.
+    """The server gives up the endless request of the block, and holds nothing afterwards.
 
     Without ``has_begun`` the caller may have given it up before it came to the server.
     """
@@ -444,7 +444,7 @@ def test_errors_and_tasks_leave_nothing_open_that_a_server_waits_for(repository:
                 with pytest.raises(InvalidRequest):
                     client.generate([999])
         started_at = time.monotonic()
-    assert time.monotonic() - started_at < 25  # it waits 30 s for calls that it takes for open
+    assert time.monotonic() - started_at < 25  # it waits 30 s for requests that it takes for open
 
 
 @pytest.mark.server

@@ -116,7 +116,7 @@ def read_page(url: str, pages: dict[str, Exported]) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    """Read while calls are under way, after others have ended in every way."""
+    """Read while requests are under way, after others have ended in every way."""
     repository = tmp_path_factory.mktemp("repository")
     write_model_repository(repository, "paged_llm", {"model": "demo"}, instances=1)
     pages: dict[str, Exported] = {}
@@ -146,7 +146,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
 
 
 def published(shown: dict[str, float]) -> bool:
-    """Whether three calls are under way and what came before them is counted."""
+    """Whether three requests are under way and what came before them is counted."""
     counts = [value for name, value in shown.items() if name.endswith("_count")]
     return shown["num_requests_running"] == 3 and bool(counts) and all(counts)
 

@@ -58,11 +58,11 @@ class ToyLayer:
         self.attention_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
         self.mlp_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         return {
-            **prefixed("self_attn", self.attention.slots()),
+            **prefixed("self_attn", self.attention.parameters()),
             "post_attention_layernorm.weight": self.attention_norm,
-            **prefixed("mlp", self.mlp.slots()),
+            **prefixed("mlp", self.mlp.parameters()),
             "post_feedforward_layernorm.weight": self.mlp_norm,
         }
 
@@ -88,11 +88,11 @@ class ToyModel:
             LinearSpec(config.hidden_size, {"lm_head": config.vocab_size})
         )
 
-    def slots(self) -> dict[str, Tensor]:
-        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
+    def parameters(self) -> dict[str, Tensor]:
+        parameters = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
         for index, layer in enumerate(self._layers):
-            slots |= prefixed(f"model.layers.{index}", layer.slots())
-        return slots | self._lm_head.slots()
+            parameters |= prefixed(f"model.layers.{index}", layer.parameters())
+        return parameters | self._lm_head.parameters()
 
     def pack(self) -> None:
         for part in (self._lm_head, *self._layers):
@@ -244,7 +244,7 @@ class Int8Linear:
             for name, size in spec.parts.items()
         }
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         return {f"{name}.weight": part for name, part in self._parts.items()}
 
     def pack(self) -> None:

@@ -117,7 +117,7 @@ class Client:
     def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str | None = None
     ) -> tuple[int, ...]:
-        """Return the token ids of a prompt. The call counts against the tenant's rate limit."""
+        """Return the token ids of a prompt. The request counts against the tenant's rate limit."""
         request = task_request(
             "tokenize", self._model, prompt, add_special_tokens=add_special_tokens, tenant=tenant
         )

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from measure import Bench, Call, Work, descend
-from paged_kernels.scores import Scores
+from paged_kernels.attention_params import AttentionParams
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -91,7 +91,7 @@ class Batch:
         scale = None
         if cache_dtype != DTYPE:
             scale = torch.ones(self.heads.keys, device=bench.device)
-        self.scores = Scores(self.heads.dim**-0.5, k_scale=scale, v_scale=scale)
+        self.params = AttentionParams(self.heads.dim**-0.5, k_scale=scale, v_scale=scale)
 
     @property
     def work(self) -> Work:

@@ -28,7 +28,7 @@ def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple
     decodes = batch.queries.count(1)
     layer = batch.layer()
     plan = plan_decode(layer.q[:decodes], layer.kv_cache, batch.seq_lens[:decodes])
-    step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.scores
+    step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.params
     return batch, lambda layer: paged_attention(
         layer.q, layer.kv_cache, *step, num_decodes=decodes, plan=plan
     )
@@ -37,7 +37,7 @@ def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple
 def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[Batch, Operation]:
     """Return a batch with shared keys, and attention that reads them once and plans per layer."""
     batch = Batch(bench, [shared + own] * seqs, shared_keys=shared)
-    step = batch.block_table, batch.seq_lens, batch.scores
+    step = batch.block_table, batch.seq_lens, batch.params
     return batch, lambda layer: cascade_decode(
         layer.q, layer.kv_cache, *step, num_shared_blocks=batch.shared_blocks
     )
@@ -45,7 +45,7 @@ def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[Batch, Oper
 
 def plain(batch: Batch) -> Operation:
     """Return decode attention of the same batch without sharing."""
-    step = batch.block_table, batch.seq_lens, batch.scores
+    step = batch.block_table, batch.seq_lens, batch.params
     return lambda layer: paged_decode(layer.q, layer.kv_cache, *step)
 
 

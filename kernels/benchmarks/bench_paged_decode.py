@@ -65,7 +65,7 @@ CHOICES = {
 def decode(batch: Batch, layer: Layer) -> Operation:
     """Return the decode attention of any layer, with a plan made for `layer`."""
     plan = plan_decode(layer.q, layer.kv_cache, batch.seq_lens)
-    step = batch.block_table, batch.seq_lens, batch.scores
+    step = batch.block_table, batch.seq_lens, batch.params
     return lambda layer: paged_decode(layer.q, layer.kv_cache, *step, plan=plan)
 
 

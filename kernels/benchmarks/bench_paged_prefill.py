@@ -32,7 +32,7 @@ CHOICES = {
 
 def prefill(batch: Batch, _layer: Layer) -> Operation:
     """Return the prefill attention of any layer."""
-    step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.scores
+    step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.params
     return lambda layer: paged_prefill(layer.q, layer.kv_cache, *step)
 
 

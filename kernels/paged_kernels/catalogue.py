@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.dtypes import QUANTIZED_DTYPES
-from paged_kernels.kv_write import write_kv
+from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.logprobs import LogProbs, logprobs
 from paged_kernels.merge_attention import merge_attention
 from paged_kernels.paged_attention import cascade_decode, paged_attention
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
 from paged_kernels.sampling import SamplingState, sample
-from paged_kernels.scores import Scores
 from paged_kernels.silu_and_mul import silu_and_mul
 
 _ARCHS = (80, 90, 100)
@@ -119,7 +119,7 @@ def _decode(
             _ints(num_seqs, _BLOCKS_PER_SEQ),
             _ints(num_seqs),
             _ints(num_seqs + 1),
-            Scores(model.dim**-0.5, **model.scales(stored), **options),
+            AttentionParams(model.dim**-0.5, **model.scales(stored), **options),
             num_decodes=num_seqs,
         )
 
@@ -143,7 +143,7 @@ def _prefill(
             _ints(num_seqs, _BLOCKS_PER_SEQ),
             _ints(num_seqs),
             _ints(num_seqs + 1),
-            Scores(model.dim**-0.5, **model.scales(stored), **options),
+            AttentionParams(model.dim**-0.5, **model.scales(stored), **options),
         )
 
     return Case("prefill", _described(model, dtype, stored, note), call, _able(stored))
@@ -156,7 +156,7 @@ def _cascade(model: _Model) -> Case:
             model.cache(_BF16),
             _ints(num_seqs, _BLOCKS_PER_SEQ),
             _ints(num_seqs),
-            Scores(model.dim**-0.5),
+            AttentionParams(model.dim**-0.5),
             num_shared_blocks=64,
         )
 
@@ -183,7 +183,7 @@ def _write(
 
     def call(num_tokens: int) -> None:
         norm = _empty(model.dim, dtype=dtype) if norms else None
-        write_kv(
+        fused_qk_norm_rope_cache(
             model.qkv(num_tokens, dtype),
             _ints(num_tokens),
             _empty(8192, model.dim, dtype=_FP32),

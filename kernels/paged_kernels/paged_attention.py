@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paged_kernels.attention_params import AttentionParams
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.merge_attention import merge_attention
 from paged_kernels.paged_decode import DecodePlan, check_cache, check_out, check_q, paged_decode
 from paged_kernels.paged_prefill import paged_prefill
-from paged_kernels.scores import Scores
 
 
 def paged_attention(
@@ -18,7 +18,7 @@ def paged_attention(
     block_table: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
-    scores: Scores,
+    params: AttentionParams,
     *,
     num_decodes: int = 0,
     plan: DecodePlan | None = None,
@@ -36,7 +36,7 @@ def paged_attention(
         block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
         seq_lens: [num_seqs] int32, number of keys per sequence, including those of `q`'s tokens.
         query_start_loc: [num_seqs + 1] int32.
-        scores: options on the scores.
+        params: options of the attention scores.
         num_decodes: number of leading sequences with exactly one query token, which take the
             faster decode path; no length is read on the host.
         plan: :func:`paged_kernels.plan_decode` of the decodes, if several layers share it.
@@ -58,7 +58,7 @@ def paged_attention(
             kv_cache,
             block_table[:num_decodes],
             seq_lens[:num_decodes],
-            scores,
+            params,
             plan=plan,
             out=out[:num_decodes],
             lse=None if lse is None else lse[:num_decodes],
@@ -70,7 +70,7 @@ def paged_attention(
             block_table,
             seq_lens,
             query_start_loc,
-            scores,
+            params,
             first_seq=num_decodes,
             out=out,
             lse=lse,
@@ -83,7 +83,7 @@ def cascade_decode(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
-    scores: Scores,
+    params: AttentionParams,
     *,
     num_shared_blocks: int,
 ) -> Tensor:
@@ -97,7 +97,7 @@ def cascade_decode(
         kv_cache: as for :func:`paged_attention`.
         block_table: [num_seqs, max_blocks] int32, the first `num_shared_blocks` equal in all rows.
         seq_lens: [num_seqs] int32, each longer than the shared blocks.
-        scores: without a window or ALiBi.
+        params: without a window or ALiBi.
         num_shared_blocks: number of shared blocks, at least 1.
 
     Raises:
@@ -106,8 +106,8 @@ def cascade_decode(
     check_q(q)
     check_cache(q, kv_cache, block_table, len(q))
     check_tensor("seq_lens", seq_lens, (len(q),), torch.int32, like=q)
-    check(scores.window is None, "window", "does not go with shared blocks")
-    check(scores.alibi_slopes is None, "alibi_slopes", "does not go with shared blocks")
+    check(params.window is None, "window", "does not go with shared blocks")
+    check(params.alibi_slopes is None, "alibi_slopes", "does not go with shared blocks")
     in_range = 1 <= num_shared_blocks < block_table.shape[1]
     check(in_range, "num_shared_blocks", f"must be from 1 to the table, got {num_shared_blocks}")
     num_shared = num_shared_blocks * kv_cache.shape[3]
@@ -116,8 +116,8 @@ def cascade_decode(
     )
     shared_lens = torch.full((1,), num_shared, dtype=torch.int32, device=q.device)
     shared = paged_decode(
-        q, kv_cache, block_table[:1], shared_lens, scores.without_sinks(), lse=shared_lse
+        q, kv_cache, block_table[:1], shared_lens, params.without_sinks(), lse=shared_lse
     )
     own_table = block_table[:, num_shared_blocks:].contiguous()
-    own = paged_decode(q, kv_cache, own_table, seq_lens - num_shared, scores, lse=own_lse)
+    own = paged_decode(q, kv_cache, own_table, seq_lens - num_shared, params, lse=own_lse)
     return merge_attention(shared, shared_lse, own, own_lse, out=own)

@@ -1,10 +1,10 @@
 """Attention of few queries over long caches: keys are split among programs, then merged.
 
 FlashDecoding (Dao et al., 2023) with FlashInfer's division of work (Ye et al., 2025, section
-3.3.1): the keys of all sequences together are divided into splits ("pieces" in identifiers) of
-nearly equal size, so that one long sequence among short ones does not delay the whole step. The
-splits are planned on the device, once per step, and no launch depends on a length, so a captured
-CUDA graph stays valid for all lengths.
+3.3.1): the keys of all sequences together are divided into splits of nearly equal size,
+so that one long sequence among short ones does not delay the whole step. The splits are planned on
+the device, once per step, and no launch depends on a length, so a captured CUDA graph stays valid
+for all lengths.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOG2E, LOWEST, attend_tiles
+from paged_kernels.attention_params import AttentionParams
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES
 from paged_kernels.errors import check, check_tensor
-from paged_kernels.scores import Scores
 from paged_kernels.tuning import DecodeConfig, decode_config
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
 _SEQS_AT_ONCE = 256  # sequences that the planning program reads together
-_PIECES_AT_ONCE = 16  # splits that the merging program loads together
+_SPLITS_AT_ONCE = 16  # splits that the merging program loads together
 _MERGE_WARPS = 4
 
 
@@ -33,13 +33,13 @@ _MERGE_WARPS = 4
 class DecodePlan:
     """The splits of a step's keys, made once for all layers of the same shape and window.
 
-    A split is a contiguous range of one sequence's keys. `pieces` is filled from the front, with
+    A split is a contiguous range of one sequence's keys. `splits` is filled from the front, with
     the splits of divided sequences first, because they take longest.
     """
 
-    pieces: Tensor  # [max_pieces, 4] int32: sequence or -1, first key, end, 1 if the sole split
-    first_piece: Tensor  # [num_seqs] int32
-    num_pieces: Tensor  # [num_seqs] int32
+    splits: Tensor  # [max_splits, 4] int32: sequence or -1, first key, end, 1 if the sole split
+    first_split: Tensor  # [num_seqs] int32
+    num_splits: Tensor  # [num_seqs] int32
     tile: int  # keys; splits begin at multiples of it
     window: int | None
 
@@ -82,13 +82,13 @@ class _Shape:
         return self.rows * self.num_kv_heads // self.num_heads
 
     @property
-    def programs_per_piece(self) -> int:
+    def programs_per_split(self) -> int:
         return self.num_kv_heads * -(-self.num_queries // self.queries_at_once)
 
     @property
-    def target_pieces(self) -> int:
+    def target_splits(self) -> int:
         """The number of splits that fill the device, if the sequences are long enough."""
-        return max(1, self.num_sms * self.config.programs_per_sm // self.programs_per_piece)
+        return max(1, self.num_sms * self.config.programs_per_sm // self.programs_per_split)
 
 
 def plan_decode(
@@ -107,22 +107,22 @@ def plan_decode(
     """
     num_seqs = _check_queries(q, seq_lens)
     shape = _Shape.of(q, kv_cache, num_seqs)
-    max_pieces = num_seqs + shape.target_pieces
+    max_splits = num_seqs + shape.target_splits
     plan = DecodePlan(
-        pieces=torch.empty(max_pieces, 4, dtype=torch.int32, device=q.device),
-        first_piece=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
-        num_pieces=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
+        splits=torch.empty(max_splits, 4, dtype=torch.int32, device=q.device),
+        first_split=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
+        num_splits=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
         tile=shape.config.tile,
         window=window,
     )
     _plan_kernel[(1,)](
         seq_lens,
-        plan.pieces,
-        plan.first_piece,
-        plan.num_pieces,
+        plan.splits,
+        plan.first_split,
+        plan.num_splits,
         num_seqs,
-        max_pieces,
-        shape.target_pieces,
+        max_splits,
+        shape.target_splits,
         WINDOW=window,
         TILE=plan.tile,
         BLOCK=_SEQS_AT_ONCE,
@@ -137,7 +137,7 @@ def paged_decode(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
-    scores: Scores,
+    params: AttentionParams,
     *,
     plan: DecodePlan | None = None,
     out: Tensor | None = None,
@@ -154,7 +154,7 @@ def paged_decode(
         block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
         seq_lens: [num_seqs] int32, number of keys of each sequence; 0 yields zeros and a
             log-sum-exp of minus infinity.
-        scores: options on the scores.
+        params: options of the attention scores.
         plan: from :func:`plan_decode` with the same shapes, lengths and window; made if None.
         out: like `q`, filled and returned.
         lse: [num_seqs * num_queries, num_heads] float32, filled with the natural logarithms of
@@ -165,17 +165,17 @@ def paged_decode(
     """
     num_seqs = _check_queries(q, seq_lens)
     check_cache(q, kv_cache, block_table, num_seqs)
-    scores.check(q, kv_cache)
+    params.check(q, kv_cache)
     out = check_out(q, out, lse)
     shape = _Shape.of(q, kv_cache, num_seqs)
     if shape.num_queries > 1:
-        check(scores.window is None, "window", "does not go with several queries of a sequence")
-        check(scores.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
+        check(params.window is None, "window", "does not go with several queries of a sequence")
+        check(params.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
     if plan is None:
-        plan = plan_decode(q, kv_cache, seq_lens, window=scores.window)
-    _check_plan(plan, shape, scores)
+        plan = plan_decode(q, kv_cache, seq_lens, window=params.window)
+    _check_plan(plan, shape, params)
     if num_seqs:
-        _launch(q, kv_cache, block_table, seq_lens, scores, plan, out, lse, shape)
+        _launch(q, kv_cache, block_table, seq_lens, params, plan, out, lse, shape)
     return out
 
 
@@ -184,17 +184,17 @@ def _launch(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
-    scores: Scores,
+    params: AttentionParams,
     plan: DecodePlan,
     out: Tensor,
     lse: Tensor | None,
     shape: _Shape,
 ) -> None:
-    max_pieces, num_rows = len(plan.pieces), shape.num_queries * shape.num_heads
+    max_splits, num_rows = len(plan.splits), shape.num_queries * shape.num_heads
     partial = torch.empty(
-        max_pieces * num_rows, shape.head_dim, dtype=torch.float32, device=q.device
+        max_splits * num_rows, shape.head_dim, dtype=torch.float32, device=q.device
     )
-    partial_lse = torch.empty(max_pieces * num_rows, dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty(max_splits * num_rows, dtype=torch.float32, device=q.device)
     sizes = {
         "HEADS": shape.num_heads,
         "DIM": shape.head_dim,
@@ -204,27 +204,27 @@ def _launch(
     }
     query_blocks = triton.cdiv(shape.num_queries, shape.queries_at_once)
     # Splits vary fastest: programs that start together share no keys but fill the device evenly.
-    _split_kernel[(max_pieces, shape.num_kv_heads, query_blocks)](
+    _split_kernel[(max_splits, shape.num_kv_heads, query_blocks)](
         q,
         kv_cache,
         block_table,
         seq_lens,
-        plan.pieces,
+        plan.splits,
         out,
         lse,
         partial,
         partial_lse,
-        scores.sinks,
-        scores.alibi_slopes,
-        scores.k_scale,
-        scores.v_scale,
-        scores.scale if scores.softcap is not None else scores.scale * LOG2E.value,
-        scores.softcap,
+        params.sinks,
+        params.alibi_slopes,
+        params.k_scale,
+        params.v_scale,
+        params.scale if params.softcap is not None else params.scale * LOG2E.value,
+        params.softcap,
         shape.num_queries,
         block_table.stride(0),
         KV_HEADS=shape.num_kv_heads,
         BLOCK_SIZE=kv_cache.shape[3],
-        WINDOW=scores.window,
+        WINDOW=params.window,
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
         ROWS=shape.rows,
@@ -236,31 +236,31 @@ def _launch(
     )
     # With few rows each head gets its own program; with many, one program per row is enough.
     heads = 1 if len(q) * shape.num_heads <= 8 * shape.num_sms else shape.num_heads
-    _merge_pieces_kernel[(len(q), shape.num_heads // heads)](
+    _merge_splits_kernel[(len(q), shape.num_heads // heads)](
         partial,
         partial_lse,
-        plan.first_piece,
-        plan.num_pieces,
+        plan.first_split,
+        plan.num_splits,
         out,
         lse,
         shape.num_queries,
         HEADS_AT_ONCE=heads,
-        BLOCK=_PIECES_AT_ONCE,
+        BLOCK=_SPLITS_AT_ONCE,
         num_warps=_MERGE_WARPS,
         num_stages=2,
         **sizes,
     )
 
 
-@triton.jit(do_not_specialize=["num_seqs", "max_pieces", "target_pieces"])
+@triton.jit(do_not_specialize=["num_seqs", "max_splits", "target_splits"])
 def _plan_kernel(
     seq_lens_ptr,
-    pieces_ptr,
+    splits_ptr,
     first_ptr,
     count_ptr,
     num_seqs,
-    max_pieces,
-    target_pieces,
+    max_splits,
+    target_splits,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -271,8 +271,8 @@ def _plan_kernel(
     for base in range(0, num_seqs, BLOCK):
         _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
         total += tl.sum(tiles, 0)
-    # At most one split per sequence is shorter, so num_seqs + target_pieces splits suffice.
-    size = tl.maximum(1, tl.cdiv(total, target_pieces))
+    # At most one split per sequence is shorter, so num_seqs + target_splits splits suffice.
+    size = tl.maximum(1, tl.cdiv(total, target_splits))
 
     num_divided = 0  # total splits of the sequences with more than one
     for base in range(0, num_seqs, BLOCK):
@@ -296,7 +296,7 @@ def _plan_kernel(
         tl.store(first_ptr + seqs, first, mask=seqs < num_seqs)
         tl.store(count_ptr + seqs, count, mask=seqs < num_seqs)
         for index in range(0, tl.max(count, 0)):
-            rows = pieces_ptr + (first + index) * 4
+            rows = splits_ptr + (first + index) * 4
             here = index < count
             key = begin + index * size * TILE
             tl.store(rows, seqs, mask=here)
@@ -306,9 +306,9 @@ def _plan_kernel(
         next_divided += tl.sum(divided, 0)
         next_whole += tl.sum(whole, 0)
 
-    for base in range(next_whole, max_pieces, BLOCK):
-        piece = base + offsets
-        tl.store(pieces_ptr + piece * 4, tl.full([BLOCK], -1, tl.int32), mask=piece < max_pieces)
+    for base in range(next_whole, max_splits, BLOCK):
+        split = base + offsets
+        tl.store(splits_ptr + split * 4, tl.full([BLOCK], -1, tl.int32), mask=split < max_splits)
 
 
 @triton.jit
@@ -327,7 +327,7 @@ def _split_kernel(
     cache_ptr,
     table_ptr,
     seq_lens_ptr,
-    pieces_ptr,
+    splits_ptr,
     out_ptr,
     lse_ptr,
     partial_ptr,
@@ -354,14 +354,14 @@ def _split_kernel(
     TILE: tl.constexpr,
 ):
     """One program: one split of a sequence's keys, for a tile of queries of one KV head."""
-    piece = tl.program_id(0)
+    split = tl.program_id(0)
     kv_head = tl.program_id(1)
-    seq = tl.load(pieces_ptr + piece * 4)
+    seq = tl.load(splits_ptr + split * 4)
     if seq < 0:
         return
-    begin = tl.load(pieces_ptr + piece * 4 + 1)
-    end = tl.load(pieces_ptr + piece * 4 + 2)
-    alone = tl.load(pieces_ptr + piece * 4 + 3)
+    begin = tl.load(splits_ptr + split * 4 + 1)
+    end = tl.load(splits_ptr + split * 4 + 2)
+    alone = tl.load(splits_ptr + split * 4 + 3)
 
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
@@ -426,13 +426,13 @@ def _split_kernel(
         if lse_ptr is not None:
             tl.store(lse_ptr + token * HEADS + head, lse, mask=real)
     else:
-        at = (piece.to(tl.int64) * num_queries + query) * HEADS + head
+        at = (split.to(tl.int64) * num_queries + query) * HEADS + head
         tl.store(partial_ptr + (at * DIM)[:, None] + dims[None, :], acc, mask=kept)
         tl.store(partial_lse_ptr + at, lse, mask=real)
 
 
 @triton.jit(do_not_specialize=["num_queries"])
-def _merge_pieces_kernel(
+def _merge_splits_kernel(
     partial_ptr,
     partial_lse_ptr,
     first_ptr,
@@ -467,9 +467,9 @@ def _merge_pieces_kernel(
         total = tl.zeros((), tl.float32)
         acc = tl.zeros([DIM_PADDED], tl.float32)
         for base in range(0, count, BLOCK):
-            piece = base + offsets
-            here = piece < count
-            row = ((first + piece).to(tl.int64) * num_queries + token % num_queries) * HEADS + head
+            split = base + offsets
+            here = split < count
+            row = ((first + split).to(tl.int64) * num_queries + token % num_queries) * HEADS + head
             lse = tl.load(partial_lse_ptr + row, mask=here, other=float("-inf")) / LN2
             values = tl.load(
                 partial_ptr + (row * DIM)[:, None] + dims[None, :],
@@ -551,9 +551,9 @@ def _check_queries(q: Tensor, seq_lens: Tensor) -> int:
     return num_seqs
 
 
-def _check_plan(plan: DecodePlan, shape: _Shape, scores: Scores) -> None:
-    fits = len(plan.num_pieces) == shape.num_seqs and plan.tile == shape.config.tile
+def _check_plan(plan: DecodePlan, shape: _Shape, params: AttentionParams) -> None:
+    fits = len(plan.num_splits) == shape.num_seqs and plan.tile == shape.config.tile
     check(fits, "plan", "was made for another batch")
-    check(plan.window == scores.window, "plan", f"was made for a window of {plan.window}")
-    room = len(plan.pieces) >= shape.num_seqs + shape.target_pieces
+    check(plan.window == params.window, "plan", f"was made for a window of {plan.window}")
+    room = len(plan.splits) >= shape.num_seqs + shape.target_splits
     check(room, "plan", "was made for another shape")

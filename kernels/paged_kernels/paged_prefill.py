@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOG2E, LOWEST, attend_tiles
+from paged_kernels.attention_params import AttentionParams
 from paged_kernels.device import device_of
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.paged_decode import check_cache, check_out, check_q
-from paged_kernels.scores import Scores
 from paged_kernels.tuning import prefill_config
 
 
@@ -25,7 +25,7 @@ def paged_prefill(
     block_table: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
-    scores: Scores,
+    params: AttentionParams,
     *,
     first_seq: int = 0,
     out: Tensor | None = None,
@@ -41,7 +41,7 @@ def paged_prefill(
         block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
         seq_lens: [num_seqs] int32, number of keys of each sequence.
         query_start_loc: [num_seqs + 1] int32.
-        scores: options on the scores.
+        params: options of the attention scores.
         first_seq: first sequence to process; those before it are skipped and have one query each.
         out: like `q`, filled and returned.
         lse: [num_tokens, num_heads] float32, filled with the natural logarithms of the
@@ -55,7 +55,7 @@ def paged_prefill(
     num_seqs = len(seq_lens)
     check_cache(q, kv_cache, block_table, num_seqs)
     check_tensor("query_start_loc", query_start_loc, (num_seqs + 1,), torch.int32, like=q)
-    scores.check(q, kv_cache)
+    params.check(q, kv_cache)
     in_range = 0 <= first_seq <= min(num_seqs, len(q))
     check(in_range, "first_seq", f"must be from 0 to the number of sequences, got {first_seq}")
     out = check_out(q, out, lse)
@@ -76,12 +76,12 @@ def paged_prefill(
         query_start_loc,
         out,
         lse,
-        scores.sinks,
-        scores.alibi_slopes,
-        scores.k_scale,
-        scores.v_scale,
-        scores.scale if scores.softcap is not None else scores.scale * LOG2E.value,
-        scores.softcap,
+        params.sinks,
+        params.alibi_slopes,
+        params.k_scale,
+        params.v_scale,
+        params.scale if params.softcap is not None else params.scale * LOG2E.value,
+        params.softcap,
         first_seq,
         num_seqs,
         block_table.stride(0),
@@ -90,7 +90,7 @@ def paged_prefill(
         DIM=head_dim,
         DIM_PADDED=dim_padded,
         BLOCK_SIZE=block_size,
-        WINDOW=scores.window,
+        WINDOW=params.window,
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
         OUT_STRIDE=out.stride(0),

@@ -8,22 +8,22 @@ from dataclasses import replace
 from typing import Self
 
 from paged_backend.errors import ConfigError, PagedError
+from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.endpoints import ServerInfo, open_endpoint
 from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions
 from paged_loadtest.progress import progress_bar
-from paged_loadtest.request import Request
 from paged_loadtest.results import Run, ServerSample, summarise
 from paged_loadtest.sampling import ServerSampler
 from paged_loadtest.slo import Slo
-from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 _UNLIMITED = 2**31 - 1
 _PROBE_TOKENS = 2
 
 
 class NothingMeasured(PagedError, RuntimeError):
-    """Raised when no call of a run succeeded."""
+    """Raised when no request of a run succeeded."""
 
 
 class Bench:
@@ -119,17 +119,17 @@ class Bench:
 
         Raises:
             ServerLost: the server stopped answering.
-            NothingMeasured: every call failed.
+            NothingMeasured: every request failed.
         """
         times = arrival_times(requests, load, seed)
-        num_calls = sum(1 + len(request.later) for request in requests)
+        num_requests = sum(1 + len(request.later) for request in requests)  # with follow-ups
         samples: list[ServerSample] = []
         async with AsyncExitStack() as stack:
-            on_call = stack.enter_context(progress_bar(label, num_calls))
+            on_finished = stack.enter_context(progress_bar(label, num_requests))
             driver = Driver(
                 self._endpoint,
                 load.max_concurrency,
-                lambda timeline: on_call(timeline, driver.elapsed_s),
+                lambda timeline: on_finished(timeline, driver.elapsed_s),
             )
             if self._sampler is not None:
                 samples = await stack.enter_async_context(self._sampler.during())
@@ -139,7 +139,7 @@ class Bench:
                 run = self._add(label, driver, load, samples)
         if not run.num_completed:
             reason = max(run.errors, key=lambda message: run.errors[message])
-            raise NothingMeasured(f"all {run.num_failed} calls failed: {reason}")
+            raise NothingMeasured(f"all {run.num_failed} requests failed: {reason}")
         return run
 
     def _add(

@@ -11,9 +11,9 @@ from time import perf_counter
 import numpy as np
 
 from paged_backend.errors import PagedError
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.endpoints import Endpoint
 from paged_loadtest.options import LoadOptions
-from paged_loadtest.request import Request
 from paged_loadtest.timeline import Timeline
 
 
@@ -37,18 +37,18 @@ def arrival_times(requests: Sequence[Request], load: LoadOptions, seed: int) -> 
 
 
 class Driver:
-    """Makes the calls of one run and keeps their timelines, even if the run is cut short."""
+    """Sends the requests of one run and keeps their timelines, even if the run is cut short."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         max_concurrency: int | None = None,
-        on_call: Callable[[Timeline], None] = lambda timeline: None,
+        on_finished: Callable[[Timeline], None] = lambda timeline: None,
     ) -> None:
         self.timelines: list[Timeline] = []
         self._endpoint = endpoint
         self._slots = asyncio.Semaphore(max_concurrency) if max_concurrency else None
-        self._on_call = on_call
+        self._on_finished = on_finished
         self._began_s = perf_counter()
         self._ended_s: float | None = None
 
@@ -61,7 +61,7 @@ class Driver:
         """Send each request when it is due and concurrency allows, and wait for all responses.
 
         Raises:
-            ServerLost: the server stopped answering; calls in flight were canceled.
+            ServerLost: the server stopped answering; requests in flight were canceled.
         """
         with _short_collections():
             self._began_s = perf_counter()
@@ -83,13 +83,13 @@ class Driver:
             await asyncio.sleep(delay_s)
 
     async def _converse(self, request: Request) -> None:
-        """Make a call and, for a conversation, its follow-up calls."""
+        """Send a request and, for a conversation, its follow-up requests."""
         try:
             following: Request | None = request
             while following is not None:
                 timeline = await self._endpoint.send(following)
                 self.timelines.append(timeline)
-                self._on_call(timeline)
+                self._on_finished(timeline)
                 if not timeline.is_success:
                     await self._check_server(timeline)
                     break
@@ -102,7 +102,7 @@ class Driver:
         if not await self._endpoint.is_ready():
             raise ServerLost(
                 f"the server was lost after {sum(t.is_success for t in self.timelines)} complete "
-                f"calls ({timeline.error}); look into its log and start it again"
+                f"requests ({timeline.error}); look into its log and start it again"
             )
 
 

@@ -9,7 +9,7 @@ from paged_backend.validation import Rule, check_fields, checked
 
 SHAPES = ("constant", "ramp", "burst", "wave")
 NUM_PROMPTS = 1000  # more than a small model serves in a run of a few minutes
-STOP_TIMEOUT_S = 60  # long enough for a call that starts at the end of a run
+STOP_TIMEOUT_S = 60  # long enough for a request that starts at the end of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Roles of the processes of a Locust run: standalone, master and worker.
 
-When a run ends, Locust kills users in the middle of their calls, and a master waits only half a
-second for the last reports of its workers. Therefore calls are finished before Locust begins to
-stop, and a master first makes its workers finish and report.
+When a run ends, Locust kills users in the middle of their requests, and a master waits only half
+a second for the last reports of its workers. Therefore requests are finished before Locust begins
+to stop, and a master first makes its workers finish and report.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from paged_loadtest.locust_users import StreamingUser
 
 # Messages between master and workers.
 _SHARE = "paged_share"  # to a worker: its share of the run
-_FINISH = "paged_finish"  # to a worker: finish calls and report
+_FINISH = "paged_finish"  # to a worker: finish requests and report
 _FINISHED = "paged_finished"  # to the master, after the report
 _PROBLEM = "paged_problem"  # to the master: the run cannot go on
 
-_REPORT_TIMEOUT_S = 10.0  # for a worker's report, beyond the time for its calls
+_REPORT_TIMEOUT_S = 10.0  # for a worker's report, beyond the time for its requests
 _LOG = logging.getLogger(__name__)
 
 
@@ -67,7 +67,7 @@ class Role(ABC):
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.common: Any = environment.parsed_options  # Locust's options and ours
-        environment.stop_timeout = 0.0  # for users: their calls continue without them
+        environment.stop_timeout = 0.0  # for users: their requests continue without them
         environment.events.test_start.add_listener(self.on_test_start)
         environment.events.test_stopping.add_listener(self.on_test_stopping)
         environment.events.quit.add_listener(self.on_quit)
@@ -78,7 +78,7 @@ class Role(ABC):
 
     @abstractmethod
     def on_test_stopping(self, **_: Any) -> None:
-        """Finish the calls in flight."""
+        """Finish the requests in flight."""
 
     @abstractmethod
     def on_quit(self, **_: Any) -> None:
@@ -155,7 +155,7 @@ class Alone(Reporter):
         )
 
     def on_test_stopping(self, **_: Any) -> None:
-        """Finish the calls in flight."""
+        """Finish the requests in flight."""
         if self._traffic is not None:
             self._traffic.finish(self.common.stop_timeout)
 
@@ -184,7 +184,7 @@ class Master(Reporter):
             self._give_share(client_id, self._runner.get_worker_index(client_id), 1)
 
     def on_test_stopping(self, **_: Any) -> None:
-        """Wait until each worker has finished its calls and reported them."""
+        """Wait until each worker has finished its requests and reported them."""
         self._unfinished = set(self._workers())
         for worker in self._unfinished:
             self._runner.send_message(_FINISH, {"timeout_s": self.common.stop_timeout}, worker)
@@ -192,7 +192,7 @@ class Master(Reporter):
         while self._unfinished.intersection(self._workers()) and monotonic() < deadline:
             gevent.sleep(0.05)
         if self._unfinished:
-            _LOG.error("calls are missing: no last report of %s", ", ".join(self._unfinished))
+            _LOG.error("requests are missing: no last report of %s", ", ".join(self._unfinished))
 
     def _workers(self) -> list[str]:
         clients = self._runner.clients

@@ -14,11 +14,11 @@ from locust.argument_parser import LocustArgumentParser
 
 from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
+from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.locust_options import NUM_PROMPTS, STOP_TIMEOUT_S, LocustOptions
 from paged_loadtest.locust_users import StreamingUser
 from paged_loadtest.locust_wires import Transport, Unreachable
-from paged_loadtest.request import Request
-from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 _LEAST_VOCABULARY = 256  # every model has these ids; used if no server reports its size
 _LOG = logging.getLogger(__name__)

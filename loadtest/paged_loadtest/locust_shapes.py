@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from locust import LoadTestShape
 
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.locust_options import LocustOptions
 from paged_loadtest.locust_statistics import num_output_tokens
-from paged_loadtest.request import Request
 
 MAX_SPAWN_RATE = 100.0  # Locust warns above this rate
 _LOG = logging.getLogger(__name__)

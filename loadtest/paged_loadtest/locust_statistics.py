@@ -1,8 +1,8 @@
-"""Records calls in Locust's own statistics, which Locust sums over machines.
+"""Records requests in Locust's own statistics, which Locust sums over machines.
 
 Each protocol has these rows. Only ``E2E`` counts in the aggregated row, so a request there is one
-call. Locust stores whole numbers only, so the other latencies are in microseconds. Each "request"
-of ``output tokens`` is one token, so its requests per second are tokens per second.
+inference request. Locust stores whole numbers only, so the other latencies are in microseconds.
+Each "request" of ``output tokens`` is one token, so its requests per second are tokens per second.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CUT_OFF = "cut off at the end of the run; give a longer --stop-timeout"
 _LOG = logging.getLogger(__name__)
 
 
-class CallFailed(Exception):
-    """The reason for a failed call, as Locust's failure table shows it."""
+class RequestFailed(Exception):
+    """The reason for a failed request, as Locust's failure table shows it."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -46,7 +46,7 @@ stats.bucket_response_time = round_to_three_digits
 
 
 def record(environment: Environment, protocol: str, timeline: Timeline) -> None:
-    """Record a finished call: its tokens always, its latencies only if it succeeded."""
+    """Record a finished request: its tokens always, its latencies only if it succeeded."""
     for _ in range(timeline.num_output_tokens):
         _log(environment, protocol, TOKENS, None)
     if timeline.is_success:
@@ -60,7 +60,7 @@ def record(environment: Environment, protocol: str, timeline: Timeline) -> None:
         name=E2E,
         response_time=timeline.e2e_s * 1e3 if timeline.is_success else None,
         response_length=timeline.num_output_tokens,
-        exception=None if timeline.is_success else CallFailed(timeline.error or "no token came"),
+        exception=None if timeline.is_success else RequestFailed(timeline.error or "no token came"),
         context={},
     )
 
@@ -71,7 +71,7 @@ def _log(environment: Environment, protocol: str, name: str, seconds: float | No
 
 
 def num_output_tokens(request_stats: RequestStats) -> int:
-    """Total output tokens of all calls so far."""
+    """Total output tokens of all requests so far."""
     rows = request_stats.entries.items()
     return sum(entry.num_requests for (name, _), entry in rows if name == TOKENS)
 

@@ -1,4 +1,4 @@
-"""Requests that the users of one process send, and their calls in flight."""
+"""The requests that the users of one process send, including those in flight."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gevent.pool import Group
 from locust.env import Environment
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.locust_statistics import record
 from paged_loadtest.locust_wires import Transport
-from paged_loadtest.request import Request
 
 
 class Traffic:
-    """Hands out requests and runs their calls independently of the users.
+    """Hands out requests and sends them independently of the users.
 
-    When Locust stops a user, its call continues, so that every token is counted. This process sends
-    every ``count``-th request, starting at ``index``. ``user_rate`` is the requests per second of
-    each user; None means one request after another. ``give_up`` is called with the reason when a
-    server stops answering.
+    When Locust stops a user, its request continues, so that every token is counted. This process
+    sends every ``count``-th request, starting at ``index``. ``user_rate`` is the requests per
+    second of each user; None means one request after another. ``give_up`` is called with the
+    reason when a server stops answering.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Traffic:
         self._wires = wires
         self._give_up = give_up
         self._is_checking = False
-        self._calls = Group()
+        self._in_flight = Group()
         self._is_over = Event()
 
     def next_request(self) -> Request | None:
@@ -58,14 +58,14 @@ class Traffic:
         return None if self._is_over.is_set() else next(self._requests, None)
 
     def begin(self, wire_type: type[Transport], request: Request) -> Greenlet:
-        """Start a request and its follow-up calls without waiting for them."""
-        return self._calls.spawn(self._converse, self._wires[wire_type], request)
+        """Start a request and its follow-up requests without waiting for them."""
+        return self._in_flight.spawn(self._converse, self._wires[wire_type], request)
 
     def finish(self, timeout_s: float) -> None:
-        """Start no more calls and wait for those in flight; kill them after the timeout."""
+        """Start no more requests and wait for those in flight; kill them after the timeout."""
         self._is_over.set()
-        self._calls.join(timeout_s)
-        self._calls.kill()
+        self._in_flight.join(timeout_s)
+        self._in_flight.kill()
 
     def _converse(self, wire: Transport, request: Request | None) -> None:
         while request is not None:
@@ -77,14 +77,14 @@ class Traffic:
             request = request.follow_up(timeline.text) if goes_on else None
 
     def _check(self, wire: Transport) -> None:
-        """Check that the server still answers, once for all calls that failed together."""
+        """Check that the server still answers, once for all requests that failed together."""
         if self._is_checking or self._is_over.is_set():
             return
         self._is_checking = True
         try:
             wire.check()
         except ConfigError as error:
-            # Not in this greenlet: giving up waits for all calls, including this one.
+            # Not in this greenlet: giving up waits for all requests, including this one.
             gevent.spawn(self._give_up, str(error))
         else:
             self._is_checking = False

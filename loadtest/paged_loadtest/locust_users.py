@@ -8,9 +8,9 @@ from typing import ClassVar
 from locust import User, tag, task
 from locust.exception import StopUser
 
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.locust_traffic import Traffic
 from paged_loadtest.locust_wires import GenerateStreamWire, GrpcWire, OpenAIWire, Transport
-from paged_loadtest.request import Request
 
 
 class StreamingUser(User):
@@ -42,12 +42,12 @@ class StreamingUser(User):
         return max(0.0, self._due_s - perf_counter())
 
     def send(self) -> None:
-        """Send the request that is due; in a closed loop, wait for it and its follow-up calls."""
+        """Send the request that is due; in a closed loop, wait for it and its follow-ups."""
         if self._request is None:
             raise StopUser
-        call = self.traffic.begin(self.wire_type, self._request)
+        greenlet = self.traffic.begin(self.wire_type, self._request)
         if not self.traffic.is_open_loop:
-            call.join()
+            greenlet.join()
 
 
 # Locust reads tags from task functions, so each class needs its own task.

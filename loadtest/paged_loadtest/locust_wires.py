@@ -1,4 +1,4 @@
-"""Transports that send calls under gevent, one class per protocol.
+"""Transports that send requests under gevent, one class per protocol.
 
 The endpoints of the bench do the same under asyncio, which gRPC does not support under gevent.
 """
@@ -24,6 +24,7 @@ from paged_client.protocol import channel_options, index_request, ready_request
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.workloads.request import Request
 from paged_backend.validation import shorten
 from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, ServerInfo
 from paged_loadtest.endpoints.openai import KEY_VARIABLE
@@ -31,7 +32,6 @@ from paged_loadtest.locust_options import LocustOptions
 from paged_loadtest.locust_statistics import CUT_OFF
 from paged_loadtest.protocols import openai, triton_grpc, triton_http
 from paged_loadtest.protocols.decoding import Decoder, describe_refusal
-from paged_loadtest.request import Request
 from paged_loadtest.timeline import Timeline
 
 _MAX_CONNECTIONS = 10_000  # kept open for reuse; more can be open at once
@@ -43,7 +43,7 @@ class Unreachable(ConfigError):
 
 
 class ConnectionLost(Exception):
-    """Raised when a connection fails, or is closed in the middle of a call."""
+    """Raised when a connection fails, or is closed in the middle of a request."""
 
 
 class Transport(ABC):
@@ -57,9 +57,9 @@ class Transport(ABC):
         self.model = options.model
 
     def send(self, request: Request) -> tuple[Timeline, bool]:
-        """Make one call; return its timeline, and whether it failed because the connection did.
+        """Send a request; return its timeline, and whether it failed because the connection did.
 
-        Killing the greenlet cancels the call; the tokens received so far are kept.
+        Killing the greenlet cancels the request; the tokens received so far are kept.
         """
         message = self.encode(request)
         decoder = self.decoder(request, Timeline(perf_counter()))
@@ -128,7 +128,7 @@ class Transport(ABC):
 
 
 class GrpcWire(Transport):
-    """Triton's gRPC: one stream per call, all over one connection."""
+    """Triton's gRPC: one stream per request, all over one connection."""
 
     name = "gRPC"
     flag = "--grpc-url"

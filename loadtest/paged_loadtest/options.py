@@ -103,7 +103,7 @@ class LoadOptions:
         "Poisson's, below it comes in bursts, above it is more even",
     )
     max_concurrency: int | None = checked(
-        None, Rule(int, 1, 10**6, optional=True), "calls that may be open at once (closed loop)"
+        None, Rule(int, 1, 10**6, optional=True), "requests that may be open at once (closed loop)"
     )
     num_warmups: int = checked(
         0, Rule(int, 0, 10**6), "requests sent before the measurement, with contents of their own"
@@ -140,7 +140,7 @@ class SweepOptions:
     min_gain: float = checked(
         5.0,
         Rule(float, 0, 100),
-        "percent of output tokens a second that twice the calls must add; the sweep ends where "
+        "percent of output tokens a second that twice the requests must add; the sweep ends where "
         "two levels in a row do not",
     )
     up_to: int = checked(1024, Rule(int, 1, 10**6), "concurrency at which it ends in any case")
@@ -161,7 +161,7 @@ class PrefixOptions:
     hit_rates: str = checked(
         "0,25,50,75,100", Rule(str), "percent of each prompt that the prompts share"
     )
-    max_concurrency: int = checked(1, Rule(int, 1, 10**6), "calls that are open at once")
+    max_concurrency: int = checked(1, Rule(int, 1, 10**6), "requests that are open at once")
 
     def __post_init__(self) -> None:
         check_fields(self, option_error)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from paged_backend.tools.workloads import WorkloadOptions
+from paged_backend.tools.workloads.options import NUM_PROMPTS
 from paged_loadtest.bench import Bench
 from paged_loadtest.options import MIN_OWN_LEN, LoadOptions, PrefixOptions
 from paged_loadtest.report import print_series
 from paged_loadtest.session import Session
-from paged_loadtest.workloads import WorkloadOptions
-from paged_loadtest.workloads.options import NUM_PROMPTS
 
 _DATASET = "shared-prefix"
 _SET_BY_RATE = {"dataset_name": _DATASET, "num_prefixes": 1, "prefix_len": None, "input_len": None}

@@ -10,12 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paged_loadtest.timeline import Timeline
 
-_REFRESHES_PER_S = 2  # drawing competes with the calls for CPU time
+_REFRESHES_PER_S = 2  # drawing competes with the requests for CPU time
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, num_calls: int) -> Iterator[Callable[[Timeline, float], None]]:
-    """Yield a callback for finished calls: (timeline, seconds since the start of the run)."""
+def progress_bar(label: str, num_requests: int) -> Iterator[Callable[[Timeline, float], None]]:
+    """Yield a callback for finished requests: (timeline, seconds since the start of the run)."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -29,10 +29,10 @@ def progress_bar(label: str, num_calls: int) -> Iterator[Callable[[Timeline, flo
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        task = progress.add_task(label, total=num_calls, rate=0.0, failed="")
+        task = progress.add_task(label, total=num_requests, rate=0.0, failed="")
         num_tokens = num_failed = 0
 
-        def on_call(timeline: Timeline, elapsed_s: float) -> None:
+        def on_finished(timeline: Timeline, elapsed_s: float) -> None:
             nonlocal num_tokens, num_failed
             num_tokens += timeline.num_output_tokens
             num_failed += not timeline.is_success
@@ -43,4 +43,4 @@ def progress_bar(label: str, num_calls: int) -> Iterator[Callable[[Timeline, flo
                 failed=f"{num_failed} failed" if num_failed else "",
             )
 
-        yield on_call
+        yield on_finished

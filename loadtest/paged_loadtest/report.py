@@ -39,7 +39,7 @@ def print_run(console: Console, run: Run, slos: Sequence[Slo]) -> None:
 def print_series(console: Console, runs: Sequence[Run], first: str) -> None:
     """Print one line per run; run labels begin with ``first``; latencies are median and p99."""
     columns: dict[str, Callable[[Run], str]] = {
-        "calls": lambda run: str(run.num_completed),
+        "requests": lambda run: str(run.num_completed),
         "failed": lambda run: str(run.num_failed),
         "req/s": lambda run: _short(run.request_throughput),
         "output\ntok/s": lambda run: _short(run.output_throughput),

@@ -69,7 +69,7 @@ class Run:
     duration_s: float
     num_completed: int
     num_failed: int
-    errors: dict[str, int]  # message -> number of calls that failed with it
+    errors: dict[str, int]  # message -> number of requests that failed with it
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int | None
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def request_throughput(self) -> float:
-        """Completed calls per second."""
+        """Completed requests per second."""
         return self.num_completed / self.duration_s
 
     @property
@@ -104,7 +104,7 @@ def summarise(
     slos: Sequence[Slo] = (),
     server: Sequence[ServerSample] = (),
 ) -> Run:
-    """Summarize a run; latencies, tokens and goodput cover only the calls that succeeded."""
+    """Summarize a run; latencies, tokens and goodput cover only the requests that succeeded."""
     done = [timeline for timeline in timelines if timeline.is_success]
     cached = [t.num_cached_tokens for t in done if t.num_cached_tokens is not None]
     samples = {

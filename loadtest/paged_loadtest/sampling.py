@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.scrape import TIMEOUT_S, Scrape, parse_page, scrape
 from paged_loadtest.results import ServerSample
-from paged_loadtest.scrape import TIMEOUT_S, parse_page, scrape
 
 _INTERVAL_S = 0.25
 _SHOWN = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
@@ -30,7 +30,7 @@ class ServerSampler:
             ConfigError: it does not, or the address does not answer.
         """
         try:
-            scrape(self._url, self._model).server_sample(0.0)
+            server_sample(scrape(self._url, self._model), 0.0)
         except ConfigError as error:
             raise ConfigError(f"--metrics-url: {error}") from error
 
@@ -38,7 +38,7 @@ class ServerSampler:
     async def during(self) -> AsyncIterator[list[ServerSample]]:
         """Yield a list to which samples are appended until the block exits."""
         samples: list[ServerSample] = []
-        task = asyncio.create_task(self._sample(samples))
+        task = asyncio.create_task(self._keep_sampling(samples))
         try:
             yield samples
         finally:
@@ -46,17 +46,31 @@ class ServerSampler:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _sample(self, samples: list[ServerSample]) -> None:
+    async def _keep_sampling(self, samples: list[ServerSample]) -> None:
         began_s = perf_counter()
         while True:
             with contextlib.suppress(OSError, ConfigError):  # skip one; the next may succeed
                 page = await asyncio.to_thread(self._read)
                 at_s = perf_counter() - began_s
-                samples.append(parse_page(page, self._model).server_sample(at_s))
+                samples.append(server_sample(parse_page(page, self._model), at_s))
             await asyncio.sleep(_INTERVAL_S)
 
     def _read(self) -> str:
-        """Fetch only the needed lines: parsing a whole page takes milliseconds and delays calls."""
+        """Fetch only the needed lines: parsing a page takes milliseconds, which delays requests."""
         with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as response:
             lines = response.read().decode(errors="replace").splitlines()
         return "\n".join(line for line in lines if any(name in line for name in _SHOWN))
+
+
+def server_sample(page: Scrape, at_s: float) -> ServerSample:
+    """Return the load on the server, ``at_s`` seconds into a run.
+
+    Raises:
+        ConfigError: the server does not show one of these metrics.
+    """
+    return ServerSample(
+        at_s=at_s,
+        kv_usage=page.mean("kv_cache_usage_perc"),
+        num_running=page.value("num_requests_running"),
+        num_waiting=page.value("num_requests_waiting"),
+    )

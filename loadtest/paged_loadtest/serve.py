@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from paged_backend.tools.workloads import WorkloadOptions
 from paged_loadtest.bench import Bench
 from paged_loadtest.options import LoadOptions
 from paged_loadtest.report import print_run
 from paged_loadtest.session import Session
-from paged_loadtest.workloads import WorkloadOptions
 
 
 def serve(session: Session, workload: WorkloadOptions, load: LoadOptions) -> int:

@@ -1,4 +1,4 @@
-"""Latency limits (SLOs): goodput counts the calls that meet all of them."""
+"""Latency limits (SLOs): goodput counts the requests that meet all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 from paged_loadtest.timeline import Timeline
 
-# A call's value in seconds. Its ITL is the mean of its gaps; a call without gaps meets it.
+# A request's value in seconds. Its ITL is the mean of its gaps; a request without gaps meets it.
 _VALUES: dict[str, Callable[[Timeline], float]] = {
     "ttft": lambda timeline: timeline.ttft_s,
     "tpot": lambda timeline: timeline.tpot_s or 0.0,
@@ -22,7 +22,7 @@ _VALUES: dict[str, Callable[[Timeline], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A latency that a call must not exceed."""
+    """A latency that a request must not exceed."""
 
     name: str
     limit_ms: float
@@ -48,5 +48,5 @@ def parse_slo(text: str) -> Slo:
 
 
 def meets(timeline: Timeline, slo: Slo) -> bool:
-    """Return True if a call that succeeded meets the SLO."""
+    """Return True if a request that succeeded meets the SLO."""
     return _VALUES[slo.name](timeline) * 1e3 <= slo.limit_ms

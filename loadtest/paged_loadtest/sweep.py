@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import asdict, replace
 
+from paged_backend.tools.workloads import WorkloadOptions
+from paged_backend.tools.workloads.options import NUM_PROMPTS
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.bench import Bench
 from paged_loadtest.options import LoadOptions, SweepOptions
 from paged_loadtest.report import print_series
-from paged_loadtest.request import Request
 from paged_loadtest.session import Session
-from paged_loadtest.workloads import WorkloadOptions
-from paged_loadtest.workloads.options import NUM_PROMPTS
 
-_CALLS_PER_SLOT = 8  # minimum: with fewer, ramp-up and ramp-down of a level weigh too much
+_REQUESTS_PER_SLOT = 8  # minimum: with fewer, ramp-up and ramp-down of a level weigh too much
 
 _ENOUGH = 2  # consecutive levels without a gain: a single one can be slow by chance
 
@@ -56,6 +56,6 @@ def sweep(session: Session, workload: WorkloadOptions, options: SweepOptions) ->
 def _requests(bench: Bench, workload: WorkloadOptions, index: int, level: int) -> list[Request]:
     count = workload.num_prompts
     if workload.dataset_name != "trace":
-        count = max(count or NUM_PROMPTS, _CALLS_PER_SLOT * level)
+        count = max(count or NUM_PROMPTS, _REQUESTS_PER_SLOT * level)
     made = bench.make(replace(workload, seed=workload.seed + index, num_prompts=count))
     return [replace(request, arrival_s=None) for request in made]

@@ -1,14 +1,14 @@
-"""The timeline of one call as its client saw it, and the only definitions of the latencies.
+"""The timeline of one request as its client saw it, and the only definitions of the latencies.
 
 The definitions and names are those of vLLM's ``bench serve``; differing names in NVIDIA's AIPerf
 are given in parentheses:
 
-TTFT  from sending the call to the first chunk with a token
-ITL   each gap between two chunks with tokens, pooled over all calls (AIPerf: inter-chunk
+TTFT  from sending the request to the first chunk with a token
+ITL   each gap between two chunks with tokens, pooled over all requests (AIPerf: inter-chunk
       latency); a chunk may hold several tokens
-TPOT  (E2E - TTFT) / (output tokens - 1) of a call with at least two tokens (AIPerf: inter-token
-      latency)
-E2E   from sending the call to its last chunk with a token (AIPerf: request latency)
+TPOT  (E2E - TTFT) / (output tokens - 1) of a request with at least two tokens (AIPerf:
+      inter-token latency)
+E2E   from sending the request to its last chunk with a token (AIPerf: request latency)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of one call, in seconds of ``time.perf_counter``, and the server's token counts."""
+    """Times of one request, in seconds of ``time.perf_counter``, and the server's token counts."""
 
     sent_s: float
     arrivals_s: list[float] = field(default_factory=list)  # of chunks with tokens
@@ -26,7 +26,7 @@ class Timeline:
     num_output_tokens: int = 0
     num_cached_tokens: int | None = None  # prompt tokens from the prefix cache; None if unknown
     text: str = ""
-    error: str | None = None  # why the call failed; earlier tokens are kept
+    error: str | None = None  # why the request failed; earlier tokens are kept
 
     @property
     def is_success(self) -> bool:

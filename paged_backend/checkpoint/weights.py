@@ -20,34 +20,34 @@ BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
-# Tensors of a checkpoint that a model may have no slot for: a tied output layer, rotary tables.
+# Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_weights(folder: Path, slots: Mapping[str, Tensor]) -> None:
-    """Fill every slot from the checkpoint's tensor of that name, with a progress bar.
+def load_weights(folder: Path, parameters: Mapping[str, Tensor]) -> None:
+    """Fill every parameter from the checkpoint's tensor of that name, with a progress bar.
 
-    `slots` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
+    `parameters` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
     differ.
 
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
     """
     files = weight_files(folder)
-    missing = set(slots)
-    total = sum(slot.nbytes for slot in slots.values())
+    missing = set(parameters)
+    total = sum(parameter.nbytes for parameter in parameters.values())
     # Under the launcher stderr is a pipe to it, so tqdm cannot see whether there is a terminal: the
     # launcher sets TQDM_DISABLE if not.
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, delay=BAR_AFTER_S
     ) as bar:
         for file, name, tensor in _tensors(files):
-            if name not in slots and name.endswith(_IGNORED):
+            if name not in parameters and name.endswith(_IGNORED):
                 continue
-            _fill(slots, file, name, tensor)
+            _fill(parameters, file, name, tensor)
             missing.discard(name)
-            bar.update(slots[name].nbytes)
+            bar.update(parameters[name].nbytes)
     if missing:
         raise ConfigError(
             f"{folder}: {_count(missing)} missing, such as {min(missing)}; config.json does not "
@@ -55,21 +55,21 @@ def load_weights(folder: Path, slots: Mapping[str, Tensor]) -> None:
         )
 
 
-def random_weights(slots: Mapping[str, Tensor], tensors: Tensors, seed: int) -> None:
-    """Fill every slot with seeded random numbers: norms with 1, the others with deviation 0.02.
+def random_weights(parameters: Mapping[str, Tensor], tensors: Tensors, seed: int) -> None:
+    """Fill norms with 1 and the other parameters with seeded random numbers of deviation 0.02.
 
     Args:
-        slots: the memory of each tensor, by its name.
+        parameters: the memory of each tensor, by its name.
         tensors: what the tensors are, by the same names.
         seed: of the numbers.
     """
-    device = next(iter(slots.values())).device
+    device = next(iter(parameters.values())).device
     generator = torch.Generator(device).manual_seed(seed)
     for name, spec in tensors.items():
         if spec.role is Role.NORM:
-            slots[name].fill_(1)
+            parameters[name].fill_(1)
         else:
-            slots[name].normal_(0, 0.02, generator=generator)
+            parameters[name].normal_(0, 0.02, generator=generator)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -116,20 +116,20 @@ def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
             ) from error
 
 
-def _fill(slots: Mapping[str, Tensor], file: Path, name: str, tensor: Tensor) -> None:
-    if name not in slots:
+def _fill(parameters: Mapping[str, Tensor], file: Path, name: str, tensor: Tensor) -> None:
+    if name not in parameters:
         raise ConfigError(f"{file}: tensor {shorten(name)} has no place in this architecture")
-    slot = slots[name]
-    if tensor.shape != slot.shape:
+    parameter = parameters[name]
+    if tensor.shape != parameter.shape:
         raise ConfigError(
             f"{file}: tensor {name} has shape {list(tensor.shape)}, but config.json asks for "
-            f"{list(slot.shape)}"
+            f"{list(parameter.shape)}"
         )
     if tensor.dtype not in _FLOATS:
         raise ConfigError(
             f"{file}: tensor {name} is {tensor.dtype}; quantized weights are not supported"
         )
-    slot.copy_(tensor)
+    parameter.copy_(tensor)
 
 
 def _count(names: set[str]) -> str:

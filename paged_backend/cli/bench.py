@@ -1,15 +1,20 @@
-"""``paged-backend bench``: measure the engine, against a peer on the same work and the device."""
+"""``paged-backend bench``: measure the engine, against a peer on the same work and the device.
+
+The measurements of a running server belong to the load tester, and other packages may add more: an
+entry point of the group `paged_backend.bench` names a module with a function ``add_parser``.
+"""
 
 from __future__ import annotations
 
 import argparse
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from paged_loadtest.workloads.options import WorkloadOptions
-
-from paged_backend.cli import bench_compare, bench_plot, bench_prefix, bench_serve, bench_sweep
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
 from paged_backend.flags import add_flags, flag_values
+from paged_backend.tools.workloads.options import WorkloadOptions
+
+GROUP = "paged_backend.bench"
 
 _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 """Workload options that are fixed because there is no server."""
@@ -22,8 +27,8 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_offline(kinds)
     _add_decode(kinds)
     _add_host(kinds)
-    for kind in (bench_serve, bench_sweep, bench_prefix, bench_compare, bench_plot):
-        kind.add_parser(kinds)
+    for entry in entry_points(group=GROUP):
+        entry.load().add_parser(kinds)
 
 
 def _add_offline(kinds: Subparsers) -> None:

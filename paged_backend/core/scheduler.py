@@ -273,7 +273,7 @@ class Scheduler:
             if copies is not None:
                 step.add(seq, num_tokens, copies)
                 break
-            victim = max(self._running.values(), key=lambda seq: seq.admission_order)
+            victim = max(self._running.values(), key=lambda seq: seq.preemption_key)
             step.remove(victim)
             self._preempt(victim)
 

@@ -143,10 +143,10 @@ class Sequence:
         return self.prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
-    def admission_order(self) -> tuple[int, int]:
+    def preemption_key(self) -> tuple[int, int]:
         """Sort key: ``priority``, then ``seq_id``, which is the order of arrival.
 
-        When blocks run out, the running sequence with the highest key is preempted.
+        When blocks run out, the running sequence with the highest key is preempted first.
         """
         return self.request.priority, self.seq_id
 

@@ -14,15 +14,15 @@ from paged_backend.models.attention import AttentionBackend, AttentionLayer, Att
 class Model(Protocol):
     """A decoder on one device, for inference only.
 
-    The constructor allocates the weights without values. Fill every tensor in `slots()`, then call
-    `pack` once.
+    The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
+    call `pack` once.
     """
 
     config: ModelConfig
     max_model_len: int
     attention_layers: Sequence[AttentionLayer]
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         ...
 

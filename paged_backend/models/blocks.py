@@ -39,13 +39,13 @@ class Attention:
         self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv))
         self.o_proj = kernels.linear(LinearSpec(query, {"o_proj": hidden}, biases.output))
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
-        slots = self.qkv_proj.slots() | self.o_proj.slots()
+        parameters = self.qkv_proj.parameters() | self.o_proj.parameters()
         if self.qk_norm is not None:
-            slots["q_norm.weight"] = self.qk_norm.query
-            slots["k_norm.weight"] = self.qk_norm.key
-        return slots
+            parameters["q_norm.weight"] = self.qk_norm.query
+            parameters["k_norm.weight"] = self.qk_norm.key
+        return parameters
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
@@ -69,9 +69,9 @@ class GatedMLP:
         self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias))
         self._silu_and_mul = kernels.layers.silu_and_mul
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         """Return the weight tensors to fill, by checkpoint name relative to `mlp`."""
-        return self.gate_up_proj.slots() | self.down_proj.slots()
+        return self.gate_up_proj.parameters() | self.down_proj.parameters()
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
@@ -83,6 +83,6 @@ class GatedMLP:
         return self._silu_and_mul(self.gate_up_proj(x))
 
 
-def prefixed(prefix: str, slots: dict[str, Tensor]) -> dict[str, Tensor]:
+def prefixed(prefix: str, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """Slots with a prefix and a dot in front of each name."""
-    return {f"{prefix}.{name}": slot for name, slot in slots.items()}
+    return {f"{prefix}.{name}": parameter for name, parameter in parameters.items()}

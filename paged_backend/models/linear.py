@@ -33,11 +33,11 @@ class LinearSpec:
 class LinearMethod(Protocol):
     """Stores the weights of one linear layer and computes x @ weight.T + bias.
 
-    The constructor allocates the weights without values. Fill every tensor in `slots()`, then call
-    `pack` once.
+    The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
+    call `pack` once.
     """
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         ...
 

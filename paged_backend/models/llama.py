@@ -29,13 +29,13 @@ class DecoderLayer:
         self.post_attention_layernorm = norm()
         self.mlp = GatedMLP(config, kernels)
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         """Return the weight tensors to fill, by checkpoint name relative to the layer."""
         return {
             "input_layernorm.weight": self.input_layernorm,
-            **prefixed("self_attn", self.attention.slots()),
+            **prefixed("self_attn", self.attention.parameters()),
             "post_attention_layernorm.weight": self.post_attention_layernorm,
-            **prefixed("mlp", self.mlp.slots()),
+            **prefixed("mlp", self.mlp.parameters()),
         }
 
     def pack(self) -> None:
@@ -72,14 +72,14 @@ class LlamaModel:
         """The attention layers, in order."""
         return [layer.attention.layer for layer in self._layers]
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        slots = {**self._lm_head.slots(), "model.norm.weight": self._norm}
+        parameters = {**self._lm_head.parameters(), "model.norm.weight": self._norm}
         if self._embedding is not None:
-            slots["model.embed_tokens.weight"] = self._embedding
+            parameters["model.embed_tokens.weight"] = self._embedding
         for index, layer in enumerate(self._layers):
-            slots |= prefixed(f"model.layers.{index}", layer.slots())
-        return slots
+            parameters |= prefixed(f"model.layers.{index}", layer.parameters())
+        return parameters
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""

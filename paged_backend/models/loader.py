@@ -28,9 +28,9 @@ def load_model(
         kernels = QuantizedKernels(kernels, _linear_factory(config.quantization))
     model = build_model(model_config, resolve_max_model_len(config, model_config), kernels)
     if config.load_format == "dummy":
-        random_weights(model.slots(), tensors_of(model_config), config.seed)
+        random_weights(model.parameters(), tensors_of(model_config), config.seed)
     else:
-        load_weights(folder, model.slots())
+        load_weights(folder, model.parameters())
     model.pack()
     return model
 

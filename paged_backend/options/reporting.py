@@ -25,7 +25,7 @@ class ReportingOptions:
     log_level: str = checked(
         "info",
         Rule(str, choices=LEVELS),
-        "least important level that is logged; debug adds a line for each canceled call",
+        "least important level that is logged; debug adds a line for each canceled request",
     )
     metrics_prefix: str = checked(
         "paged_", Rule(str), "prefix of the metrics' names; vLLM's is vllm:"

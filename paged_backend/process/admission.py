@@ -88,7 +88,7 @@ class BlockedTenants:
         self._until_s: dict[str, float] = {}
 
     def block(self, tenant: str, until_s: float, now_s: float) -> None:
-        """Refuse a tenant's calls until ``until_s``."""
+        """Refuse a tenant's requests until ``until_s``."""
         if len(self._until_s) >= MAX_BLOCKED_TENANTS:
             self._until_s = {name: at for name, at in self._until_s.items() if at > now_s}
         if len(self._until_s) < MAX_BLOCKED_TENANTS:

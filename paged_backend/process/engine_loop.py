@@ -103,8 +103,8 @@ def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
     return messages
 
 
-class OpenCalls:
-    """The open requests by ``call_id``, the name that a client may give to a call.
+class OpenRequests:
+    """The open requests by ``call_id``, the name that a client may give to a request.
 
     Several open requests may have the same name, as a client may use it again as soon as it has its
     answer. The engine may learn later than the client that the request has ended.
@@ -157,7 +157,7 @@ class EngineLoop:
             engine.limits, str(model_folder), engine.executor.info.describe()
         )
         self._owners: dict[str, str] = {}  # request_id -> front end
-        self._calls = OpenCalls()
+        self._requests = OpenRequests()
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
         self._stats_due = 0.0
@@ -209,10 +209,10 @@ class EngineLoop:
                     self._check_rate(sender, tenant)
             case wire.Inspect(request_id):
                 self._inspect(sender, request_id)
-            case wire.CancelCall(request_id, call_id):
-                for named in self._calls.named(call_id):
+            case wire.CancelRequests(request_id, call_id):
+                for named in self._requests.named(call_id):
                     self._send(self._engine.cancel_request(named))
-                self._mailbox.send(sender, wire.CallCancelled(request_id))
+                self._mailbox.send(sender, wire.RequestsCancelled(request_id))
             case wire.Goodbye():
                 self._leave(sender)
 
@@ -229,7 +229,7 @@ class EngineLoop:
             self._mailbox.send(sender, wire.RequestRejected(request.request_id, str(error)))
         else:
             self._owners[request.request_id] = sender
-            self._calls.add(request)
+            self._requests.add(request)
 
     def _check_room(self, request: Request) -> None:
         queue, retry_after_s = self._engine.queue_state(), self._page.retry_after_s
@@ -261,7 +261,7 @@ class EngineLoop:
     def _forget(self, request_id: str) -> None:
         if not self._engine.is_open(request_id):
             self._owners.pop(request_id, None)
-            self._calls.remove(request_id)
+            self._requests.remove(request_id)
 
     def _leave(self, sender: str) -> None:
         """Handle the end of a front end, or of the server and so of all front ends."""

@@ -120,7 +120,7 @@ class EngineSupervisor:
             return self._client.send(message)
 
     def check_rate(self, tenant: str) -> None:
-        """Refuse a tenant's call before any work is done for it, if the engine refuses the tenant.
+        """Refuse a request before any work is done for it, if the engine refuses its tenant.
 
         Raises:
             RequestRefused: the error says when to retry.

@@ -46,10 +46,10 @@ class StopCompletion(msgspec.Struct, frozen=True, tag=True):
     index: int
 
 
-class CancelCall(msgspec.Struct, frozen=True, tag=True):
+class CancelRequests(msgspec.Struct, frozen=True, tag=True):
     """End the requests of a ``call_id``; the front ends that sent them get last outputs.
 
-    CallCancelled confirms it with the same ``request_id``.
+    RequestsCancelled confirms it with the same ``request_id``.
     """
 
     request_id: str
@@ -57,7 +57,7 @@ class CancelCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChargeTenant(msgspec.Struct, frozen=True, tag=True):
-    """Count a call toward the rate of its tenant; the front end answers the call itself."""
+    """Count a request toward the rate of its tenant; the front end answers the request itself."""
 
     tenant: str
 
@@ -106,14 +106,14 @@ class RequestRefused(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-class CallCancelled(msgspec.Struct, frozen=True, tag=True):
-    """The requests of a CancelCall have ended."""
+class RequestsCancelled(msgspec.Struct, frozen=True, tag=True):
+    """All requests that a CancelRequests named have ended."""
 
     request_id: str
 
 
 class TenantBlocked(msgspec.Struct, frozen=True, tag=True):
-    """The engine accepts no call of a tenant for a while; front ends can refuse them at once."""
+    """The engine accepts no request of a tenant for a while; front ends can refuse them at once."""
 
     tenant: str
     wait_s: float
@@ -139,7 +139,7 @@ ToEngine = (
     | AddRequest
     | AbortRequest
     | StopCompletion
-    | CancelCall
+    | CancelRequests
     | ChargeTenant
     | Inspect
 )
@@ -149,7 +149,7 @@ FromEngine = (
     | StepOutputs
     | RequestRejected
     | RequestRefused
-    | CallCancelled
+    | RequestsCancelled
     | TenantBlocked
     | Inspection
     | Stats

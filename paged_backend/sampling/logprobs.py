@@ -55,7 +55,7 @@ def cut_prompts(specs: Sequence[PromptLogprobsSpec]) -> Iterator[tuple[list[int]
         yield token_ids[start : start + ROWS_AT_ONCE], num_top[start : start + ROWS_AT_ONCE]
 
 
-def join_prompts(
+def split_by_prompt(
     specs: Sequence[PromptLogprobsSpec], rows: list[TokenLogprobs]
 ) -> list[list[TokenLogprobs]]:
     """Group the rows of all prompt tokens by spec; returns one list for each spec."""

@@ -22,7 +22,7 @@ from paged_backend.serving import fields, postprocess, preprocess, triton
 from paged_backend.serving.contract import Array
 from paged_backend.serving.pipeline import load_llm, parameter
 
-MAX_CALLS = 256  # that run at the same time; each has a thread
+MAX_REQUESTS = 256  # that run at the same time; each has a thread
 _LOOK_S = 0.05  # between checks for clients that have disconnected
 
 _STEP_INPUTS = {spec.name for spec in (*preprocess.INPUTS, *preprocess.OUTPUTS)}
@@ -51,7 +51,7 @@ class TritonPythonModel:
         self._preprocess = parameter(args, "preprocess")
         self._postprocess = parameter(args, "postprocess")
         self._callers: set[Caller] = set()
-        self._threads = ThreadPoolExecutor(MAX_CALLS)
+        self._threads = ThreadPoolExecutor(MAX_REQUESTS)
         self._stopping = threading.Event()
         threading.Thread(target=self._watch, name="paged-watch", daemon=True).start()
 
@@ -68,7 +68,7 @@ class TritonPythonModel:
                 self._threads.submit(self._serve, tensors, parameters, caller)
 
     def finalize(self) -> None:
-        """Wait for open calls to finish."""
+        """Wait for open requests to finish."""
         self._threads.shutdown()
         self._stopping.set()
 
@@ -87,7 +87,7 @@ class TritonPythonModel:
     def _run(
         self, tensors: dict[str, Array], parameters: str, caller: Caller
     ) -> Iterator[dict[str, Array]]:
-        """Run the pipeline for one call; each dictionary of outputs is a response."""
+        """Run the pipeline for one request; each dictionary of outputs is a response."""
         flags = {spec.name: tensors.pop(spec.name) for spec in _FLAGS if spec.name in tensors}
         prompt = triton.call(self._preprocess, tensors, _readable(parameters))
         caller.call_id = fields.string("call_id", prompt["call_id"])
@@ -97,24 +97,24 @@ class TritonPythonModel:
             yield text | {name: part[name] for name in _DIRECT if name in part}
 
     def _watch(self) -> None:
-        """Cancel the calls of clients that have disconnected, whatever these calls wait for."""
+        """Cancel the requests of clients that have disconnected, whatever the requests wait for."""
         while not self._stopping.wait(_LOOK_S):
             for caller in list(self._callers):
                 # A server or a model that is about to end answers with errors.
                 with contextlib.suppress(Exception):
                     if caller.call_id is not None and caller.has_left():
-                        # Repeated at each check, as the model may not have received the call yet.
+                        # Repeated at each check, as the model may not have the request yet.
                         self._llm.cancel(caller.call_id)
 
 
 class Caller:
     """Sends responses to one client.
 
-    Two threads use it: the thread that serves the call, and the one that watches all clients.
+    Two threads use it: the thread that serves the request, and the one that watches all clients.
     """
 
     def __init__(self, sender: Any) -> None:
-        self.call_id: str | None = None  # by which the model knows the call
+        self.call_id: str | None = None  # by which the model knows the request
         self._sender = sender
         self._lock = threading.Lock()
         self._closed = False
@@ -124,8 +124,8 @@ class Caller:
         self._sender.send(triton.response(outputs))
 
     def close(self, error: Any = None) -> None:
-        """End the call, with an error response if there was an error."""
-        with self._lock:  # the server crashes if asked about a call that has ended
+        """End the request, with an error response if there was an error."""
+        with self._lock:  # the server crashes if asked about a request that has ended
             self._closed = True
             self._sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

@@ -56,7 +56,7 @@ def has_model_control(server_pid: int) -> bool:
 
 
 def exit_timeout_s(server_pid: int) -> float:
-    """Return how long the server waits for open calls when it shuts down."""
+    """Return how long the server waits for open requests when it shuts down."""
     try:
         return float(_server_flag(server_pid, "exit-timeout-secs") or "")
     except ValueError:

@@ -15,16 +15,16 @@ from paged_backend.log import LOG, log_to
 from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.request import RequestLimits
-from paged_backend.serving.calls.drain import Drain, drain_limit_s
-from paged_backend.serving.calls.front_end import FrontEnd
-from paged_backend.serving.calls.intake import Cancelled
-from paged_backend.serving.calls.open_calls import Arrival
-from paged_backend.serving.calls.parsing import RequestParser
 from paged_backend.serving.contract import Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
-from paged_backend.serving.metrics.observer import Observer
 from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher
+from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.metrics.vllm_metrics import VllmMetrics
+from paged_backend.serving.requests.drain import Drain, drain_limit_s
+from paged_backend.serving.requests.front_end import FrontEnd
+from paged_backend.serving.requests.intake import Cancelled
+from paged_backend.serving.requests.open_requests import Arrival
+from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
     TritonLogHandler,
@@ -53,7 +53,7 @@ class TritonPythonModel:
         close_to_other_users()
         self._deployment = Deployment.from_args(args)
         # vllm_backend logs each cancellation, which its clients' tests look for.
-        self._call_level = logging.INFO if self._deployment.backend == "vllm" else logging.DEBUG
+        self._cancel_level = logging.INFO if self._deployment.backend == "vllm" else logging.DEBUG
         self._unloading = False
         try:
             self._front_end = _start_front_end(self._deployment)
@@ -66,7 +66,7 @@ class TritonPythonModel:
         if not healthy:
             self._unload()
         for request in requests:
-            sender = TritonSender(request.get_response_sender(), self._call_level)
+            sender = TritonSender(request.get_response_sender(), self._cancel_level)
             try:
                 if not healthy:
                     raise Unhealthy
@@ -87,7 +87,7 @@ class TritonPythonModel:
         return self._front_end.is_ready
 
     def finalize(self) -> None:
-        """Abort open calls and disconnect from the engine."""
+        """Abort open requests and disconnect from the engine."""
         if hasattr(self, "_front_end"):
             self._front_end.stop()
             LOG.info("Shutdown complete")
@@ -108,7 +108,7 @@ class TritonPythonModel:
 
 
 class Unhealthy(RequestRefused):
-    """Refuses a call because the engine has failed.
+    """Refuses a request because the engine has failed.
 
     It is used only if the model's parameter ``ENABLE_VLLM_HEALTH_CHECK`` is on. In this case, the
     model also asks the server to unload the model, if the server has explicit model control.
@@ -160,7 +160,7 @@ def _start_front_end(deployment: Deployment) -> FrontEnd:
         link,
         RequestParser(tokenizer, ready.limits),
         tokenizer,
-        _observer(deployment, args, ready.limits),
+        _stat_logger(deployment, args, ready.limits),
         args.config,
         _drain(deployment, args.config),
     )
@@ -176,7 +176,7 @@ def _drain(deployment: Deployment, config: LifetimeOptions) -> Drain:
     return Drain(server_pid, limit_s, lambda n: LOG.info(f"Awaiting remaining {n} requests"))
 
 
-def _observer(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -> Observer:
+def _stat_logger(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -> StatLogger:
     """Return the metrics to report; they do nothing if the server has metrics turned off."""
     prefix = args.config.metrics_prefix
     # Under vLLM's prefix there are vllm_backend's names already.
@@ -187,4 +187,4 @@ def _observer(deployment: Deployment, args: EngineArgs, limits: RequestLimits) -
     except pb_utils.TritonModelException as error:
         if "metrics not supported" not in str(error).lower():
             raise
-        return Observer()
+        return StatLogger()

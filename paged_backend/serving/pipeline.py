@@ -1,4 +1,4 @@
-"""What the steps of a pipeline share: the model, and the data that travels with each call."""
+"""What the steps of a pipeline share: the model, and the data that travels with each request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paged_backend.errors import ConfigError, InvalidRequest, PagedError
 from paged_backend.request import RequestLimits
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields, triton
-from paged_backend.serving.calls.parsing import RequestParser
 from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.text.tokenizer import load_tokenizer
 
@@ -48,7 +48,7 @@ class Llm:
 
     @functools.cached_property
     def parser(self) -> RequestParser:
-        """A parser that checks calls as the model does.
+        """A parser that checks requests as the model does.
 
         The first access asks the model for its limits, so the model must be ready by then.
         """
@@ -58,7 +58,7 @@ class Llm:
         return RequestParser(self.tokenizer, RequestLimits(**limits))
 
     def cancel(self, call_id: str) -> None:
-        """Cancel a call: its stream gets its last response."""
+        """Cancel a request: its stream gets its last response."""
         self._ask("cancel", {"call_id": as_strings([call_id])})
 
     def _ask(self, task: str, tensors: dict[str, Array]) -> list[dict[str, Array]]:
@@ -97,13 +97,13 @@ def _config(model: Path) -> EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
-    """The data of a call that ``postprocess`` needs with every response.
+    """The data of a request that ``postprocess`` needs with every response.
 
     An ensemble passes a tensor of ``preprocess`` to the first response of a decoupled step only, so
     this data goes through the model, which returns it with each response.
     """
 
-    call_id: str  # the model's name for the call
+    call_id: str  # the model's name for the request
     num_input_tokens: int
     prompt: str  # precedes the text of the only response
     wanted: tuple[str, ...]  # optional outputs that the client asked for

@@ -31,7 +31,7 @@ INPUTS = tuple(
 )
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
-_LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a call
+_LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a request
 
 
 class TritonPythonModel:
@@ -61,7 +61,7 @@ class TritonPythonModel:
 
 
 class Leavers:
-    """Cancels the calls of clients that have disconnected.
+    """Cancels the requests of clients that have disconnected.
 
     When a client of an ensemble disconnects, the server tells only the steps that start after that.
     The model has started before, so this step tells it.
@@ -70,11 +70,11 @@ class Leavers:
     def __init__(self, llm: Llm) -> None:
         self._llm = llm
         self._looked = 0.0
-        # On another thread, as the model may wait for this step before it accepts a call.
+        # On another thread, as the model may wait for this step before it accepts a request.
         self._worker = ThreadPoolExecutor(1)
 
     def look(self, request: Any, passed: PassThrough) -> None:
-        """Cancel the call if its client has disconnected; rate-limited."""
+        """Cancel the request if its client has disconnected; rate-limited."""
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return

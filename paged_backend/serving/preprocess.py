@@ -14,11 +14,11 @@ from paged_backend import contract
 from paged_backend.contract import named
 from paged_backend.errors import InvalidRequest
 from paged_backend.serving import triton
-from paged_backend.serving.calls.preparation import Load, Preparation
-from paged_backend.serving.calls.prompts import SOURCES
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
+from paged_backend.serving.requests.preparation import Load, Preparation
+from paged_backend.serving.requests.prompts import SOURCES
 
 INPUTS = named(
     contract.INPUTS,
@@ -53,7 +53,7 @@ class TritonPythonModel:
         self._preparation = Preparation(self._llm.config.max_waiting_tokens)
 
     def execute(self, requests: list[Any]) -> None:
-        """Prepare small calls at once, and the others on threads."""
+        """Prepare small requests at once, and the others on threads."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -66,12 +66,12 @@ class TritonPythonModel:
                 triton.send_only(sender, triton.error_response(error))
 
     def finalize(self) -> None:
-        """Answer the waiting calls."""
+        """Answer the waiting requests."""
         self._preparation.close()
 
     def _answer(self, tensors: Tensors, parameters: str, sender: Any) -> None:
         act = partial(self._prepare, tensors, parameters)
-        with contextlib.suppress(Exception):  # the server may have ended the call already
+        with contextlib.suppress(Exception):  # the server may have ended the request already
             triton.send_only(sender, triton.respond(act))
 
     def _read(self, request: Any) -> Tensors:
@@ -82,7 +82,7 @@ class TritonPythonModel:
 
 
 def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array]:
-    """Check a call, and return the model's inputs for it.
+    """Check a request, and return the model's inputs for it.
 
     The model makes the same checks. They are made here too because tritonserver 24.10 does not
     always recover from an error of a decoupled step in an ensemble: it then takes half a minute to

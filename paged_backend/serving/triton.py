@@ -19,8 +19,8 @@ from paged_backend.errors import (
     as_exception,
     place_of,
 )
-from paged_backend.serving.calls.intake import Cancelled
 from paged_backend.serving.contract import Array
+from paged_backend.serving.requests.intake import Cancelled
 
 
 def complete_config(
@@ -89,7 +89,7 @@ def respond(act: Callable[[], dict[str, Array]]) -> Any:
 
 
 def send_only(sender: Any, only: Any) -> None:
-    """Send a response that is the only one to its request, and end the call."""
+    """Send the only response to a request, and end the request."""
     sender.send(only, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
@@ -115,7 +115,7 @@ def stream(model: str, tensors: Mapping[str, Array]) -> Iterator[dict[str, Array
         try:
             outputs = _outputs(answer)
         except StepFailed as error:
-            failure = error  # raised once the server has closed the call
+            failure = error  # raised once the server has closed the request
         else:
             if outputs:  # otherwise it only ends the stream
                 yield outputs

@@ -23,9 +23,9 @@ from paged_backend.platforms.cpu.platform import CpuPlatform
 from paged_backend.platforms.torch.platform import TorchPlatform
 
 
-def unpacked_slots(folder: Path) -> dict[str, Tensor]:
+def unpacked_parameters(folder: Path) -> dict[str, Tensor]:
     """A model's memory before the weights are in it."""
-    return build_model(load_model_config(folder), 64, TorchPlatform(torch.float32)).slots()
+    return build_model(load_model_config(folder), 64, TorchPlatform(torch.float32)).parameters()
 
 
 def load(folder: Path, **options: object) -> Model:
@@ -57,28 +57,30 @@ def assert_refused(folder: Path, *words: str) -> None:
 @pytest.mark.parametrize("family", ["qwen2", "qwen3-window", "llama-linear-bias"])
 def test_each_tensor_lands_in_its_slot(family: str, tmp_path: Path) -> None:
     state = make_checkpoint(family, tmp_path).state_dict()
-    slots = unpacked_slots(tmp_path)
-    load_weights(tmp_path, slots)
-    assert set(state) - set(slots) <= {"lm_head.weight"}
-    for name, slot in slots.items():
-        assert torch.equal(slot, state[name]), name
+    parameters = unpacked_parameters(tmp_path)
+    load_weights(tmp_path, parameters)
+    assert set(state) - set(parameters) <= {"lm_head.weight"}
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, state[name]), name
 
 
 def test_shards(tmp_path: Path) -> None:
     state = make_checkpoint("llama3", tmp_path, max_shard_size="100KB").state_dict()
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    slots = unpacked_slots(tmp_path)
-    load_weights(tmp_path, slots)
-    for name, slot in slots.items():
-        assert torch.equal(slot, state[name]), name
+    parameters = unpacked_parameters(tmp_path)
+    load_weights(tmp_path, parameters)
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, state[name]), name
 
 
 def test_tensors_are_converted(tmp_path: Path) -> None:
     state = make_checkpoint("llama2", tmp_path).state_dict()
     edit(tmp_path, model__norm__weight=state["model.norm.weight"].bfloat16())
-    slots = unpacked_slots(tmp_path)
-    load_weights(tmp_path, slots)
-    assert torch.equal(slots["model.norm.weight"], state["model.norm.weight"].bfloat16().float())
+    parameters = unpacked_parameters(tmp_path)
+    load_weights(tmp_path, parameters)
+    assert torch.equal(
+        parameters["model.norm.weight"], state["model.norm.weight"].bfloat16().float()
+    )
 
 
 def test_leftovers_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
@@ -95,10 +97,10 @@ def test_dummy_weights_follow_the_seed(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path)
 
     def embedding(seed: int) -> Tensor:
-        slots = unpacked_slots(tmp_path)
-        random_weights(slots, tensors_of(load_model_config(tmp_path)), seed)
-        assert torch.all(slots["model.layers.1.self_attn.k_norm.weight"] == 1)
-        return slots["model.embed_tokens.weight"]
+        parameters = unpacked_parameters(tmp_path)
+        random_weights(parameters, tensors_of(load_model_config(tmp_path)), seed)
+        assert torch.all(parameters["model.layers.1.self_attn.k_norm.weight"] == 1)
+        return parameters["model.embed_tokens.weight"]
 
     assert torch.equal(embedding(1), embedding(1))
     assert not torch.equal(embedding(1), embedding(2))
@@ -184,5 +186,5 @@ def test_a_long_load_shows_its_progress_behind_a_pipe(
     # The server's stderr is a pipe to the launcher: a bar for terminals only was never seen.
     make_checkpoint("llama2", tmp_path)
     monkeypatch.setattr(weights, "BAR_AFTER_S", delay)
-    load_weights(tmp_path, unpacked_slots(tmp_path))
+    load_weights(tmp_path, unpacked_parameters(tmp_path))
     assert ("Loading weights" in capsys.readouterr().err) == shown

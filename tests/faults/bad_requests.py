@@ -289,7 +289,7 @@ def packed(*strings: bytes) -> bytes:
 def message(
     tensors: list[tuple[str, str, list[int], bytes]], parameters: dict[str, Any] | None = None
 ) -> Any:
-    """A call with tensors (name, type, shape, contents) and parameters."""
+    """A request with tensors (name, type, shape, contents) and parameters."""
     made = service_pb2.ModelInferRequest(model_name=MODEL)
     for name, kind, shape, contents in tensors:
         made.inputs.add(name=name, datatype=kind, shape=shape)
@@ -307,7 +307,7 @@ _SHAPES = st.lists(st.integers(-9, 2**20), max_size=2)  # see above for what lar
 def _wrong_tensor(
     name: str, kind: str, shape: list[int], contents: bytes, change: str
 ) -> tuple[Any, str]:
-    """A call in which one tensor is not what its name stands for."""
+    """A request in which one tensor is not what its name stands for."""
     tensor = (name, kind, shape, contents)
     others = [] if name in ("text_input", "input_ids", "messages") else [_PROMPT]
     made = message([*others, tensor], {"max_tokens": 1})

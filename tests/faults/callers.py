@@ -77,7 +77,7 @@ class Call:
     def token_ids(self) -> list[tuple[int, ...]]:
         """The tokens of each answer; raises the error, if there was one."""
         if self.completion is None:
-            raise self.error or AssertionError("the call has not ended")
+            raise self.error or AssertionError("the request has not ended")
         return [answer.token_ids for answer in self.completion.answers]
 
     def pauses(self, moments: Iterable[float]) -> list[Pause]:
@@ -125,7 +125,7 @@ class Crowd:
 
     @property
     def streams(self) -> list[Call]:
-        """The calls that hear more than their end."""
+        """The requests that hear more than their end."""
         return [call for call in self.calls if not call.ask.whole]
 
     def have_tokens(self, number: int) -> bool:
@@ -134,7 +134,7 @@ class Crowd:
 
     @property
     def num_complete(self) -> int:
-        """Calls that have their whole answer."""
+        """Requests that have their whole answer."""
         return sum(call.completion is not None for call in self.calls)
 
     @property
@@ -158,7 +158,7 @@ def print_pauses(what: str, pauses: Iterable[float]) -> None:
 
 
 def ask_all(server: RunningServer, asks: Sequence[Ask]) -> list[Call]:
-    """The calls of all these, undisturbed."""
+    """The requests of all these, undisturbed."""
     with Crowd(server, asks) as crowd:
         pass
     return crowd.calls

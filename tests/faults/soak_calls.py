@@ -1,4 +1,4 @@
-"""What the soak's callers do, and what each call must come to whatever happens to the server."""
+"""What the soak's callers do, and what each request must come to whatever happens to the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from servers import MODEL
 from paged_backend.launch.server_process import RunningServer
 from paged_backend.tools.demo import load_questions
 
-TIMEOUT_S = 120.0  # nobody waits longer: a call that has no end by then is lost
+TIMEOUT_S = 120.0  # nobody waits longer: a request that has no end by then is lost
 GREEDY = [greedy(i, 20 + 10 * i) for i in range(24)]
 PAIRS = [
     Ask(QUESTIONS[i], {"n": 2, "seed": i, "temperature": 1.0, "max_tokens": 80, "stop": ["\n\n"]})
@@ -40,7 +40,7 @@ _BAD = [{"temperature": -1}, {"n": 0}, {"max_tokens": 10**9}, {"stop": 5}, {"no_
 
 
 class Wrong(Exception):
-    """A call came to something else than it must."""
+    """A request came to something else than it must."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Caller:
         self._client = client
         self._known = known
 
-    # --- kinds of calls: each returns how the call ended, if that is how it had to ------------
+    # --- kinds of requests: each returns how it ended, if that is how it had to ----------------
 
     def stream(self) -> Call:
-        """The one kind whose pauses are noted, so it returns the whole call."""
+        """The one kind whose pauses are noted, so it returns the whole ``Call``."""
         index = self.chance.randrange(len(GREEDY))
         return self._grpc(GREEDY[index], self._known.greedy[index])
 

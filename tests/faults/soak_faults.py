@@ -57,7 +57,7 @@ class Harm:
         self._signal(signal.SIGTERM)
 
     def burst(self) -> None:
-        """The last calls end beside what follows."""
+        """The last requests end beside what follows."""
         self._begin(BURST_FACTOR * self._num_callers, MIXED, for_s=BURST_S)
 
     def vanish(self) -> None:
@@ -67,7 +67,7 @@ class Harm:
         self._begin(1, SLOW)
 
     def _begin(self, num_callers: int, kinds: Kinds, for_s: float = 0.0) -> None:
-        """Have callers ask for a while, and leave them to their last calls."""
+        """Have callers ask for a while, and leave them to their last requests."""
         load = Load(self._server, self._known, self._tally, num_callers, kinds)
         self._beside.enter_context(load)
         time.sleep(for_s)

@@ -17,7 +17,7 @@ from soak_calls import Caller, Known
 from paged_backend.launch.server_process import RunningServer
 
 Kinds = Mapping[str, tuple[int, Callable[[Caller], str | Call]]]
-"""Name -> how often it comes among the others, and the call."""
+"""Name -> how often it comes among the others, and the request."""
 
 _RETRY_S = 0.5  # before a caller who was refused asks again
 
@@ -39,7 +39,7 @@ SLOW: Kinds = {"slow reader": (1, Caller.read_slowly)}
 
 @dataclass
 class Tally:
-    """What has become of all calls so far."""
+    """What has become of all requests so far."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, how it ended)
     lost: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, kind: str, outcome: str | Call) -> None:
-        """A call that ended as it had to, or was refused."""
+        """A request that ended as it had to, or was refused."""
         with self._lock:
             if isinstance(outcome, Call):
                 self.streams.append(outcome)
@@ -55,7 +55,7 @@ class Tally:
             self.outcomes[kind, outcome] += 1
 
     def note_lost(self, kind: str, error: Exception) -> None:
-        """A call that did not."""
+        """A request that did not."""
         with self._lock:
             self.outcomes[kind, "lost"] += 1
             self.lost.append(f"{kind}: {error!r}"[:500])
@@ -100,7 +100,7 @@ class Load:
         self._client.close()
 
     def end(self) -> None:
-        """No more calls than are under way."""
+        """No more requests than are under way."""
         self._ending.set()
 
     def _run(self, caller: Caller) -> None:
@@ -112,7 +112,7 @@ class Load:
                 return
 
     def _ask(self, caller: Caller, kind: str) -> bool:
-        """Whether the server refused the call, as a full one may."""
+        """Whether the server refused the request, as a full one may."""
         _, act = self._kinds[kind]
         try:
             self._tally.note(kind, act(caller))

@@ -1,7 +1,7 @@
-"""A client that abuses a server, and the streams and new calls of others beside it (Show 2).
+"""A client that abuses a server, and the streams and new requests of others beside it (Show 2).
 
 Latencies are compared with those of an undisturbed time of the same run, just before. The time to
-a new call's first token is asserted. The gaps within streams are printed beside those next to a
+a new request's first token is asserted. The gaps within streams are printed beside those next to a
 process that only uses a core: on two cores, which clients and server share, that alone shows.
 """
 
@@ -33,7 +33,7 @@ SECONDS = 20.0
 SHAPES = list(filter(None, os.environ.get("ABUSE_SHAPES", "").split(";"))) or [
     *(CONTROL, *TRITON, *GATEWAY)
 ]
-PAUSE_S = 0.25  # between two new calls
+PAUSE_S = 0.25  # between two new requests
 TTFT_SLACK_S = 0.5
 ABUSER = Path(__file__).with_name("abuser.py")
 QUESTION = "What does os.getcwd do?"
@@ -45,7 +45,7 @@ class Latencies:
     """What well-behaved callers saw, in seconds."""
 
     gaps: list[float] = field(default_factory=list)  # between the tokens of a stream
-    first: list[float] = field(default_factory=list)  # from a new call to its first token
+    first: list[float] = field(default_factory=list)  # from a new request to its first token
 
     def __str__(self) -> str:
         p50, p99 = quantile(self.gaps, 0.5), quantile(self.gaps, 0.99)
@@ -103,7 +103,7 @@ def doors_of(server: RunningServer, gateway: Gateway) -> list[Door]:
 
 
 async def watch(doors: list[Door], during: Callable[[], Awaitable[None]]) -> Latencies:
-    """Four streams that begin again when they end, and new calls, while something goes on."""
+    """Four streams that begin again when they end, and new requests, while something goes on."""
     seen, over = Latencies(), asyncio.Event()
 
     async def stream(door: Door) -> None:

@@ -1,4 +1,4 @@
-"""A name that a caller uses again stands for the new call only, however the one before ended."""
+"""A name that a caller uses again stands for the new request only, however the one before ended."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server
 
-NUM_CALLERS = 4  # at once, so that the engine has something to do whenever a call ends
+NUM_CALLERS = 4  # at once, so that the engine has something to do whenever a request ends
 PAIRS = [24, pytest.param(500, marks=pytest.mark.soak)]
 LONG = {"text_input": "What does len do?", "max_tokens": 1500, "ignore_eos": True}
-# Nothing in the second call's answer is in the first one's.
+# Nothing in the second request's answer is in the first one's.
 SECOND = {
     **{"text_input": "What does os.getcwd do?", "temperature": 0, "max_tokens": 8},
     **{"return_output_ids": True, "return_finish_reason": True},
@@ -28,7 +28,7 @@ SECOND = {
 
 
 class Caller:
-    """A client with one connection that gives each of its calls the same name."""
+    """A client with one connection that gives each of its requests the same name."""
 
     def __init__(self, server: RunningServer, call_id: str) -> None:
         self.call_id = call_id
@@ -77,7 +77,7 @@ def ends_by_length(caller: Caller) -> None:
 
 
 def ends_by_cancel(caller: Caller) -> None:
-    """The answer to the cancelling call is enough: the first call's end need not be read."""
+    """The answer to the cancelling request is enough: the first request's end need not be read."""
     with caller.stream(**LONG):
         assert caller.ask(task="cancel")[0] == 200
 
@@ -119,7 +119,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def wrong_answers(server: RunningServer, number: int, end: Callable[[Caller], None]) -> list[Any]:
-    """What second calls got that is not their answer, of so many pairs by several callers."""
+    """What second requests got that is not their answer, of so many pairs by several callers."""
 
     def pairs(index: int) -> list[Any]:
         answers = []
@@ -142,13 +142,13 @@ def test_a_name_used_again_is_the_new_call(
     server: RunningServer, end: Callable[[Caller], None], number: int
 ) -> None:
     wrong = wrong_answers(server, number, end)
-    assert not wrong, f"{len(wrong)} of {number} second calls, as {wrong[0]}"
+    assert not wrong, f"{len(wrong)} of {number} second requests, as {wrong[0]}"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [16, pytest.param(504, marks=pytest.mark.soak)])
 def test_so_it_is_after_an_engine_has_died_of_the_call(tmp_path: Path, number: int) -> None:
-    """Calls that fail with their engine, 56 at a time, and then calls of the same names."""
+    """Requests that fail with their engine, 56 at a time, and then requests of the same names."""
     at_once = min(number, 56)
 
     def pair(index: int) -> Any:

@@ -1,4 +1,4 @@
-"""A server, or a version of a model, that goes away while calls are open."""
+"""A server, or a version of a model, that goes away while requests are open."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DRAINING = b"draining: the server stops"
 
 
 async def ask(server: RunningServer, params: dict[str, Any]) -> list[WireCall]:
-    """Four calls over each wire."""
+    """Four requests over each wire."""
     return [await WireCall.start(server, wire, params) for wire in WIRES for _ in range(4)]
 
 
@@ -84,7 +84,7 @@ def test_calls_end_before_a_stopping_server_does(
         lines = log.read_text()
     assert all(b"error" not in call.received and DRAINING not in call.received for call in short)
     took_s = [call.arrivals[-1] - told_s for call in long]
-    print(f"\nlong calls ended {min(took_s):.1f} to {max(took_s):.1f} s after SIGTERM")
+    print(f"\nlong requests ended {min(took_s):.1f} to {max(took_s):.1f} s after SIGTERM")
     assert all(DRAINING in call.received for call in long)
     assert limit_s <= min(took_s) and max(took_s) < exit_timeout_s
     assert DRAINING in late.received

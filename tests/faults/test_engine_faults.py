@@ -74,7 +74,7 @@ def mixed_asks() -> list[Ask]:
 
 
 def logprobs(call: Call) -> list[float]:
-    """Every log-probability that a call was told."""
+    """Every log-probability that a request was told."""
     assert call.completion is not None
     positions = [position for answer in call.completion.answers for position in answer.logprobs]
     positions += [position for position in call.completion.prompt_logprobs if position is not None]

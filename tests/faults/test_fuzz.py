@@ -437,7 +437,7 @@ def run_and_settle(
 ) -> dict[str, Holding]:
     """Send rounds beside good streams; what is held when all of them have ended.
 
-    The streams go on for a moment, as a thread may keep its last call until the next one.
+    The streams go on for a moment, as a thread may keep its last request until the next one.
     """
     with fuzz.good_streams():
         fuzz.run(seeds, duration_s, again=again)

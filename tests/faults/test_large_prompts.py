@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 class Stream:
-    """A gRPC stream with many calls; answers and errors are read as they arrive."""
+    """A gRPC stream with many requests; answers and errors are read as they arrive."""
 
     def __init__(self, client: InferenceServerClient) -> None:
         self._client = client
@@ -43,7 +43,7 @@ class Stream:
         client.start_stream(lambda result, error: self._arrived.put(str(error or "answered")))
 
     def ask(self, text: str, tenant: str, task: str = "generate") -> None:
-        """Send a call; its answer is "answered" or the text of its error."""
+        """Send a request; its answer is "answered" or the text of its error."""
         inputs = []
         for name, value in (("text_input", text), ("task", task)):
             inputs.append(InferInput(name, [1], "BYTES"))
@@ -62,7 +62,7 @@ class Stream:
         return self._arrived.qsize()
 
     def cancel(self) -> None:
-        """Cancel all calls."""
+        """Cancel all requests."""
         self._client.stop_stream(cancel_requests=True)
 
 
@@ -150,7 +150,7 @@ def test_prompts_of_callers_that_have_left_are_not_tokenized(server: RunningServ
         wait_for(
             lambda: log.read_text().count("Successfully cancelled the request") > before,
             30,
-            "all of the calls were tokenized",
+            "all of the requests were tokenized",
         )
 
 

@@ -38,7 +38,7 @@ class Outcomes:
     lags_s: list[float] = field(default_factory=list)
 
     async def ask(self, server: RunningServer, wire: str) -> None:
-        """One call, to its end."""
+        """One request, to its end."""
         call = await WireCall.start(server, wire, PARAMS)
         try:
             await call.wait(CALL_TIMEOUT_S)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from callers import Crowd, ask_all, greedy
-from paged_loadtest.scrape import scrape
 from servers import (
     ORPHAN_TIMEOUT_S,
     engine_of,
@@ -24,6 +23,7 @@ from servers import (
 )
 
 from paged_backend.launch.server_process import RunningServer
+from paged_backend.tools.scrape import scrape
 
 pytestmark = pytest.mark.server
 
@@ -48,7 +48,7 @@ def test_a_dead_front_end_takes_only_its_own_streams(tmp_path: Path) -> None:
             heard = [call.error for call in crowd.calls if call.error is not None]
             crowd.hang_up()
         assert engine_of(server) == engine
-        server.kill()  # it would wait 30 s for the calls of the dead front-end
+        server.kill()  # it would wait 30 s for the requests of the dead front-end
     complete = [pair for pair in zip(crowd.calls, undisturbed, strict=True) if not pair[0].error]
     print(f"\n{len(heard)} of {32 - others} clients of the dead front-end heard of it", heard[:1])
     assert 32 > len(complete) == others > 0

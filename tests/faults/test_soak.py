@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from paged_loadtest.machine import circumstances
 from servers import metrics, serve_demo, wait_for
 from soak_calls import Known, learn
 from soak_faults import FAULTS, Harm
@@ -17,6 +16,7 @@ from soak_load import MIXED, Load, Tally
 from soak_report import Report
 
 from paged_backend.launch.server_process import RunningServer
+from paged_backend.tools.machine import circumstances
 
 pytestmark = [pytest.mark.server, pytest.mark.soak]
 

@@ -18,7 +18,7 @@ from paged_backend.launch.server_process import RunningServer
 
 pytestmark = pytest.mark.server
 
-RATE = 120.0  # a second; above 250 cancelled calls a second tritonserver 24.10's gRPC breaks
+RATE = 120.0  # a second; above 250 cancelled requests a second tritonserver 24.10's gRPC breaks
 SEATS = 16  # so that most vanish while they wait for one
 LONGEST_STAY_S = 1.0
 PARTIAL = 0.1  # of the clients are gone before the server has all of their request

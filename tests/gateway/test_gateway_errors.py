@@ -1,4 +1,4 @@
-"""What callers do wrong, and what they are told."""
+"""What clients do wrong, and what they are told."""
 
 from __future__ import annotations
 

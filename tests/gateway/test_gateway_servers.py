@@ -135,7 +135,7 @@ def test_a_server_that_dies_is_left(server, tmp_path):
     write_model_repository(tmp_path, MODEL, {"model": "demo"}, instances=1)
     prompts = [f"{n} " * 100 for n in range(4)]
     # This gateway does not look at its servers by itself, so that a request finds one dead.
-    before = "from paged_client.gateway import fleet\nfleet.REFRESH_S = 3600.0"
+    before = "from paged_client.gateway import backend_pool\nbackend_pool.REFRESH_S = 3600.0"
     with start_server(tmp_path) as dying:
         flags = ("--triton", server.running.grpc_url, "--triton", dying.grpc_url)
         with (

@@ -44,22 +44,23 @@ def unread(gateway: Gateway, body) -> Iterator[socket.socket]:
         yield connection
 
 
-def events(reply: bytes) -> list[dict]:
-    """What the events of a chunked reply say; it must have its end."""
-    assert reply.startswith(b"HTTP/1.1 200 ") and reply.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    return [json.loads(line[6:]) for line in reply.splitlines() if line.startswith(b"data: {")]
+def events(response: bytes) -> list[dict]:
+    """What the events of a chunked response say; it must have its end."""
+    assert response.startswith(b"HTTP/1.1 200 ")
+    assert response.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    return [json.loads(line[6:]) for line in response.splitlines() if line.startswith(b"data: {")]
 
 
 def joined(chunks) -> tuple[dict, dict]:
     """Each choice put together, and the usage at the end."""
     choices: dict[int, dict] = {}
     for chunk in chunks:
-        for piece in chunk["choices"]:
-            choice = choices.setdefault(piece["index"], {"text": "", "reasons": [], "columns": {}})
-            choice["text"] += piece["text"]
-            choice["reasons"] += [piece["finish_reason"]] if piece["finish_reason"] else []
-            for name, column in (piece["logprobs"] or {}).items():
-                choice["columns"].setdefault(name, []).extend(column)
+        for choice in chunk["choices"]:
+            whole = choices.setdefault(choice["index"], {"text": "", "reasons": [], "columns": {}})
+            whole["text"] += choice["text"]
+            whole["reasons"] += [choice["finish_reason"]] if choice["finish_reason"] else []
+            for name, column in (choice["logprobs"] or {}).items():
+                whole["columns"].setdefault(name, []).extend(column)
     return choices, chunks[-1]["usage"]
 
 
@@ -197,7 +198,7 @@ def test_chunks_of_each_answer_are_joined_while_they_wait():
     ]
 
 
-def test_beyond_the_limit_all_calls_are_closed_at_once():
+def test_beyond_the_limit_all_requests_are_closed_at_once():
     closed = []
 
     async def endless(name):
@@ -219,11 +220,11 @@ def test_beyond_the_limit_all_calls_are_closed_at_once():
     asyncio.run(scenario())
 
 
-def test_calls_start_as_others_begin_to_answer_and_not_after_an_error():
+def test_requests_start_as_others_begin_to_answer_and_not_after_an_error():
     started = []
     begin = [asyncio.Event() for _ in range(40)]
 
-    async def call(number):
+    async def stream(number):
         started.append(number)
         await begin[number].wait()
         if number == 20:
@@ -239,7 +240,7 @@ def test_calls_start_as_others_begin_to_answer_and_not_after_an_error():
         assert started == [*range(count)]
 
     async def scenario():
-        async with Backlog([call(number) for number in range(40)], limit=1000) as backlog:
+        async with Backlog([stream(number) for number in range(40)], limit=1000) as backlog:
             await until(MAX_STARTING)
             for number in range(5):
                 begin[number].set()

@@ -33,7 +33,7 @@ def cached_tokens(response) -> int:
     return response.json["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_a_caller_neither_names_its_tenant_nor_gets_before_others(guarded):
+def test_a_client_neither_names_its_tenant_nor_gets_before_others(guarded):
     for field, value in (("tenant", "bob"), ("tenant", ""), ("priority", -1)):
         response = ask(guarded, "first", **{field: value})
         assert (response.status, response.error["param"]) == (400, field)
@@ -41,7 +41,7 @@ def test_a_caller_neither_names_its_tenant_nor_gets_before_others(guarded):
         assert ask(guarded, "first", priority=priority).status == 200
 
 
-def test_without_keys_the_caller_says_all_that(gateway):
+def test_without_keys_the_client_says_all_that(gateway):
     assert ask(gateway, tenant="bob", priority=-1).status == 200
 
 

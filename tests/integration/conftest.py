@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from paged_client import Client
-from paged_loadtest.scrape import scrape
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
 from paged_backend.tools.demo.metrics import read_metrics
+from paged_backend.tools.scrape import scrape
 
 MODEL = "paged_llm"
 MAX_NUM_SEQS = 64

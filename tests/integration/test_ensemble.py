@@ -29,7 +29,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
 from paged_backend.launch.repository import model_names, write_pipeline
 from paged_backend.launch.server_process import RunningServer, start_server
-from paged_backend.serving.calls.front_end import MAX_BEHIND
+from paged_backend.serving.requests.front_end import MAX_BEHIND
 from paged_backend.tools.demo import load_questions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "text"))
@@ -41,7 +41,7 @@ QUESTIONS = load_questions()
 GREEDY = {"temperature": 0, "max_tokens": 64}
 OURS = ["llm", "llm_bls"]
 LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 900
-STOP_S = 15.0  # a server that waits for calls it has lost count of takes twice as long
+STOP_S = 15.0  # a server that waits for requests it has lost count of takes twice as long
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_a_call_can_be_ended_by_its_name(server: Server) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(generate, server, MODEL, **fields, **wishes)
         server.wait_for("num_requests_running", 1)
-        for _ in range(6):  # of both instances, whichever has the call
+        for _ in range(6):  # of both instances, whichever has the request
             status, _ = post(server, MODEL, "generate", {"task": "cancel", "call_id": "mine"})
             assert status == 200
         assert answer.result(60)["finish_reason"] == "abort"

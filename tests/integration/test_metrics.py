@@ -68,8 +68,8 @@ def read(server: RunningServer) -> Page:
 def settled(server: RunningServer, before: Page | None = None, num_calls: int = 0) -> Page:
     """The metrics once nothing is open and the last counts are published.
 
-    These are the counts of the calls since ``before`` was read: a front-end that has nothing to do
-    publishes them twice a second, on a busy machine later.
+    These are the counts of the requests since ``before`` was read: a front-end that has nothing to
+    do publishes them twice a second, on a busy machine later.
     """
     counted = f"paged_{CALLS_ENDED}"
     earlier = before[counted] if before is not None else 0
@@ -174,8 +174,8 @@ def test_counts_and_sizes_are_exact(small, client):
 def test_tokens_that_arrive_together_count_one_by_one(small, client):
     """A front end that stood still finds a whole answer at once.
 
-    It has passed on all calls before, because the server gives up a front end that accepts no call
-    for a second.
+    It has passed on all requests before, because the server gives up a front end that accepts no
+    request for a second.
     """
     before = settled(small)
     stubs = [p for p in psutil.Process(small.pid).children() if "stub" in p.name()]
@@ -248,7 +248,7 @@ def test_gauges_under_load(small, client):
 
 
 def disagreements(page: Page) -> dict[str, tuple[float, float]]:
-    """What gauges show in place of what they should while twelve calls have four seats."""
+    """What gauges show in place of what they should while twelve requests have four seats."""
     requests = 'nv_trt_llm_request_metrics{request_type="%s"}'
     blocks = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="%s"}'
     used = page["paged_kv_blocks_used"]

@@ -539,7 +539,7 @@ UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 
 
 def kill_engine(server: Server, model: str) -> None:
-    """End a model's engine, and have the first call after it refused."""
+    """End a model's engine, and have the first request after it refused."""
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or [])
         if f"--server {server.running.pid}-" in words and f"/{model}-1-" in words:
@@ -547,7 +547,7 @@ def kill_engine(server: Server, model: str) -> None:
     deadline = time.monotonic() + 60
     while True:
         (answer,) = server.infer(model=model, text_input="Tell me")
-        # A call that came before the end was noticed is told of it in our own words.
+        # A request that came before the end was noticed is told of it in our own words.
         if answer.error is not None and "engine_dead" not in answer.error.message():
             break
         assert time.monotonic() < deadline

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from paged_kernels.attention_params import AttentionParams
 from paged_kernels.reference import paged_attention as reference
-from paged_kernels.scores import Scores
 from torch import Tensor
 
 POISON = {torch.float8_e4m3fn: 0x7F, torch.int8: 127}
@@ -62,19 +62,19 @@ class Batch:
         heads = self.qkv.view(len(self.qkv), -1, self.head_dim)
         return heads[:, : self.num_heads]
 
-    def scores(self, **options: object) -> Scores:
+    def params(self, **options: object) -> AttentionParams:
         """The usual scale and, for a quantized cache, a scale for each head."""
         scales = {}
         if self.kv_cache.dtype != self.dtype:
             heads = torch.arange(self.num_kv_heads, dtype=torch.float32, device=self.device)
             factor = 1 / 32 if self.kv_cache.dtype == torch.int8 else 1.0
             scales = {"k_scale": factor * (1 + heads / 4), "v_scale": factor * (2 - heads / 4)}
-        return Scores(self.head_dim**-0.5, **{**scales, **options})
+        return AttentionParams(self.head_dim**-0.5, **{**scales, **options})
 
-    def wanted(self, scores: Scores) -> tuple[Tensor, Tensor]:
+    def wanted(self, params: AttentionParams) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp in float64."""
         return reference.paged_attention(
-            self.q, self.kv_cache, self.block_table, self.seq_lens, self.query_start_loc, scores
+            self.q, self.kv_cache, self.block_table, self.seq_lens, self.query_start_loc, params
         )
 
     def empty_out(self) -> Tensor:

@@ -41,16 +41,16 @@ def test_a_side_without_keys_has_no_weight_and_two_give_zero(device):
 
 def test_the_keys_of_one_sequence_in_two_parts(device):
     batch = Batch([(1, 96), (1, 160)], device=device)
-    scores, cut = batch.scores(), 64
+    params, cut = batch.params(), 64
     heads = torch.empty(2, 4, device=device), torch.empty(2, 4, device=device)
     tables = batch.block_table, batch.block_table[:, cut // 16 :].contiguous()
     lens = torch.full_like(batch.seq_lens, cut), batch.seq_lens - cut
     outs = [
-        paged_decode(batch.q, batch.kv_cache, table, length, scores, lse=lse)
+        paged_decode(batch.q, batch.kv_cache, table, length, params, lse=lse)
         for table, length, lse in zip(tables, lens, heads, strict=True)
     ]
     merged = merge_attention(outs[0], heads[0], outs[1], heads[1], out=outs[0])
-    assert_close(merged, batch.wanted(scores)[0], batch.dtype)
+    assert_close(merged, batch.wanted(params)[0], batch.dtype)
 
 
 @pytest.mark.parametrize(

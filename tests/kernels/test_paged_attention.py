@@ -19,7 +19,7 @@ def check(
     batch: Batch, num_decodes: int = 0, tolerance: float | None = None, **options: object
 ) -> None:
     """Compare the kernels with the reference; every cell of the output must be written."""
-    scores = batch.scores(**options)
+    params = batch.params(**options)
     out, lse = batch.empty_out(), batch.empty_lse()
     got = paged_attention(
         batch.q,
@@ -27,13 +27,13 @@ def check(
         batch.block_table,
         batch.seq_lens,
         batch.query_start_loc,
-        scores,
+        params,
         num_decodes=num_decodes,
         out=out,
         lse=lse,
     )
     assert got is out
-    wanted, wanted_lse = batch.wanted(scores)
+    wanted, wanted_lse = batch.wanted(params)
     assert_close(out, wanted, batch.dtype, tolerance)
     torch.testing.assert_close(lse.double(), wanted_lse, atol=2e-5, rtol=2e-5)
 
@@ -97,7 +97,7 @@ def test_quantized_cache_with_a_scale_for_each_head(device, dtype, cache_dtype):
     check(batch, num_decodes=3)
 
 
-def test_decodes_in_pieces_and_whole(device):
+def test_decodes_in_splits_and_whole(device):
     check(Batch(DECODES, device=device), num_decodes=len(DECODES))
     many = [(1, 1 + 7 * i % 40) for i in range(9)] + [(1, 500)]
     check(Batch(many, num_heads=2, num_kv_heads=1, device=device), num_decodes=len(many))
@@ -123,50 +123,50 @@ def test_large_scores_do_not_overflow(device):
 
 def test_padded_sequences_change_nothing(device):
     batch = Batch([(1, 100), (1, 20), *[(1, 0)] * 6], device=device)
-    scores = batch.scores()
-    out = paged_decode(batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, scores)
+    params = batch.params()
+    out = paged_decode(batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, params)
     alone = paged_decode(
-        batch.q[:2], batch.kv_cache, batch.block_table[:2], batch.seq_lens[:2], scores
+        batch.q[:2], batch.kv_cache, batch.block_table[:2], batch.seq_lens[:2], params
     )
     torch.testing.assert_close(out[:2], alone, atol=1e-6, rtol=1e-6)
     assert torch.all(out[2:] == 0)
 
 
-def test_one_plan_serves_all_layers_and_pieces_cover_every_key(device):
+def test_one_plan_serves_all_layers_and_splits_cover_every_key(device):
     batch = Batch(DECODES, device=device)
     plan = plan_decode(batch.q, batch.kv_cache, batch.seq_lens)
     covered = {seq: [] for seq in range(len(DECODES))}
-    for seq, begin, end, alone in plan.pieces.tolist():
+    for seq, begin, end, alone in plan.splits.tolist():
         if seq >= 0:
             covered[seq].append((begin, end))
-            assert alone == (plan.num_pieces[seq] == 1)
+            assert alone == (plan.num_splits[seq] == 1)
     for seq, (_, length) in enumerate(DECODES):
         runs = sorted(covered[seq])
-        assert len(runs) == plan.num_pieces[seq]
+        assert len(runs) == plan.num_splits[seq]
         assert [begin for begin, _ in runs] == [0, *(end for _, end in runs)][: len(runs)]
         assert (runs[-1][1] if runs else 0) == length
     for _ in range(2):
         got = paged_decode(
-            batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, batch.scores(), plan=plan
+            batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, batch.params(), plan=plan
         )
-        assert_close(got, batch.wanted(batch.scores())[0], batch.dtype)
+        assert_close(got, batch.wanted(batch.params())[0], batch.dtype)
 
 
 def test_one_long_sequence_among_short_ones_is_cut(device):
     batch = Batch([(1, 16)] * 12 + [(1, 2000)], num_heads=1, num_kv_heads=1, device=device)
     plan = plan_decode(batch.q, batch.kv_cache, batch.seq_lens)
-    assert plan.num_pieces.tolist()[:12] == [1] * 12
-    assert plan.num_pieces[12] > 8
-    assert plan.pieces[0, 0] == 12  # what takes longest starts first
+    assert plan.num_splits.tolist()[:12] == [1] * 12
+    assert plan.num_splits[12] > 8
+    assert plan.splits[0, 0] == 12  # what takes longest starts first
 
 
 def test_cascade_reads_shared_blocks_once(device):
     batch = Batch([(1, 300), (1, 97), (1, 101)], shared_blocks=6, device=device)
-    scores = batch.scores(sinks=per_head(4, device))
+    params = batch.params(sinks=per_head(4, device))
     got = cascade_decode(
-        batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, scores, num_shared_blocks=6
+        batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, params, num_shared_blocks=6
     )
-    assert_close(got, batch.wanted(scores)[0], batch.dtype)
+    assert_close(got, batch.wanted(params)[0], batch.dtype)
 
 
 def test_offsets_past_32_bits(device):
@@ -220,7 +220,7 @@ def test_bad_calls_name_the_argument(device, name, change):
     }
     arguments |= {key: make(batch) for key, make in change.items()}
     with pytest.raises(ArgumentError, match=f"^{name} "):
-        paged_attention(scores=batch.scores(), **arguments)
+        paged_attention(params=batch.params(), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_bad_calls_name_the_argument(device, name, change):
 def test_bad_scores_name_the_option(device, name, value):
     batch = Batch(MIXED, device=device)
     value = value.to(device) if isinstance(value, torch.Tensor) else value
-    scores = replace(batch.scores(), **{name: value})
+    params = replace(batch.params(), **{name: value})
     with pytest.raises(ArgumentError, match=f"^{name} "):
         paged_attention(
             batch.q,
@@ -246,18 +246,18 @@ def test_bad_scores_name_the_option(device, name, value):
             batch.block_table,
             batch.seq_lens,
             batch.query_start_loc,
-            scores,
+            params,
         )
 
 
 def test_what_cascades_cannot_take(device):
     batch = Batch([(1, 100), (1, 120)], shared_blocks=2, device=device)
     arguments = (batch.q, batch.kv_cache, batch.block_table, batch.seq_lens)
-    for name, scores in [
-        ("window", batch.scores(window=8)),
-        ("alibi_slopes", batch.scores(alibi_slopes=per_head(4, device))),
+    for name, params in [
+        ("window", batch.params(window=8)),
+        ("alibi_slopes", batch.params(alibi_slopes=per_head(4, device))),
     ]:
         with pytest.raises(ArgumentError, match=f"^{name} "):
-            cascade_decode(*arguments, scores, num_shared_blocks=2)
+            cascade_decode(*arguments, params, num_shared_blocks=2)
     with pytest.raises(ArgumentError, match=r"^num_shared_blocks "):
-        cascade_decode(*arguments, batch.scores(), num_shared_blocks=0)
+        cascade_decode(*arguments, batch.params(), num_shared_blocks=0)

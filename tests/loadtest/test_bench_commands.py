@@ -214,7 +214,7 @@ def test_prompts_that_the_backend_does_not_take(targets, capsys):
     assert "--backend openai-chat" in fails(capsys, "serve", *flags)
 
 
-def test_a_server_that_refuses_every_call(targets, capsys):
+def test_a_server_that_refuses_every_request(targets, capsys):
     flags = [*targets.flags("triton"), "--vocab-size", "5000", "--seed", "3", "--input-len", "200"]
     assert "does not take requests of this workload: " in fails(capsys, "serve", *flags)
 

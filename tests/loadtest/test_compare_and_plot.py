@@ -23,11 +23,11 @@ def timeline(ttft_s=0.1, gap_s=0.01, tokens=5, cached=0):
 
 
 def run(label="concurrency 2", slower=1.0, concurrency=2, **more):
-    calls = [timeline(slower * 0.1 * (1 + n / 10), slower * 0.01) for n in range(8)]
+    timelines = [timeline(slower * 0.1 * (1 + n / 10), slower * 0.01) for n in range(8)]
     server = [ServerSample(at / 4, at / 20, 2, 1) for at in range(8)]
     return summarise(
         label,
-        calls,
+        timelines,
         2.0 * slower,
         max_concurrency=concurrency,
         request_rate=None,
@@ -160,7 +160,7 @@ def test_without_samples_of_the_server_its_panels_are_left_out(tmp_path):
     assert page.tags.count("svg") == 4
 
 
-def test_reports_of_one_call_or_of_one_token_can_be_drawn(tmp_path):
+def test_reports_of_one_request_or_of_one_token_can_be_drawn(tmp_path):
     lonely = summarise(
         "all at once", [timeline(tokens=1)], 1.0, max_concurrency=None, request_rate=5.0
     )
@@ -168,10 +168,10 @@ def test_reports_of_one_call_or_of_one_token_can_be_drawn(tmp_path):
 
 
 def test_reports_of_prefixes_are_drawn_over_their_hits(tmp_path):
-    calls = {part: [timeline(cached=part) for _ in range(4)] for part in (0, 5, 10)}
+    timelines = {part: [timeline(cached=part) for _ in range(4)] for part in (0, 5, 10)}
     runs = [
         summarise(f"shared {10 * part}%", lines, 1.0, max_concurrency=1, request_rate=None)
-        for part, lines in calls.items()
+        for part, lines in timelines.items()
     ]
     prefix = Report("prefix", {}, {}, runs)
     text = drawn(tmp_path, prefix, kind="html").decode()

@@ -11,9 +11,9 @@ from aiohttp import web
 from integration.conftest import MODEL
 from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.options import BACKENDS, TargetOptions
-from paged_loadtest.request import Request
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.workloads.request import Request
 
 pytestmark = pytest.mark.server
 QUESTION = "What does len do?"
@@ -62,7 +62,7 @@ def test_chats_end_where_the_model_ends_them(targets, client, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_failed_call_says_why_and_harms_no_other(targets, backend):
+def test_a_failed_request_says_why_and_harms_no_other(targets, backend):
     too_long = Request("Hi", 10**6)
     _, (failed, after) = asyncio.run(ask(target(targets, backend), too_long, Request("Hi", 4)))
     assert "max_tokens" in failed.error and not failed.is_success

@@ -10,9 +10,9 @@ import pytest
 from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions
-from paged_loadtest.request import Request, Turn
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.workloads.request import Request, Turn
 
 
 def requests(count, **more):
@@ -75,7 +75,7 @@ def drive(targets, sent, times, max_concurrency=None):
 
 
 def most_open(timelines):
-    """The highest number of calls between their sending and their last token."""
+    """The highest number of requests between their sending and their last token."""
     edges = [(t.sent_s, 1) for t in timelines] + [(t.arrivals_s[-1], -1) for t in timelines]
     count = most = 0
     for _, change in sorted(edges):
@@ -126,7 +126,7 @@ def test_a_conversation_goes_on_in_its_slot_with_what_was_answered(targets, clie
 
 
 @pytest.mark.server
-def test_a_failed_call_ends_its_conversation_only(targets):
+def test_a_failed_request_ends_its_conversation_only(targets):
     bad = Request(({"role": "user", "content": "Hi"},), 10**6, later=(Turn("and?", 4),))
     driver = drive(targets, [bad, *requests(3)], [0.0] * 4, max_concurrency=2)
     assert sorted(t.is_success for t in driver.timelines) == [False, True, True, True]

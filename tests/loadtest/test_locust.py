@@ -68,11 +68,11 @@ def free_port() -> int:
 
 
 def totals(line: str) -> tuple[int, int, int]:
-    """Tokens, calls and failures of the line at the end."""
+    """Tokens, requests and failures of the line at the end."""
     found = re.search(r"^(\d+) output tokens in .* a second; (\d+) calls, (\d+) failed", line, re.M)
     assert found, line
-    tokens, calls, failed = map(int, found.groups())
-    return tokens, calls, failed
+    tokens, num_requests, failed = map(int, found.groups())
+    return tokens, num_requests, failed
 
 
 def rows(prefix: Path) -> dict[tuple[str, str], dict[str, str]]:
@@ -97,7 +97,7 @@ class Counted:
         return self._settled()[name] - self._before[name]
 
     def _settled(self) -> dict[str, float]:
-        """The counts once nothing goes on, a call that an earlier test gave up included."""
+        """The counts once nothing goes on, a request that an earlier test gave up included."""
         self._server.wait_for("kv_blocks_used", 0)
         time.sleep(0.6)  # a front-end that has nothing to do looks up twice a second
         return self._server.metrics()
@@ -109,19 +109,19 @@ def test_counts_what_the_server_counts_over_all_protocols(server, addresses, tmp
         counted = Counted(server)
         flags = ("-u", "6", "-r", "6", "-t", duration, "--csv", prefix, "--html", report)
         done = run(*flags, *addresses)
-        tokens, calls, failed = totals(done.stdout)
+        tokens, num_requests, failed = totals(done.stdout)
         assert (done.returncode, failed) == (0, 0), done.stderr
         assert tokens == counted["generation_tokens_total"]
         table = rows(prefix)
         if all((protocol, "TPOT (us)") in table for protocol in PROTOCOLS):
             break
     assert sum(int(table[p, "output tokens"]["Request Count"]) for p in PROTOCOLS) == tokens
-    assert int(table["", "Aggregated"]["Request Count"]) == calls
+    assert int(table["", "Aggregated"]["Request Count"]) == num_requests
     for protocol in PROTOCOLS:
         e2e, ttft = table[protocol, "E2E (ms)"], table[protocol, "TTFT (us)"]
         assert int(e2e["Request Count"]) == int(ttft["Request Count"]) > 0
         assert 0 < int(ttft["50%"]) <= int(ttft["99%"]) < 1e3 * float(e2e["Max Response Time"])
-        # The first token and all gaps after it are the whole call, in whichever unit.
+        # The first token and all gaps after it are the whole request, in whichever unit.
         # Each gap between tokens is counted in whole microseconds.
         itl_s = seconds(table[protocol, "ITL (us)"])
         assert seconds(e2e) == pytest.approx(seconds(ttft) + itl_s, rel=1e-3)
@@ -138,13 +138,13 @@ def test_counts_as_exactly_on_two_workers(server, addresses, tmp_path):
             *("--expect-workers", "2", "-u", "6", "-r", "6", "-t", "4s"),
             *("--csv", tmp_path / "run", *addresses),
         )
-    tokens, calls, failed = totals(done.stdout)
+    tokens, num_requests, failed = totals(done.stdout)
     assert (done.returncode, failed) == (0, 0), done.stderr
     assert tokens == counted["generation_tokens_total"] > 0
-    assert int(rows(tmp_path / "run")["", "Aggregated"]["Request Count"]) == calls
+    assert int(rows(tmp_path / "run")["", "Aggregated"]["Request Count"]) == num_requests
 
 
-def test_calls_cut_off_at_the_end_are_failures(server, addresses):
+def test_requests_cut_off_at_the_end_are_failures(server, addresses):
     counted = Counted(server)
     done = run(*"-u 6 -r 6 -t 2s -s 0 --output-len 200".split(), *addresses)
     tokens, _, failed = totals(done.stdout)
@@ -155,7 +155,7 @@ def test_calls_cut_off_at_the_end_are_failures(server, addresses):
 
 
 @pytest.mark.soak
-def test_users_that_leave_in_a_burst_leave_their_calls_to_end(server, addresses):
+def test_users_that_leave_in_a_burst_leave_their_requests_to_end(server, addresses):
     counted = Counted(server)
     burst = "-u 8 -t 7s --shape burst --burst-every 3 --burst-length 1 --output-len 150"
     done = run(*burst.split(), *addresses)
@@ -172,10 +172,10 @@ def test_requests_at_a_rate_wait_for_no_answer(server, addresses):
     # Three users who waited for answers could not send so many.
     flags = "-u 3 -r 3 -t 5s --request-rate 12 --output-len 120"
     done = run(*flags.split(), *addresses)
-    tokens, calls, failed = totals(done.stdout)
+    tokens, num_requests, failed = totals(done.stdout)
     assert (done.returncode, failed) == (0, 0), done.stderr
-    assert 30 <= calls <= 90
-    assert tokens == counted["generation_tokens_total"] == 120 * calls
+    assert 30 <= num_requests <= 90
+    assert tokens == counted["generation_tokens_total"] == 120 * num_requests
 
 
 def test_ramp_ends_when_more_users_bring_no_more(addresses):
@@ -201,8 +201,8 @@ def test_trace_is_replayed_once_at_its_times(server, addresses, tmp_path):
             *("--expect-workers", "2", "-u", "6"),
             *("--dataset-name", "trace", "--dataset-path", path, *addresses),
         )
-    tokens, calls, failed = totals(done.stdout)
-    assert (done.returncode, calls, failed) == (0, 20, 0), done.stderr
+    tokens, num_requests, failed = totals(done.stdout)
+    assert (done.returncode, num_requests, failed) == (0, 20, 0), done.stderr
     assert tokens == counted["generation_tokens_total"] == sum(wanted for _, wanted in lengths)
     assert counted["prompt_tokens_total"] == sum(given for given, _ in lengths)
 
@@ -212,7 +212,7 @@ def test_conversations_go_on_over_chats(server, addresses):
     counted = Counted(server)
     flags = "-u 3 -r 3 -t 4s --dataset-name conversations --tokenizer demo --num-prompts 20"
     done = run(*flags.split(), *addresses)
-    tokens, calls, failed = totals(done.stdout)
+    tokens, num_requests, failed = totals(done.stdout)
     assert (done.returncode, failed) == (0, 0), done.stderr
     assert tokens == counted["generation_tokens_total"] > 0
     assert counted["prefix_cache_hits_total"] > 0  # later turns begin as earlier ones did
@@ -294,11 +294,11 @@ def test_server_that_dies_ends_the_run_with_its_results(tmp_path):
             running.kill()
             out, log = process.communicate(timeout=120)
     assert process.returncode == 2, log
-    tokens, calls, failed = totals(out)
-    assert tokens > 0 and calls > failed > 0
+    tokens, num_requests, failed = totals(out)
+    assert tokens > 0 and num_requests > failed > 0
     assert re.match(r"locust: error: --(grpc|http)-url: nobody answers", log.splitlines()[-1])
     assert "Traceback" not in log
-    assert int(rows(prefix)["", "Aggregated"]["Request Count"]) == calls
+    assert int(rows(prefix)["", "Aggregated"]["Request Count"]) == num_requests
 
 
 PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
@@ -334,8 +334,8 @@ def test_users_of_a_door_that_does_not_answer_are_left_out_unless_named(tmp_path
     assert (tmp_path / "all.status").read_text() == "0\n", log
     assert "OpenAIUser is left out: --openai-url: nobody answers at http://127.0.0.1:9000" in log
     assert "GrpcUser is left out" not in log and "HttpUser is left out" not in log
-    tokens, calls, failed = totals(done.stdout)
-    assert tokens > 0 and calls > 0 and failed == 0
+    tokens, num_requests, failed = totals(done.stdout)
+    assert tokens > 0 and num_requests > 0 and failed == 0
     assert (tmp_path / "named.status").read_text() == "2\n"
     complaint = (tmp_path / "named").read_text().splitlines()[-1]
     assert complaint.startswith("locust: error: --openai-url: nobody answers at http://127.0.0.1:9")

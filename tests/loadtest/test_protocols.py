@@ -7,10 +7,10 @@ import json
 import pytest
 from paged_loadtest.protocols import openai, triton_http
 from paged_loadtest.protocols.decoding import describe_refusal
-from paged_loadtest.request import Request
 from paged_loadtest.timeline import Timeline
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.workloads.request import Request
 
 CHAT = ({"role": "user", "content": "Hi"},)
 

@@ -8,9 +8,10 @@ import threading
 
 import pytest
 from paged_loadtest.results import ServerSample
-from paged_loadtest.scrape import Histogram, parse_page, scrape
+from paged_loadtest.sampling import server_sample
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.scrape import Histogram, parse_page, scrape
 
 # As Triton writes it: a histogram of counters, two models, and counters of its own.
 PAGE = """\
@@ -69,8 +70,8 @@ def test_values_are_of_all_models_or_of_one():
 
 
 def test_a_moment_of_the_server():
-    assert parse_page(PAGE, model="a").server_sample(1.5) == ServerSample(1.5, 0.5, 5, 2)
-    peer = parse_page(PEER, model="meta/llama").server_sample(2.0)
+    assert server_sample(parse_page(PAGE, model="a"), 1.5) == ServerSample(1.5, 0.5, 5, 2)
+    peer = server_sample(parse_page(PEER, model="meta/llama"), 2.0)
     assert peer == ServerSample(2.0, pytest.approx(0.3), 7, 0)
 
 
@@ -84,8 +85,8 @@ def test_a_prefix_of_ones_own_and_two_prefixes_on_one_page():
 def test_histograms_of_counters_and_real_ones():
     first_token = parse_page(PAGE, model="a").histogram("time_to_first_token_seconds")
     assert first_token == Histogram((0.1, 0.2, math.inf), (2, 6, 8), 1.5)
-    whole_call = parse_page(PEER).histogram("e2e_request_latency_seconds")
-    assert whole_call is not None and whole_call.mean == 0.25
+    latency = parse_page(PEER).histogram("e2e_request_latency_seconds")
+    assert latency is not None and latency.mean == 0.25
     assert parse_page(PAGE).histogram("inter_token_latency_seconds") is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -19,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from paged_backend.errors import ConfigError
 from paged_backend.text.chat import Chat
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 RNG = np.random.default_rng(0)
 WORDS = ["".join(RNG.choice(list("abcdefghijklmnop"), 5)) for _ in range(120)]

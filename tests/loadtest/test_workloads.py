@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
-from paged_loadtest.workloads.lengths import parse_lengths
 
 from paged_backend import LLM, SamplingParams
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.errors import ConfigError
 from paged_backend.tools.demo import load_questions
+from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
+from paged_backend.tools.workloads.lengths import parse_lengths
 
 DATA = Path(__file__).parent.parent.parent / "loadtest" / "workloads"
 SHAREGPT, TRACE = str(DATA / "demo_sharegpt.json"), str(DATA / "sample_trace.jsonl")
@@ -465,7 +465,7 @@ class TestTrace:
         whole = [block[:1] + block[1:] for block in blocks.values() if len(block) == 8]
         assert len(set(whole)) == len(whole)
 
-    def test_calls_come_in_their_order_from_the_first_on(self, tmp_path):
+    def test_requests_come_in_their_order_from_the_first_on(self, tmp_path):
         lines = [line(5000, output_length=2), line(4000, output_length=1), line(9000.5)]
         requests = make_requests(write_trace(tmp_path, *lines), IDS)
         assert [request.max_tokens for request in requests] == [1, 2, 3]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from paged_client import Client
-from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
+from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 pytestmark = pytest.mark.server
 
@@ -71,7 +71,7 @@ def test_all_but_the_first_of_a_group_find_its_prefix(client, prompt_format):
     assert cached == [0] * 3 + [64] * 9
 
 
-def test_calls_of_a_trace_find_the_blocks_of_those_before(client):
+def test_requests_of_a_trace_find_the_blocks_of_those_before(client):
     asked = ask(client, dataset_name="trace", dataset_path=str(TRACE), num_prompts=12, seed=11)
     known: set[tuple[int, ...]] = set()
     for request, completion in asked:

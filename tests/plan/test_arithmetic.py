@@ -87,12 +87,15 @@ def test_quantized_weights_leave_the_embedding_and_norms_alone() -> None:
 @pytest.mark.parametrize("name", ["demo", "llama-30m", "smollm2-135m", "llama-3-8b", "llama-3-70b"])
 def test_the_engine_makes_room_for_as_many_weights(name: str) -> None:
     config = load_model_config(find_config(name).parent)
-    slots = build_model(config, 2, MetaPlatform(torch.bfloat16)).slots()
-    assert sum(slot.numel() for slot in slots.values()) == count_parameters(config).total
+    parameters = build_model(config, 2, MetaPlatform(torch.bfloat16)).parameters()
+    assert (
+        sum(parameter.numel() for parameter in parameters.values())
+        == count_parameters(config).total
+    )
     if not config.tied_embeddings:
-        del slots["model.embed_tokens.weight"]
+        del parameters["model.embed_tokens.weight"]
     read = count_parameters(config).bytes_of_step(BF16)
-    assert read == sum(slot.nbytes for slot in slots.values())
+    assert read == sum(parameter.nbytes for parameter in parameters.values())
 
 
 @pytest.mark.parametrize(
@@ -111,8 +114,11 @@ def test_biases_and_head_norms_are_counted(
     values |= {"architectures": [architecture], **changes}
     (tmp_path / "config.json").write_text(json.dumps(values))
     config = load_model_config(tmp_path)
-    slots = build_model(config, 2, MetaPlatform(torch.bfloat16)).slots()
-    assert sum(slot.numel() for slot in slots.values()) == count_parameters(config).total
+    parameters = build_model(config, 2, MetaPlatform(torch.bfloat16)).parameters()
+    assert (
+        sum(parameter.numel() for parameter in parameters.values())
+        == count_parameters(config).total
+    )
 
 
 # KV cache

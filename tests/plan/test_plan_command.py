@@ -133,7 +133,7 @@ def timeline(sent_s: float, num_cached: int) -> Timeline:
 def test_results_of_a_load_stand_beside_the_roofline(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Four calls of 1.5 s in 3 s: two at once on average.
+    # Four requests of 1.5 s in 3 s: two at once on average.
     calls = [timeline(start, 40) for start in (0.0, 0.0, 1.5, 1.5)]
     run = summarise("c2", calls, 3.0, max_concurrency=2, request_rate=None)
     empty = summarise("c4", [], 3.0, max_concurrency=4, request_rate=None)

@@ -21,11 +21,11 @@ def make(
     """A packed layer of random numbers with its weight and bias in float64."""
     torch.manual_seed(0)
     linear = platform.linear(LinearSpec(inputs, {"a": outputs}, bias))
-    slots = linear.slots()
-    for slot in slots.values():
-        slot.normal_()
-    weight = slots["a.weight"].double()
-    offset = slots["a.bias"].double() if bias else torch.zeros(outputs).double()
+    parameters = linear.parameters()
+    for parameter in parameters.values():
+        parameter.normal_()
+    weight = parameters["a.weight"].double()
+    offset = parameters["a.bias"].double() if bias else torch.zeros(outputs).double()
     linear.pack()
     return linear, weight, offset
 
@@ -48,12 +48,12 @@ def test_product(platform: Platform, rows: int, inputs: int, outputs: int, bias:
 def test_parts_of_a_checkpoint_are_one_product(platform: Platform) -> None:
     parts = {"q_proj": 32, "k_proj": 16, "v_proj": 16}
     linear = platform.linear(LinearSpec(24, parts, bias=True))
-    slots = linear.slots()
-    assert list(slots) == [f"{name}.{kind}" for kind in ("weight", "bias") for name in parts]
-    for slot in slots.values():
-        slot.normal_()
+    parameters = linear.parameters()
+    assert list(parameters) == [f"{name}.{kind}" for kind in ("weight", "bias") for name in parts]
+    for parameter in parameters.values():
+        parameter.normal_()
     x = torch.randn(3, 24)
-    wanted = [x @ slots[f"{name}.weight"].t() + slots[f"{name}.bias"] for name in parts]
+    wanted = [x @ parameters[f"{name}.weight"].t() + parameters[f"{name}.bias"] for name in parts]
     linear.pack()
     torch.testing.assert_close(linear(x), torch.cat(wanted, dim=1), atol=1e-4, rtol=1e-5)
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from paged_backend.serving.calls.drain import drain_limit_s
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
+from paged_backend.serving.requests.drain import drain_limit_s
 
 
 def deployment(kind="MODEL", device="0", backend="vllm", **parameters):
@@ -87,7 +87,7 @@ def test_so_is_its_exit_timeout(flags, expected):
         assert exit_timeout_s(pid) == expected
 
 
-def test_calls_end_before_the_server_cuts_them():
+def test_requests_end_before_the_server_cuts_them():
     assert drain_limit_s(20, exit_timeout_s=30, num_instances=2) == 20
     assert drain_limit_s(100, exit_timeout_s=30, num_instances=2) == 24
     assert drain_limit_s(20, exit_timeout_s=5, num_instances=4) == 0

@@ -11,8 +11,8 @@ import pytest
 from paged_backend.config import EngineConfig
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
-from paged_backend.serving.calls.parsing import RequestParser
 from paged_backend.serving.contract import as_strings
+from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
 NARROW = {

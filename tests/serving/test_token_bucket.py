@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from paged_backend.serving.calls.token_bucket import TokenBucket
+from paged_backend.serving.requests.token_bucket import TokenBucket
 
 
 def test_no_more_than_the_rate_however_often_it_is_asked():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paged_client import EngineView, SequenceView
-from paged_loadtest.scrape import parse_page
 
+from paged_backend.tools.scrape import parse_page
 from paged_backend.tools.top.source import Reading
 
 LABELS = 'model="paged_llm",version="1"'

@@ -20,15 +20,16 @@ from starlette.types import ASGIApp
 
 from paged_client import ClientError, InvalidRequest, Unavailable
 from paged_client.gateway.auth import ApiKey, RequireApiKey, tenant_of
+from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
-from paged_client.gateway.fleet import BackendPool, Call
 from paged_client.gateway.limits import DEFAULT_BODY_BYTES, RequestLimits
 from paged_client.gateway.metrics import GatewayMetrics, RequestMetrics
-from paged_client.gateway.replies import ClientGone, GatewayResponse, respond, while_connected
+from paged_client.gateway.response_formats import ChatFormat, CompletionFormat, EchoedPrompt
+from paged_client.gateway.responses import ClientGone, GatewayResponse, respond, while_connected
 from paged_client.gateway.schema import (
     ChatRequest,
     CompletionRequest,
@@ -39,7 +40,6 @@ from paged_client.gateway.schema import (
     TextOrIds,
     TokenizeRequest,
 )
-from paged_client.gateway.shapes import ChatShape, CompletionShape, EchoedPrompt
 
 _STARTED_AT = int(time.time())
 _CLIENT_CLOSED_REQUEST = 499  # appears only in the metrics
@@ -67,13 +67,13 @@ class GatewayOptions:
     share_prefix_cache: bool = False
 
 
-async def _fleet(request: Request) -> BackendPool:  # FastAPI would run a plain function in a thread
+async def _pool(request: Request) -> BackendPool:  # FastAPI would run a plain function in a thread
     request.app.state.drain.check()
-    fleet: BackendPool = request.app.state.fleet
-    return fleet
+    pool: BackendPool = request.app.state.pool
+    return pool
 
 
-Servers: TypeAlias = Annotated[BackendPool, Depends(_fleet)]
+Servers: TypeAlias = Annotated[BackendPool, Depends(_pool)]
 ChatBody = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
 CompletionBody = Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
 TokenizeBody = Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
@@ -88,8 +88,8 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(log_unhandled)
-        async with BackendPool(options.triton, metrics, drain, options.request_timeout_s) as fleet:
-            app.state.fleet = fleet
+        async with BackendPool(options.triton, metrics, drain, options.request_timeout_s) as pool:
+            app.state.pool = pool
             with contextlib.closing(app.state.bodies):
                 yield
 
@@ -152,34 +152,37 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     """Create a chat completion."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
-    call = Call(model, body.routed(), params, whole=not body.stream)
+    backend_request = BackendRequest(model, body.routed(), params, whole=not body.stream)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    shape = ChatShape(num_top, body.prompt_logprobs is not None)
-    return await respond(
-        request, GatewayResponse(model, shape, [servers.stream(call)]), _stream(body)
-    )
+    response_format = ChatFormat(num_top, body.prompt_logprobs is not None)
+    response = GatewayResponse(model, response_format, [servers.stream(backend_request)])
+    return await respond(request, response, _stream(body))
 
 
 async def complete(request: Request, body: CompletionBody, servers: Servers) -> Response:
     """Create completions of one or more prompts."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
-    # A whole call has no early first chunk, at which Backlog could start the next call.
+    # With ``whole`` there is no early first chunk at which Backlog could start the next request.
     whole = not body.stream and len(body.prompt) <= MAX_STARTING
-    calls = [Call(model, prompt, params, body.add_special_tokens, whole) for prompt in body.prompt]
+    backend_requests = [
+        BackendRequest(model, prompt, params, body.add_special_tokens, whole)
+        for prompt in body.prompt
+    ]
     echoed = None
     if body.echo:
         tenant = tenant_of(request) or body.tenant
         echoed = await while_connected(request, _echoed_prompts(servers, model, body, tenant))
-    shape = CompletionShape(
+    response_format = CompletionFormat(
         n=body.n or 1,
         num_top=body.logprobs,
         echoed=echoed,
         with_output=body.max_tokens != 0,
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
-    streams = [servers.stream(call) for call in calls]
-    return await respond(request, GatewayResponse(model, shape, streams), _stream(body))
+    streams = [servers.stream(backend_request) for backend_request in backend_requests]
+    response = GatewayResponse(model, response_format, streams)
+    return await respond(request, response, _stream(body))
 
 
 async def list_models(servers: Servers) -> Response:
@@ -293,7 +296,7 @@ def _sampling(request: Request, body: GenerateRequest) -> dict[str, Any]:
         raise ApiError.field("priority", "must be at least 0 with an API key")
     options: GatewayOptions = request.app.state.options
     if body.cache_salt is not None or not options.share_prefix_cache:
-        # A caller's salt is never empty, so the empty one is another separate salt of the tenant.
+        # A client's salt is never empty, so the empty one is another separate salt of the tenant.
         salt = f"{tenant}\0{body.cache_salt or ''}"
         params["cache_salt"] = sha256(salt.encode()).hexdigest()
     return params | {"tenant": tenant}

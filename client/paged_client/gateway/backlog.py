@@ -11,29 +11,32 @@ from typing import Self
 from paged_client import Chunk
 from paged_client.gateway.errors import ApiError
 
-MAX_STARTING = 16  # calls of one request that wait for their first chunk at once
+MAX_STARTING = 16  # requests to servers that wait for their first chunk at once, per HTTP request
 
 
 class Backlog(AsyncIterator[tuple[int, Chunk]]):
-    """The chunks of several calls as they arrive, each with the index of its call.
+    """The chunks of several requests to servers as they arrive, each with its request's index.
 
-    At most ``MAX_STARTING`` calls wait for their first chunk; the next call starts when one of them
-    receives it or ends. After an error no further call starts.
+    Each of ``streams`` yields the chunks of one request. At most ``MAX_STARTING`` requests wait for
+    their first chunk; the next request starts when one of them receives it or ends. After an error
+    no further request starts.
 
     Waiting chunks of one completion are merged. If more than ``limit`` tokens wait for the reader,
-    all calls are cancelled, the waiting chunks are dropped, and the reader gets an ApiError.
-    Leaving the ``async with`` block cancels the calls that are still open.
+    all requests are cancelled, the waiting chunks are dropped, and the reader gets an ApiError.
+    Leaving the ``async with`` block cancels the requests that are still open.
     """
 
-    def __init__(self, calls: Sequence[AsyncGenerator[Chunk, None]], limit: float) -> None:
+    def __init__(self, streams: Sequence[AsyncGenerator[Chunk, None]], limit: float) -> None:
         self._limit = limit
-        self._waiting: dict[tuple[int, int], Chunk] = {}  # by (call, completion) index
+        self._waiting: dict[tuple[int, int], Chunk] = {}  # by (request, completion) index
         self._num_tokens = 0
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._starting = asyncio.Semaphore(MAX_STARTING)
-        self._num_open = len(calls)
-        self._pumps = [asyncio.create_task(self._pump(*call)) for call in enumerate(calls)]
+        self._num_open = len(streams)
+        self._pumps = [
+            asyncio.create_task(self._pump(number, stream)) for number, stream in enumerate(streams)
+        ]
 
     async def __anext__(self) -> tuple[int, Chunk]:
         while not self._waiting:
@@ -54,28 +57,28 @@ class Backlog(AsyncIterator[tuple[int, Chunk]]):
     async def __aexit__(self, *exception: object) -> None:
         self._cancel()
 
-    async def _pump(self, number: int, call: AsyncGenerator[Chunk, None]) -> None:
+    async def _pump(self, number: int, stream: AsyncGenerator[Chunk, None]) -> None:
         try:
-            async with aclosing(call):
-                first = await self._start(call)
+            async with aclosing(stream):
+                first = await self._start(stream)
                 if first is not None:
                     self._put(number, first)
-                    async for chunk in call:
+                    async for chunk in stream:
                         self._put(number, chunk)
         except Exception as error:  # raised to the reader by __anext__
             self._error = self._error or error
         self._num_open -= 1
         self._changed.set()
 
-    async def _start(self, call: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """Wait for a turn and return the call's first chunk; None without one or after an error."""
+    async def _start(self, stream: AsyncGenerator[Chunk, None]) -> Chunk | None:
+        """Wait for a turn and return the first chunk; None without one or after an error."""
         async with self._starting:
             if self._error is not None:
                 return None
             try:
-                return await anext(call, None)
+                return await anext(stream, None)
             except Exception as error:
-                self._error = self._error or error  # before the next call starts
+                self._error = self._error or error  # before the next request starts
                 raise
 
     def _put(self, number: int, chunk: Chunk) -> None:

@@ -48,7 +48,7 @@ class ApiError(Exception):
 
     @classmethod
     def from_client(cls, error: ClientError, names: Mapping[str, str] = _NAMES) -> ApiError:
-        """Convert a server's error; ``names`` maps the engine's field names to the caller's."""
+        """Convert a server's error; ``names`` maps the engine's field names to the gateway's."""
         message = str(error)
         match error:
             case UnknownModel():

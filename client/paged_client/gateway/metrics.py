@@ -27,8 +27,8 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests answered", "route", "status")
-        self._routed = self._counter("routed", "Calls sent to a server", "server", "chosen_by")
-        self._retries = self._counter("retries", "Calls sent to a second server")
+        self._routed = self._counter("routed", "Requests sent to a server", "server", "chosen_by")
+        self._retries = self._counter("retries", "Requests sent to a second server")
         self._first_byte = Histogram(
             "paged_gateway_time_to_first_byte_seconds",
             "From a request to the beginning of its answer",
@@ -45,7 +45,7 @@ class GatewayMetrics:
         self._up.labels(server.address).set_function(lambda: server.is_up)
 
     def routed(self, choice: Choice, is_retry: bool) -> None:
-        """Count a call that is sent to a server."""
+        """Count a request that is sent to a server."""
         self._routed.labels(choice.server, "prefix" if choice.by_prefix else "load").inc()
         if is_retry:
             self._retries.inc()

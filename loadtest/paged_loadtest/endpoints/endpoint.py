@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
-from paged_loadtest.request import Request
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.timeline import Timeline
 
 PROBE_TIMEOUT_S = 5.0
@@ -51,7 +51,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def send(self, request: Request) -> Timeline:
-        """Make one call and wait for its end; the timeline records a failure.
+        """Send a request and wait for the end of its response; the timeline records a failure.
 
         Raises:
             ConfigError: this protocol does not support the kind of prompt.

@@ -19,7 +19,7 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class HttpEndpoint(Endpoint):
-    """Streams each call over its own connection, without a limit on connections."""
+    """Streams each response over its own connection, without a limit on connections."""
 
     def __init__(self, target: TargetOptions, headers: Mapping[str, str]) -> None:
         super().__init__()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.endpoints.complaints import unknown_model, unreachable
 from paged_loadtest.endpoints.endpoint import ServerInfo
 from paged_loadtest.endpoints.http import HttpEndpoint
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols import openai
-from paged_loadtest.request import Request
 from paged_loadtest.timeline import Timeline
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -54,7 +54,7 @@ class OpenAIEndpoint(HttpEndpoint):
         return status == 200 and any(card["id"] == self._target.model for card in answer["data"])
 
     async def send(self, request: Request) -> Timeline:
-        """Make one call and wait for its end."""
+        """Send a request and wait for the end of its response."""
         body = openai.encode(
             request,
             self._target.model,

@@ -10,16 +10,16 @@ from paged_client import AsyncClient
 from paged_client.protocol import channel_options
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
 from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Endpoint, ServerInfo
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols.triton_grpc import ResponseDecoder, encode
-from paged_loadtest.request import Request
 from paged_loadtest.timeline import Timeline
 
 
 class TritonGrpcEndpoint(Endpoint):
-    """One stream per call, all over one connection."""
+    """One stream per request, all over one connection."""
 
     def __init__(self, target: TargetOptions) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class TritonGrpcEndpoint(Endpoint):
         return bool(answer.ready)
 
     async def send(self, request: Request) -> Timeline:
-        """Make one call and wait for its end."""
+        """Send a request and wait for the end of its response."""
         message = encode(request, self._target.model, self._inputs, self._cache_salt)
         timeline = Timeline(perf_counter())
         decoder = ResponseDecoder(timeline)

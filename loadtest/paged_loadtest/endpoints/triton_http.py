@@ -6,12 +6,12 @@ import json
 from urllib.parse import quote
 
 from paged_backend.errors import ConfigError
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
 from paged_loadtest.endpoints.endpoint import ServerInfo
 from paged_loadtest.endpoints.http import HttpEndpoint
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols import triton_http
-from paged_loadtest.request import Request
 from paged_loadtest.timeline import Timeline
 
 
@@ -51,7 +51,7 @@ class TritonHttpEndpoint(HttpEndpoint):
         return status == 200
 
     async def send(self, request: Request) -> Timeline:
-        """Make one call and wait for its end."""
+        """Send a request and wait for the end of its response."""
         body = triton_http.encode(request, self._target.model, self._inputs, self._cache_salt)
         return await self._stream(self._path, body, triton_http.ResponseDecoder)
 

@@ -97,7 +97,7 @@ def _details(entry: Series) -> str:
 
 
 def _runs(runs: Sequence[Run]) -> str:
-    heads = ["run", "calls", "failed", "req/s", "output tok/s", "prompt cached"]
+    heads = ["run", "requests", "failed", "req/s", "output tok/s", "prompt cached"]
     for key in LATENCIES:
         heads += [f"{key[:-3].upper()} ms {statistic}" for statistic in ("median", "p99")]
     rows = [_row("td", _cells(run)) for run in runs]

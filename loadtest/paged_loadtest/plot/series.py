@@ -38,12 +38,12 @@ def make_series(names: Sequence[str], reports: Sequence[Report]) -> list[Series]
     """Show all runs of a single report, from dark to bright, or one run of each of several.
 
     Raises:
-        ConfigError: a report has no run with a successful call.
+        ConfigError: a report has no run with a successful request.
     """
     answered = [replace(report, runs=_answered(report)) for report in reports]
     for name, report in zip(names, answered, strict=True):
         if not report.runs:
-            raise ConfigError(f"{name} holds no call that succeeded; there is nothing to draw")
+            raise ConfigError(f"{name} holds no request that succeeded; there is nothing to draw")
     if len(answered) == 1:
         return [Series(names[0], _COLORS[0], answered[0], _all_runs(answered[0].runs))]
     series = []

@@ -16,7 +16,7 @@ _MAX_MESSAGE = 300
 
 
 class Decoder(ABC, Generic[T]):
-    """Decodes the response of one call: ``feed`` for each chunk, then ``finish``."""
+    """Decodes the response to one request: ``feed`` for each chunk, then ``finish``."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -36,7 +36,7 @@ class Decoder(ABC, Generic[T]):
             self.fail("the server does not say how many tokens it sent")
 
     def fail(self, message: str) -> None:
-        """Record why the call failed; only the first reason is kept."""
+        """Record why the request failed; only the first reason is kept."""
         self.done = True
         if self.timeline.error is None:
             self.timeline.error = shorten(message, _MAX_MESSAGE, quote=False)

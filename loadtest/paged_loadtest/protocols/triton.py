@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.protocols.decoding import Decoder
-from paged_loadtest.request import Request
 
 NEEDED = ("return_num_input_tokens", "return_num_output_tokens")
-"""Inputs that make the server return token counts, which every call needs."""
+"""Inputs that make the server return token counts; they are needed for every request."""
 
 _ASKED_FOR = (*NEEDED, "return_finish_reason", "return_num_cached_tokens")
 _NOT_FINISHED = "None"

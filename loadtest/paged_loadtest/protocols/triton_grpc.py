@@ -7,9 +7,9 @@ from typing import Any
 
 from paged_client.protocol import stream_request
 
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.protocols import triton
 from paged_loadtest.protocols.decoding import Decoder
-from paged_loadtest.request import Request
 
 
 def encode(

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from paged_backend.tools.workloads.request import Request
 from paged_loadtest.protocols import triton
 from paged_loadtest.protocols.decoding import EventDecoder
-from paged_loadtest.request import Request
 
 
 def path(model: str) -> str:

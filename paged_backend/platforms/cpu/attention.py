@@ -98,7 +98,7 @@ class _Step(NamedTuple):
     """The arguments of a kernel as arrays."""
 
     qkv: Any  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-    rotary: Any  # [max_positions, head_dim]
+    cos_sin_cache: Any  # [max_positions, head_dim]
     starts: Any  # [num_seqs + 1]
     seq_lens: Any  # [num_seqs]
     table: Any  # [num_seqs, table_width]
@@ -125,7 +125,7 @@ def _unpack(arguments: Any) -> _Step:
     (
         _,
         qkv,
-        rotary,
+        cos_sin_cache,
         starts,
         seq_lens,
         table,
@@ -147,7 +147,7 @@ def _unpack(arguments: Any) -> _Step:
     ) = numba.carray(arguments, _NUM_ARGUMENTS)
     return _Step(
         floats(qkv, (num_tokens, heads + 2 * kv_heads, head_dim)),
-        floats(rotary, (max_positions, head_dim)),
+        floats(cos_sin_cache, (max_positions, head_dim)),
         ints(starts, (num_seqs + 1,)),
         ints(seq_lens, (num_seqs,)),
         ints(table, (num_seqs, table_width)),
@@ -182,7 +182,7 @@ def _write_token(step: _Step, token: int, position: int, slot: int) -> None:
     for head in range(kv_heads):
         key = step.out.shape[1] + head
         for i in range(half):
-            cos, sin = step.rotary[position, i], step.rotary[position, half + i]
+            cos, sin = step.cos_sin_cache[position, i], step.cos_sin_cache[position, half + i]
             x, y = step.qkv[token, key, i], step.qkv[token, key, half + i]
             step.keys[block, head, i, offset] = x * cos - y * sin
             step.keys[block, head, half + i, offset] = y * cos + x * sin
@@ -245,8 +245,8 @@ def _load(
     for row in range(rows):
         query, member = row // group, head * group + row % group
         for i in range(half):
-            cos = step.rotary[position + query, i] * step.scale
-            sin = step.rotary[position + query, half + i] * step.scale
+            cos = step.cos_sin_cache[position + query, i] * step.scale
+            sin = step.cos_sin_cache[position + query, half + i] * step.scale
             x = step.qkv[start + query, member, i]
             y = step.qkv[start + query, member, half + i]
             scratch.queries[row, i] = x * cos - y * sin

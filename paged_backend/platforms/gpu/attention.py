@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
-from paged_kernels.kv_write import write_kv
+from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.paged_attention import paged_attention
 from paged_kernels.paged_decode import DecodePlan, plan_decode
-from paged_kernels.scores import Scores
 from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
@@ -37,7 +37,7 @@ class TritonAttention(AttentionBackend):
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         cache, qk_norm = self._pool[layer.index], layer.qk_norm
-        write_kv(
+        fused_qk_norm_rope_cache(
             qkv,
             meta.positions,
             layer.cos_sin_cache,
@@ -55,7 +55,7 @@ class TritonAttention(AttentionBackend):
             meta.block_table,
             meta.seq_lens,
             meta.query_start_loc,
-            Scores(layer.scale, window=layer.window),
+            AttentionParams(layer.scale, window=layer.window),
             num_decodes=meta.num_decodes,
             plan=self._plan(q, cache, meta, layer.window),
         )

@@ -42,8 +42,8 @@ from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.sampling.logprobs import (
     cut_prompts,
-    join_prompts,
     places_with_logprobs,
+    split_by_prompt,
 )
 from paged_backend.sampling.token_masks import apply_token_masks, mask_words
 from paged_backend.sampling_params import SamplingParams
@@ -72,7 +72,7 @@ class InFlightOutput:
         return ModelRunnerOutput(
             [[token] for token in tokens],
             dict(zip(places_with_logprobs(samples), [[row] for row in logprobs], strict=True)),
-            join_prompts(self.batch.prompts, of_prompts),
+            split_by_prompt(self.batch.prompts, of_prompts),
         )
 
 

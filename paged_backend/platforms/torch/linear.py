@@ -17,15 +17,15 @@ class TorchLinear:
         self._weight = torch.empty(spec.outputs, spec.inputs, dtype=dtype, device=device)
         self._bias = torch.empty(spec.outputs, dtype=dtype, device=device) if spec.bias else None
 
-    def slots(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Tensor]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        slots = {}
+        parameters = {}
         for kind, fused in (("weight", self._weight), ("bias", self._bias)):
             if fused is not None:
                 parts = torch.split(fused, list(self._spec.parts.values()))
                 for name, part in zip(self._spec.parts, parts, strict=True):
-                    slots[f"{name}.{kind}"] = part
-        return slots
+                    parameters[f"{name}.{kind}"] = part
+        return parameters
 
     def pack(self) -> None:
         """Do nothing: torch reads the weight as it is."""

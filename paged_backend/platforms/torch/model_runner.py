@@ -24,8 +24,8 @@ from paged_backend.platforms.torch.threads import one_torch_thread
 from paged_backend.sampling.logprobs import (
     HostLogprobs,
     cut_prompts,
-    join_prompts,
     places_with_logprobs,
+    split_by_prompt,
 )
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.sampling.token_masks import apply_token_masks, mask_words
@@ -136,4 +136,4 @@ class TorchModelRunner:
             part = hidden[len(rows) : len(rows) + len(token_ids)]
             logits = self._model.compute_logits(part).float()
             rows += HostLogprobs(logits, token_ids, num_top).wait()
-        return join_prompts(specs, rows)
+        return split_by_prompt(specs, rows)

@@ -10,8 +10,8 @@ from typing import Any
 from paged_backend.histogram import Histogram
 from paged_backend.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason, SequenceOutput
 from paged_backend.request import Request, RequestLimits
-from paged_backend.serving.metrics.observer import AnswerClock, CallClock, Observer
 from paged_backend.serving.metrics.registry import Registry, Series
+from paged_backend.serving.metrics.stat_logger import AnswerClock, RequestClock, StatLogger
 
 Read = Callable[[EngineStats], float]
 Table = Mapping[str, tuple[str, Read]]
@@ -77,7 +77,7 @@ _GAP_S = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
 )
-_WHOLE_CALL_S = (
+_WHOLE_REQUEST_S = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
     *(50.0, 60.0, 120.0, 240.0, 480.0),
 )
@@ -90,23 +90,23 @@ VLLM_PREFIX = "vllm:"
 _FIRST_TOKEN = "time_to_first_token_seconds"
 _GAP = "inter_token_latency_seconds"
 _PER_TOKEN = "request_time_per_output_token_seconds"
-_WHOLE_CALL = "e2e_request_latency_seconds"
+_WHOLE_REQUEST = "e2e_request_latency_seconds"
 _PROMPT_TOKENS = "request_prompt_tokens"
 _GENERATION_TOKENS = "request_generation_tokens"
 _LONGEST = "request_max_num_generation_tokens"
 _N = "request_params_n"
 _MAX_TOKENS = "request_params_max_tokens"
 
-CALL_HISTOGRAMS = {
-    _FIRST_TOKEN: ("From a call to its first token", _FIRST_TOKEN_S),
+REQUEST_HISTOGRAMS = {
+    _FIRST_TOKEN: ("From a request's arrival to its first token", _FIRST_TOKEN_S),
     _GAP: ("From a token to the next of its answer", _GAP_S),
     _PER_TOKEN: ("Mean time for each token of an answer after its first", _GAP_S),
-    _WHOLE_CALL: ("From a call to its last token", _WHOLE_CALL_S),
-    _PROMPT_TOKENS: ("Prompt tokens of a call", _LENGTHS),
-    _GENERATION_TOKENS: ("Tokens of all answers to a call", _LENGTHS),
-    _LONGEST: ("Tokens of the longest answer to a call", _LENGTHS),
-    _N: ("Answers asked for by a call", _NUM_ANSWERS),
-    _MAX_TOKENS: ("Tokens allowed for each answer to a call, where it says", _LENGTHS),
+    _WHOLE_REQUEST: ("From a request's arrival to its last token", _WHOLE_REQUEST_S),
+    _PROMPT_TOKENS: ("Prompt tokens of a request", _LENGTHS),
+    _GENERATION_TOKENS: ("Tokens of all answers to a request", _LENGTHS),
+    _LONGEST: ("Tokens of the longest answer to a request", _LENGTHS),
+    _N: ("Answers asked for by a request", _NUM_ANSWERS),
+    _MAX_TOKENS: ("Tokens allowed for each answer to a request, where it says", _LENGTHS),
 }
 
 # 8 values take about 0.2 ms of the sending thread; there is such a moment every few milliseconds.
@@ -147,8 +147,8 @@ def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[Seri
     return series
 
 
-class MetricsPublisher(Observer):
-    """Reports the engine's counts and the latencies of this instance's calls.
+class MetricsPublisher(StatLogger):
+    """Reports the engine's counts and the latencies of this instance's requests.
 
     Args:
         families: Triton's ``MetricFamily`` class.
@@ -177,10 +177,12 @@ class MetricsPublisher(Observer):
         self._refused = {
             reason: registry.counter(name, help, shared=False, reason=reason) for reason in REFUSALS
         }
-        self._calls = {name: Histogram(bounds) for name, (_, bounds) in CALL_HISTOGRAMS.items()}
-        self._of_calls = {
+        self._request_histograms = {
+            name: Histogram(bounds) for name, (_, bounds) in REQUEST_HISTOGRAMS.items()
+        }
+        self._of_requests = {
             name: registry.histogram(prefix + name, help, bounds, shared=False)
-            for name, (help, bounds) in CALL_HISTOGRAMS.items()
+            for name, (help, bounds) in REQUEST_HISTOGRAMS.items()
         }
         self._of_engine = {
             name: registry.histogram(prefix + name, help, bounds, shared=True)
@@ -198,7 +200,7 @@ class MetricsPublisher(Observer):
         self._stats = stats
 
     def report_refused(self, numbers: Mapping[str, int]) -> None:
-        """Report the number of refused calls."""
+        """Report the number of refused requests."""
         for reason, counter in self._refused.items():
             counter.show(numbers.get(reason, 0))
 
@@ -212,7 +214,7 @@ class MetricsPublisher(Observer):
         self._num_restarts += restarted
         self._restarts.show(self._num_restarts)
 
-    def report_tokens(self, clock: CallClock, outputs: Sequence[SequenceOutput]) -> None:
+    def report_tokens(self, clock: RequestClock, outputs: Sequence[SequenceOutput]) -> None:
         """Record the latencies of new tokens.
 
         If several tokens of a completion arrive together, the time since the previous token is
@@ -226,22 +228,22 @@ class MetricsPublisher(Observer):
             if number:
                 self._take(clock, index, number, now)
 
-    def report_end(self, clock: CallClock, request: Request) -> None:
-        """Record the size and the duration of a call."""
-        calls, params = self._calls, request.params
-        calls[_WHOLE_CALL].observe(time.monotonic() - clock.started)
-        calls[_PROMPT_TOKENS].observe(len(request.prompt_token_ids))
-        calls[_GENERATION_TOKENS].observe(clock.num_tokens)
-        calls[_LONGEST].observe(max((a.num_tokens for a in clock.answers.values()), default=0))
-        calls[_N].observe(params.n)
+    def report_end(self, clock: RequestClock, request: Request) -> None:
+        """Record the size and the duration of a request."""
+        histograms, params = self._request_histograms, request.params
+        histograms[_WHOLE_REQUEST].observe(time.monotonic() - clock.started)
+        histograms[_PROMPT_TOKENS].observe(len(request.prompt_token_ids))
+        histograms[_GENERATION_TOKENS].observe(clock.num_tokens)
+        histograms[_LONGEST].observe(max((a.num_tokens for a in clock.answers.values()), default=0))
+        histograms[_N].observe(params.n)
         if params.max_tokens is not None:
-            calls[_MAX_TOKENS].observe(params.max_tokens)
+            histograms[_MAX_TOKENS].observe(params.max_tokens)
         for answer in clock.answers.values():
             if answer.seconds_per_token is not None:
-                calls[_PER_TOKEN].observe(answer.seconds_per_token)
+                histograms[_PER_TOKEN].observe(answer.seconds_per_token)
 
     def publish(self, *, idle: bool) -> None:
-        """Report a few values, or all of them while no call is open."""
+        """Report a few values, or all of them while no request is open."""
         now = time.monotonic()
         if idle or (now >= self._histograms_due and not self._registry.num_due):
             self._note_histograms()
@@ -249,14 +251,14 @@ class MetricsPublisher(Observer):
         self._registry.publish(self._registry.num_due if idle else _PER_MOMENT)
 
     def _note_histograms(self) -> None:
-        for name, histogram in self._calls.items():
-            self._of_calls[name].note(histogram.counts())
+        for name, histogram in self._request_histograms.items():
+            self._of_requests[name].note(histogram.counts())
         if self._stats is not None:
             for name, counts in self._stats.histograms.items():
                 self._of_engine[name].note(counts)
             self._stats = None
 
-    def _take(self, clock: CallClock, index: int, number: int, now: float) -> None:
+    def _take(self, clock: RequestClock, index: int, number: int, now: float) -> None:
         answer = clock.answers.get(index)
         if answer is not None:
             self._observe_gap((now - answer.latest) / number, number)
@@ -270,10 +272,10 @@ class MetricsPublisher(Observer):
         clock.answers[index] = AnswerClock(now, now, number)
 
     def _observe_first_token(self, seconds: float) -> None:
-        self._calls[_FIRST_TOKEN].observe(seconds)
+        self._request_histograms[_FIRST_TOKEN].observe(seconds)
 
     def _observe_gap(self, seconds: float, times: int) -> None:
-        self._calls[_GAP].observe(seconds, times)
+        self._request_histograms[_GAP].observe(seconds, times)
 
 
 def _finished(reason: FinishReason) -> Read:

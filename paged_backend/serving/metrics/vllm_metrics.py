@@ -9,8 +9,6 @@ from itertools import count
 from typing import Any
 
 from paged_backend.request import Request, RequestLimits
-from paged_backend.serving.calls.token_bucket import TokenBucket
-from paged_backend.serving.metrics.observer import CallClock
 from paged_backend.serving.metrics.publisher import (
     VLLM_COUNTERS,
     VLLM_GAUGES,
@@ -18,6 +16,8 @@ from paged_backend.serving.metrics.publisher import (
     MetricsPublisher,
     stats_series,
 )
+from paged_backend.serving.metrics.stat_logger import RequestClock
+from paged_backend.serving.requests.token_bucket import TokenBucket
 
 # The server needs 20 microseconds for each value, too long for each token of a busy engine.
 # Values above the rate wait, and values above the backlog are dropped, the oldest first.
@@ -28,7 +28,7 @@ MAX_BACKLOG = 4096
 # fmt: off
 _FIRST_TOKEN_S = [.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1.0, 2.5, 5.0, 7.5, 10.0]
 _GAP_S = [.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1.0, 2.5]
-_WHOLE_CALL_S = [1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+_WHOLE_REQUEST_S = [1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
 _NUM_ANSWERS = [1.0, 2.0, 5.0, 10.0, 20.0]
 # fmt: on
 
@@ -47,30 +47,34 @@ class VllmMetrics(MetricsPublisher):
         self._series += stats_series(self._registry, VLLM_PREFIX, VLLM_GAUGES, VLLM_COUNTERS)
         lengths = list(_one_two_five(limits.max_model_len))
         self._first_token = self._observed(
-            "time_to_first_token_seconds", "From a call to its first token", _FIRST_TOKEN_S
+            "time_to_first_token_seconds",
+            "From a request's arrival to its first token",
+            _FIRST_TOKEN_S,
         )
         self._gap = self._observed(
             "time_per_output_token_seconds", "From a token to the next of its answer", _GAP_S
         )
-        self._whole_call = self._observed(
-            "e2e_request_latency_seconds", "From a call to its last token", _WHOLE_CALL_S
+        self._whole_request = self._observed(
+            "e2e_request_latency_seconds",
+            "From a request's arrival to its last token",
+            _WHOLE_REQUEST_S,
         )
         self._prompt_tokens = self._observed(
-            "request_prompt_tokens", "Prompt tokens of a call", lengths
+            "request_prompt_tokens", "Prompt tokens of a request", lengths
         )
         self._generation_tokens = self._observed(
-            "request_generation_tokens", "Tokens of all answers to a call", lengths
+            "request_generation_tokens", "Tokens of all answers to a request", lengths
         )
         self._num_answers = self._observed(
-            "request_params_n", "Answers asked for by a call", _NUM_ANSWERS
+            "request_params_n", "Answers asked for by a request", _NUM_ANSWERS
         )
         self._gaps: deque[float] = deque(maxlen=MAX_BACKLOG)
         self._allowance = TokenBucket(GAPS_PER_S, BURST)
 
-    def report_end(self, clock: CallClock, request: Request) -> None:
-        """Record the size and the duration of a call."""
+    def report_end(self, clock: RequestClock, request: Request) -> None:
+        """Record the size and the duration of a request."""
         super().report_end(clock, request)
-        self._whole_call.observe(time.monotonic() - clock.started)
+        self._whole_request.observe(time.monotonic() - clock.started)
         self._prompt_tokens.observe(len(request.prompt_token_ids))
         self._generation_tokens.observe(clock.num_tokens)
         self._num_answers.observe(request.params.n)

@@ -31,11 +31,11 @@ from paged_backend.checkpoint.tensors import Role
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.platforms.select import is_gpu
-from paged_backend.tools.bench.calls import drain, greedy
 from paged_backend.tools.bench.continuous_peer import PeerCase, PeerResult, run_peer
 from paged_backend.tools.bench.device_trace import device_gaps, traced
 from paged_backend.tools.bench.environment import copy_bandwidth, environment, matmul_rate
 from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
+from paged_backend.tools.bench.requests import drain, greedy
 from paged_backend.worker import Worker
 
 WARM_UP_STEPS = 8

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from paged_loadtest.machine import circumstances, output_of
 
 from paged_backend.platforms.select import is_gpu
+from paged_backend.tools.machine import circumstances, output_of
 
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
 _COPIES = 20  # timed; the same number before them raises the memory's clock

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from paged_loadtest.request import Request
-from paged_loadtest.workloads import TokenizerContext, WorkloadOptions, make_requests
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -28,10 +26,12 @@ from paged_backend import engine_args
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.engine import Engine
 from paged_backend.outputs import SequenceOutput
-from paged_backend.tools.bench.calls import drain, greedy, prompt_ids
 from paged_backend.tools.bench.environment import environment
 from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
+from paged_backend.tools.bench.requests import drain, greedy, prompt_ids
 from paged_backend.tools.bench.transformers_peer import TransformersPeer
+from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
+from paged_backend.tools.workloads.request import Request
 from paged_backend.worker import Worker
 
 PREFIX_TOKENS = 448

@@ -10,7 +10,7 @@ import numpy as np
 
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
-from paged_backend.tools.bench.calls import drain, greedy
+from paged_backend.tools.bench.requests import drain, greedy
 
 SUFFIX_TOKENS = 32
 REPEATS = 5

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paged_loadtest.request import Request
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.config import EngineConfig
 from paged_backend.platforms.select import resolve_dtype
-from paged_backend.tools.bench.calls import prompt_ids
+from paged_backend.tools.bench.requests import prompt_ids
+from paged_backend.tools.workloads.request import Request
 
 
 class TransformersPeer:

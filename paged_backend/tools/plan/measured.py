@@ -12,6 +12,8 @@ from paged_backend.json_file import read_json_object
 from paged_backend.tools.plan.prices import cost_per_million
 from paged_backend.tools.plan.roofline import Roofline
 
+REPORT_SCHEMA = 1  # of the reports of `paged-backend bench` that this module can read
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -57,7 +59,10 @@ def read_measurements(path: Path) -> list[Measurement]:
         ConfigError: the file cannot be read, or holds no run with completed requests.
     """
     values = read_json_object(path)
-    measurements = _of_decode(path, values["rows"]) if "rows" in values else _of_report(path)
+    if "rows" in values:
+        measurements = _of_decode(path, values["rows"])
+    else:
+        measurements = _of_report(path, values)
     if not measurements:
         raise ConfigError(f"{path} holds no run with completed requests: measure again")
     return measurements
@@ -79,20 +84,26 @@ def _of_decode(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Measuremen
         raise ConfigError(f"{path} holds no results of `bench decode` ({error!r})") from error
 
 
-def _of_report(path: Path) -> list[Measurement]:
-    from paged_loadtest.results import Run, load_report
+def _of_report(path: Path, values: Mapping[str, Any]) -> list[Measurement]:
+    try:
+        if values["schema"] != REPORT_SCHEMA:
+            raise ConfigError(f"{path}: schema must be {REPORT_SCHEMA}, got {values['schema']!r}")
+        return [_of_run(run) for run in values["runs"] if run["num_completed"]]
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"{path} holds no results of `paged-backend bench` ({error!r})"
+        ) from error
 
-    def measurement(run: Run) -> Measurement:
-        prompt = run.num_input_tokens / run.num_completed
-        cached = (run.num_cached_tokens or 0) / run.num_completed
-        output = run.num_output_tokens / run.num_completed
-        return Measurement(
-            label=run.label,
-            batch_size=sum(run.samples["e2e_ms"]) / 1e3 / run.duration_s,  # by Little's law
-            held=prompt + output / 2,
-            tokens_per_s=run.output_throughput,
-            prompt=max(1.0, prompt - cached),
-            output=output,
-        )
 
-    return [measurement(run) for run in load_report(path).runs if run.num_completed]
+def _of_run(run: Mapping[str, Any]) -> Measurement:
+    prompt = run["num_input_tokens"] / run["num_completed"]
+    cached = (run["num_cached_tokens"] or 0) / run["num_completed"]
+    output = run["num_output_tokens"] / run["num_completed"]
+    return Measurement(
+        label=run["label"],
+        batch_size=sum(run["samples"]["e2e_ms"]) / 1e3 / run["duration_s"],  # by Little's law
+        held=prompt + output / 2,
+        tokens_per_s=run["num_output_tokens"] / run["duration_s"],
+        prompt=max(1.0, prompt - cached),
+        output=output,
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from paged_loadtest.scrape import Histogram, Scrape
-
+from paged_backend.tools.scrape import Histogram, Scrape
 from paged_backend.tools.top.source import Reading
 
 WINDOW_S = 10.0

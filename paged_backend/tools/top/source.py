@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from paged_client import Client, ClientError, EngineView, InvalidRequest
-from paged_loadtest.scrape import Scrape, scrape
 
+from paged_backend.tools.scrape import Scrape, scrape
 from paged_backend.tools.top.options import TopOptions
 
 TIMEOUT_S = 2.0

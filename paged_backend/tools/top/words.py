@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paged_loadtest.scrape import Histogram
 from rich.text import Text
+
+from paged_backend.tools.scrape import Histogram
 
 NOTHING = "-"
 QUIET = "bright_black"

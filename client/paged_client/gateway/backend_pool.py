@@ -1,0 +1,239 @@
+"""The Triton servers behind the gateway: their models and load, and which one gets a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from paged_client import AsyncClient, Chunk, ClientError, ModelInfo, Unavailable, UnknownModel
+from paged_client.gateway.drain import GatewayDrain
+from paged_client.gateway.metrics import GatewayMetrics
+from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
+
+REFRESH_S = 5.0  # between queries for each server's models
+MIN_REFRESH_S = 1.0  # unknown model names do not cause more frequent queries
+FIRST_BACKOFF_S = 0.5  # without requests to a server that was unavailable; doubles
+MAX_BACKOFF_S = 5.0
+PROBE_TIMEOUT_S = 5.0
+ATTEMPTS = 2  # a request to an unavailable server is retried on one other
+_REFUSALS = {"queue_full", "rate_limited"}  # from a healthy server
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRequest:
+    """A request to one of the servers: a prompt and its parameters."""
+
+    model: str
+    prompt: RoutedPrompt
+    params: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    whole: bool = False
+
+
+class Backend:
+    """One server and its state as known to this gateway."""
+
+    def __init__(self, address: str, timeout_s: float | None) -> None:
+        self.address = address
+        self.models: frozenset[str] = frozenset()
+        self.num_open = 0
+        self.is_up = True  # as of the last contact
+        self._timeout_s = timeout_s
+        self._clients: dict[str, AsyncClient] = {}
+        self._backoff_s = FIRST_BACKOFF_S
+        self._rests_until = 0.0
+
+    def client(self, model: str) -> AsyncClient:
+        """Return the client of one of the server's models; all clients share a connection."""
+        if model not in self._clients:
+            self._clients[model] = AsyncClient(self.address, model, self._timeout_s)
+        return self._clients[model]
+
+    @property
+    def is_available(self) -> bool:
+        """True unless the server is in its backoff period."""
+        return time.monotonic() >= self._rests_until
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Count a request as open, and record whether the server was available."""
+        self.num_open += 1
+        try:
+            yield
+            self.is_up = True
+            self._backoff_s = FIRST_BACKOFF_S
+        except Unavailable as error:
+            if error.reason not in _REFUSALS:
+                self._rest()
+            raise
+        finally:
+            self.num_open -= 1
+
+    async def refresh(self) -> None:
+        """Query the server's models; an unavailable server keeps its last known models."""
+        try:
+            self.models = frozenset(await self.client("").models())
+            self.is_up = True
+        except ClientError:
+            self._rest()
+
+    async def is_ready(self) -> bool:
+        """Return True if any of the server's models answers.
+
+        tritonserver's own readiness is not enough: it reports a model with a dead engine as ready.
+        """
+        for model in self.models:
+            with contextlib.suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    await self.client(model).info()
+                    return True
+        return False
+
+    async def aclose(self) -> None:
+        """Cancel open requests and close the connection."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    def _rest(self) -> None:
+        self.is_up = False
+        self._rests_until = time.monotonic() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+
+
+class BackendPool:
+    """All servers. Must be created and used inside one event loop."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        metrics: GatewayMetrics,
+        drain: GatewayDrain,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._drain = drain
+        self._backends = {address: Backend(address, timeout_s) for address in addresses}
+        self._metrics = metrics
+        self._router = PrefixRouter()
+        self._refreshed_at = -MIN_REFRESH_S
+        self._refreshing = asyncio.Lock()
+        for backend in self._backends.values():
+            metrics.watch(backend)
+
+    async def __aenter__(self) -> Self:
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._watcher.cancel()
+        for backend in self._backends.values():
+            await backend.aclose()
+
+    async def models(self) -> list[str]:
+        """Return the names of all models that are served now."""
+        await self._refresh()
+        return self._known_models()
+
+    async def resolve(self, model: str | None) -> str:
+        """Return the model's name; without a name, that of the only model.
+
+        Raises:
+            UnknownModel: no server has it, or there is no name and not exactly one model.
+            Unavailable: no model is known and no server is available.
+        """
+        if model is None or model not in self._known_models():
+            await self._refresh()
+        known = self._known_models()
+        if not known and not any(backend.is_available for backend in self._backends.values()):
+            raise Unavailable("no server is there")
+        if model is None and len(known) == 1:
+            return known[0]
+        if model is None:
+            raise UnknownModel(f"model: is missing; known: {', '.join(known)}")
+        if model not in known:
+            raise UnknownModel(f"model: {model[:64]!a} is not known; known: {', '.join(known)}")
+        return model
+
+    async def info(self, model: str) -> ModelInfo:
+        """Return a model's properties."""
+        return await self.ask(model, lambda client: client.info())
+
+    async def is_ready(self) -> bool:
+        """Return True if any model of any server answers."""
+        ready = await asyncio.gather(*(backend.is_ready() for backend in self._backends.values()))
+        return any(ready)
+
+    async def ask(self, model: str, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Return the result of ``question`` from one of the model's servers."""
+        error = _nobody(model)
+        for backend in self._attempts(model, ()):
+            try:
+                with backend.in_use():
+                    return await question(backend.client(model))
+            except Unavailable as caught:
+                error = caught
+                if caught.reason == "rate_limited":
+                    break
+        raise error
+
+    async def stream(self, request: BackendRequest) -> AsyncGenerator[Chunk, None]:
+        """Yield a request's chunks; closing the generator cancels the request on the server."""
+        error = _nobody(request.model)
+        hashes = prefix_hashes(request.model, request.params.get("cache_salt", ""), request.prompt)
+        for backend in self._attempts(request.model, hashes):
+            has_begun = False
+            try:
+                with backend.in_use():
+                    stream = backend.client(request.model).stream(
+                        request.prompt,
+                        add_special_tokens=request.add_special_tokens,
+                        whole=request.whole,
+                        **request.params,
+                    )
+                    with self._drain.watching(stream):
+                        async with stream:
+                            async for chunk in stream:
+                                has_begun = True
+                                yield chunk
+                return
+            except Unavailable as caught:
+                error = caught
+                if has_begun or caught.reason == "rate_limited":
+                    break
+        raise error
+
+    def _attempts(self, model: str, hashes: Sequence[bytes]) -> Iterator[Backend]:
+        """Yield the chosen server, then another one for callers that found it unavailable."""
+        left = {b.address: b for b in self._backends.values() if model in b.models}
+        for attempt in range(ATTEMPTS):
+            # If all of them are in backoff, one must be tried anyway.
+            awake = {name: b for name, b in left.items() if b.is_available} or left
+            if not awake:
+                return
+            choice = self._router.choose(hashes, {name: b.num_open for name, b in awake.items()})
+            self._metrics.routed(choice, is_retry=attempt > 0)
+            yield left.pop(choice.server)
+
+    def _known_models(self) -> list[str]:
+        return sorted(frozenset().union(*(b.models for b in self._backends.values())))
+
+    async def _refresh(self) -> None:
+        async with self._refreshing:
+            if time.monotonic() < self._refreshed_at + MIN_REFRESH_S:
+                return
+            await asyncio.gather(*(backend.refresh() for backend in self._backends.values()))
+            self._refreshed_at = time.monotonic()
+
+    async def _watch(self) -> None:
+        while True:
+            await self._refresh()
+            await asyncio.sleep(REFRESH_S)
+
+
+def _nobody(model: str) -> ClientError:
+    return Unavailable(f"no server has {model!a} now")

@@ -1,0 +1,236 @@
+"""Fused norm and rotary embedding of queries and keys, and write of keys and values to the cache.
+
+The rotary embedding uses the two-halves layout of GPT-NeoX and the Llama of transformers: Su et
+al., "RoFormer" (2021), section 3.4.2. The norm of the heads: Qwen3 (2025), section 2.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paged_kernels.device import device_of
+from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES
+from paged_kernels.errors import check, check_tensor
+
+_FP8_MAX = tl.constexpr(448.0)
+_INT8_MAX = tl.constexpr(127.0)
+# A float32 this large has no bits for a fraction, so adding it rounds a number to an integer.
+_NO_FRACTION = tl.constexpr(1.5 * 2**23)
+_ELEMENTS_PER_WARP = 512  # elements of queries; 16 per thread
+
+
+@triton.jit
+def _load_halves(heads_ptr, starts, columns, mask, HALF: tl.constexpr):
+    """Load the first and second halves, in float32, of the heads that start at `starts`."""
+    first = tl.load(heads_ptr + starts + columns, mask=mask, other=0.0)
+    second = tl.load(heads_ptr + starts + HALF + columns, mask=mask, other=0.0)
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def _normed(first, second, weight_ptr, eps, columns, inside, HALF: tl.constexpr):
+    if weight_ptr is not None:
+        squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)
+        weight, weight_second = _load_halves(weight_ptr, 0, columns, inside, HALF)
+        first = first * scale * weight
+        second = second * scale * weight_second
+    return first, second
+
+
+@triton.jit
+def _rotated(first, second, cos, sin):
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def _quantized(x, scale, dtype: tl.constexpr):
+    x = x / scale
+    if dtype == tl.int8:
+        x = tl.clamp(x, -_INT8_MAX, _INT8_MAX)
+        x = (x + _NO_FRACTION) - _NO_FRACTION
+    else:
+        x = tl.clamp(x, -_FP8_MAX, _FP8_MAX)
+    return x
+
+
+@triton.jit
+def _store_head(ptrs, first, second, scale_ptr, head, inside, HALF: tl.constexpr):
+    dtype: tl.constexpr = ptrs.dtype.element_ty
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr + head)
+        first = _quantized(first, scale, dtype)
+        second = _quantized(second, scale, dtype)
+    tl.store(ptrs, first.to(dtype), mask=inside)
+    tl.store(ptrs + HALF, second.to(dtype), mask=inside)
+
+
+@triton.jit
+def _fused_qk_norm_rope_cache_kernel(
+    qkv_ptr,
+    positions_ptr,
+    cos_sin_cache_ptr,
+    cache_ptr,
+    slots_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    norm_eps,
+    QKV_STRIDE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    GROUP_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,  # elements in half a head
+    HALF_PADDED: tl.constexpr,
+):
+    """One program: one token, one KV head and its group of query heads.
+
+    Halves are loaded as separate tiles, so that elements rotated together lie in one thread.
+    """
+    DIM: tl.constexpr = 2 * HALF
+    token = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    columns = tl.arange(0, HALF_PADDED)[None, :]
+    inside = columns < HALF
+    group = tl.arange(0, GROUP_PADDED)[:, None]
+    q_mask = (group < GROUP) & inside
+
+    row_ptr = qkv_ptr + token.to(tl.int64) * QKV_STRIDE
+    q_starts = (head * GROUP + group) * DIM
+    first, second = _load_halves(row_ptr, q_starts, columns, q_mask, HALF)
+    angles_ptr = cos_sin_cache_ptr + tl.load(positions_ptr + token).to(tl.int64) * DIM
+    cos, sin = _load_halves(angles_ptr, 0, columns, inside, HALF)
+    first, second = _normed(first, second, q_norm_ptr, norm_eps, columns, inside, HALF)
+    first, second = _rotated(first, second, cos, sin)
+    dtype: tl.constexpr = qkv_ptr.dtype.element_ty
+    q_ptrs = row_ptr + q_starts + columns
+    tl.store(q_ptrs, first.to(dtype), mask=q_mask)
+    tl.store(q_ptrs + HALF, second.to(dtype), mask=q_mask)
+
+    slot = tl.load(slots_ptr + token)
+    if slot >= 0:
+        # A block holds the keys of all its heads, then their values.
+        kv_head = slot // BLOCK_SIZE * (2 * KV_HEADS) + head
+        k_ptrs = cache_ptr + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * DIM + columns
+        v_ptrs = k_ptrs + KV_HEADS * BLOCK_SIZE * DIM
+
+        k_start = (KV_HEADS * GROUP + head) * DIM
+        k_first, k_second = _load_halves(row_ptr, k_start, columns, inside, HALF)
+        k_first, k_second = _normed(k_first, k_second, k_norm_ptr, norm_eps, columns, inside, HALF)
+        k_first, k_second = _rotated(k_first, k_second, cos, sin)
+        _store_head(k_ptrs, k_first, k_second, k_scale_ptr, head, inside, HALF)
+
+        v_start = k_start + KV_HEADS * DIM
+        v_first, v_second = _load_halves(row_ptr, v_start, columns, inside, HALF)
+        _store_head(v_ptrs, v_first, v_second, v_scale_ptr, head, inside, HALF)
+
+
+def fused_qk_norm_rope_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    num_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Rotate the queries in place; write the rotated keys and the values to the cache.
+
+    Everything is computed in float32 and rounded once, when it is stored. The keys and
+    values in `qkv` are not changed. Rows must have different slots.
+
+    Args:
+        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim] bfloat16, float16 or float32: query
+            heads, then key heads, then value heads. Rows may be strided.
+        positions: [tokens] int32, row indices into `cos_sin_cache`.
+        cos_sin_cache: [max_positions, head_dim] float32: for each position head_dim / 2 cosines,
+            then head_dim / 2 sines. The halves (x, y) of a head become
+            (x cos - y sin, y cos + x sin).
+        kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], keys and values of one
+            layer, in the dtype of `qkv`, or in float8_e4m3fn or int8 with scales.
+        slot_mapping: [tokens] int64, block * block_size + offset. For a token with a negative
+            slot nothing is written to the cache, but its queries are still rotated.
+        num_heads: number of query heads, a multiple of num_kv_heads.
+        q_norm: [head_dim], dtype of `qkv`: before rotation each query head is divided by
+            sqrt(mean of its squares + norm_eps) and multiplied by this.
+        k_norm: the same for the keys.
+        k_scale: [num_kv_heads] float32: the cache stores key / scale, rounded to nearest with ties
+            to even, clamped to +-448 (float8_e4m3fn) or +-127 (int8). Required for these two
+            dtypes, not allowed for others.
+        v_scale: the same for the values.
+
+    Raises:
+        ArgumentError: an argument has the wrong shape, dtype, device or layout, scales are missing
+            or not allowed, or the device has no float8_e4m3fn (compute capability below 8.9).
+    """
+    check_tensor("qkv", qkv, (None, None), MODEL_DTYPES, like=qkv, contiguous=False)
+    arch = device_of("qkv", qkv).arch
+    _check_cache(qkv, kv_cache, num_heads, arch)
+    num_tokens = len(qkv)
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    check_tensor("positions", positions, (num_tokens,), torch.int32, like=qkv)
+    check_tensor("cos_sin_cache", cos_sin_cache, (None, head_dim), torch.float32, like=qkv)
+    check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, like=qkv)
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            check_tensor(name, weight, (head_dim,), qkv.dtype, like=qkv)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        _check_scale(name, scale, kv_cache)
+
+    group = num_heads // num_kv_heads
+    group_padded = triton.next_power_of_2(group)
+    half_padded = triton.next_power_of_2(head_dim // 2)
+    warps = 2 * group_padded * half_padded // _ELEMENTS_PER_WARP
+    _fused_qk_norm_rope_cache_kernel[(num_tokens * num_kv_heads,)](
+        qkv,
+        positions,
+        cos_sin_cache,
+        kv_cache,
+        slot_mapping,
+        q_norm,
+        k_norm,
+        k_scale,
+        v_scale,
+        norm_eps,
+        QKV_STRIDE=qkv.stride(0),
+        KV_HEADS=num_kv_heads,
+        GROUP=group,
+        GROUP_PADDED=group_padded,
+        BLOCK_SIZE=block_size,
+        HALF=head_dim // 2,
+        HALF_PADDED=half_padded,
+        num_warps=min(max(warps, 1), 8),
+    )
+
+
+def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int) -> None:
+    dtypes = (qkv.dtype, *QUANTIZED_DTYPES)
+    check_tensor("kv_cache", kv_cache, (None, 2, None, None, None), dtypes, like=qkv)
+    _, _, num_kv_heads, _, head_dim = kv_cache.shape
+    whole = head_dim % 16 == 0 and 16 <= head_dim <= 256
+    check(whole, "kv_cache", f"must have heads of 16, 32, ... 256 elements, got {head_dim}")
+    divides = num_kv_heads > 0 and num_heads > 0 and num_heads % num_kv_heads == 0
+    check(divides, "num_heads", f"must be a multiple of {num_kv_heads}, got {num_heads}")
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    check(qkv.shape[1] == width, "qkv", f"must have rows of {width}, got {qkv.shape[1]}")
+    exists = kv_cache.dtype != torch.float8_e4m3fn or arch >= 89
+    check(exists, "kv_cache", f"in float8_e4m3fn needs compute capability 8.9, got {arch}")
+
+
+def _check_scale(name: str, scale: Tensor | None, kv_cache: Tensor) -> None:
+    if kv_cache.dtype not in QUANTIZED_DTYPES:
+        check(scale is None, name, f"must be None for a cache in {str(kv_cache.dtype)[6:]}")
+        return
+    check(scale is not None, name, f"is needed for a cache in {str(kv_cache.dtype)[6:]}")
+    if scale is not None:
+        check_tensor(name, scale, (kv_cache.shape[2],), torch.float32, like=kv_cache)

@@ -1,0 +1,187 @@
+"""Turns the tokens of one request into responses that contain only what is new."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.requests.logprobs import NOT_ASKED_FOR, logprobs_json
+from paged_backend.serving.requests.parsing import ParsedRequest
+from paged_backend.text.text_stream import StreamState, TextStream
+from paged_backend.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Completion:
+    """One of the n completions of a request, and the part of it that was not sent yet."""
+
+    stream: TextStream
+    sent: StreamState  # state of the stream after what has been sent
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    cumulative_logprob: float = 0.0  # of all tokens, sent or not
+    all_token_ids: list[int] = field(default_factory=list)  # sent or not
+
+    def append(self, output: SequenceOutput) -> None:
+        """Add the tokens of a step, up to the one that completes a stop string."""
+        delta = self.stream.append(output.new_token_ids, output.finish_reason)
+        self.text.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.all_token_ids += delta.token_ids
+        self.finish_reason = delta.finish_reason
+        if output.logprobs is not None:
+            logprobs = output.logprobs[: len(delta.token_ids)]
+            self.logprobs += logprobs
+            self.cumulative_logprob += sum(entry.logprob for entry in logprobs)
+
+    def clear(self) -> None:
+        """Drop what has been sent."""
+        state = self.stream.state
+        # A completion that has ended holds no text back.
+        ended = self.finish_reason is not None
+        self.sent = state._replace(context_ids=[], num_held=0) if ended else state
+        self.text.clear()
+        self.token_ids = []
+        self.logprobs = []
+
+
+class Answer:
+    """Collects new output until it is sent as one response.
+
+    A stream that falls behind the engine therefore gets fewer and larger responses.
+    """
+
+    def __init__(self, parsed: ParsedRequest, tokenizer: Tokenizer) -> None:
+        self.request = parsed.request
+        self._options = parsed.options
+        self._prompt_text = parsed.prompt_text
+        self._tokenizer = tokenizer
+        self._num_cached_tokens: int | None = None  # as the first engine reported it
+        self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
+        streams = [
+            TextStream(tokenizer, parsed.request.params) for _ in range(parsed.request.params.n)
+        ]
+        self._completions = [Completion(stream, stream.state) for stream in streams]
+
+    def append(self, output: SequenceOutput) -> bool:
+        """Add the output of a step to its completion.
+
+        Returns:
+            Whether the text reached a stop string, so that the engine must be told to stop.
+        """
+        completion = self._completions[output.index]
+        if completion.finish_reason is not None:
+            return False  # computed before the engine was told of the stop string
+        completion.append(output)
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
+        return completion.finish_reason is not None and output.finish_reason is None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all completions have ended."""
+        return all(completion.finish_reason is not None for completion in self._completions)
+
+    @property
+    def progress(self) -> list[list[int] | None]:
+        """The tokens of each completion so far, to resume it; None for one that has ended."""
+        return [
+            completion.all_token_ids if completion.finish_reason is None else None
+            for completion in self._completions
+        ]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a response should be sent now."""
+        return self._options.stream or self.is_finished
+
+    def take(self) -> dict[str, Array]:
+        """Return the output tensors of the next response, and drop what they contain."""
+        texts = (self._prompt_text + "".join(completion.text) for completion in self._completions)
+        tensors = {"text_output": as_strings(texts)}
+        for name, write in _OUTPUTS.items():
+            if name in self._options.wanted:
+                tensors |= write(self, name)
+        if self._options.pass_through is not None:
+            tensors["pass_through"] = self._options.pass_through
+        for completion in self._completions:
+            completion.clear()
+        self._prompt_logprobs = None
+        return tensors
+
+    # --- one method for each output that clients can ask for ------------------------------------
+
+    def _finish_reasons(self, name: str) -> dict[str, Array]:
+        return {name: as_strings(str(completion.finish_reason) for completion in self._completions)}
+
+    def _cumulative_logprobs(self, name: str) -> dict[str, Array]:
+        asked_for = self.request.params.logprobs is not None
+        values = [b.cumulative_logprob if asked_for else math.nan for b in self._completions]
+        return {name: np.array(values, np.float32)}
+
+    def _token_logprobs(self, name: str) -> dict[str, Array]:
+        if self.request.params.logprobs is None:
+            return {name: as_strings(NOT_ASKED_FOR for _ in self._completions)}
+        return {
+            name: as_strings(
+                logprobs_json(self._tokenizer, b.token_ids, b.logprobs) for b in self._completions
+            )
+        }
+
+    def _logprobs_of_prompt(self, name: str) -> dict[str, Array]:
+        if self._prompt_logprobs is None:
+            return {name: as_strings([NOT_ASKED_FOR])}
+        prompt, logprobs = self.request.prompt_token_ids, [None, *self._prompt_logprobs]
+        return {name: as_strings([logprobs_json(self._tokenizer, prompt, logprobs)])}
+
+    def _num_input_tokens(self, name: str) -> dict[str, Array]:
+        return {name: np.asarray(len(self.request.prompt_token_ids), np.uint32)}
+
+    def _num_cached(self, name: str) -> dict[str, Array]:
+        return {name: np.array([self._num_cached_tokens or 0], np.uint32)}
+
+    def _num_output_tokens(self, name: str) -> dict[str, Array]:
+        return {name: _counts(len(completion.token_ids) for completion in self._completions)}
+
+    def _output_ids(self, name: str) -> dict[str, Array]:
+        return {name: _flat(completion.token_ids for completion in self._completions)}
+
+    def _context_ids(self, name: str) -> dict[str, Array]:
+        states = [completion.sent for completion in self._completions]
+        totals = [b.sent.num_tokens + len(b.token_ids) for b in self._completions]
+        return {
+            name: _flat(state.context_ids for state in states),
+            "num_context_ids": _counts(len(state.context_ids) for state in states),
+            "num_held_ids": _counts(state.num_held for state in states),
+            "sequence_length": np.array(totals, np.int32),
+        }
+
+
+_OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
+    "finish_reason": Answer._finish_reasons,
+    "cumulative_logprob": Answer._cumulative_logprobs,
+    "logprobs": Answer._token_logprobs,
+    "prompt_logprobs": Answer._logprobs_of_prompt,
+    "num_input_tokens": Answer._num_input_tokens,
+    "num_cached_tokens": Answer._num_cached,
+    "num_output_tokens": Answer._num_output_tokens,
+    "output_ids": Answer._output_ids,
+    "context_ids": Answer._context_ids,
+}
+
+
+def _counts(values: Iterable[int]) -> Array:
+    return np.array(list(values), np.uint32)
+
+
+def _flat(lists: Iterable[list[int]]) -> Array:
+    return np.array([token for part in lists for token in part], np.int32)

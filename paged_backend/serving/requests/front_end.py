@@ -1,0 +1,271 @@
+"""One instance of the model: its open requests, and the thread that sends the engine's outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+
+from paged_backend.config import EngineConfig
+from paged_backend.errors import (
+    CrashLimit,
+    DeadlineExceeded,
+    EngineDead,
+    InvalidRequest,
+    RequestRefused,
+    place_of,
+)
+from paged_backend.outputs import EngineView, SequenceOutput
+from paged_backend.process import wire
+from paged_backend.process.engine_supervisor import (
+    EngineDied,
+    EngineRestarted,
+    EngineSupervisor,
+    EngineUnavailable,
+    Event,
+)
+from paged_backend.serving.contract import as_strings
+from paged_backend.serving.metrics.stat_logger import StatLogger
+from paged_backend.serving.requests.drain import Drain
+from paged_backend.serving.requests.intake import CANCELLED, Cancelled, Intake, answer_cancel
+from paged_backend.serving.requests.open_requests import Arrival, CancelSweep
+from paged_backend.serving.requests.parsing import RequestParser
+from paged_backend.serving.requests.refusal_log import RefusalLog
+from paged_backend.serving.requests.request_table import RequestTable
+from paged_backend.text.tokenizer import Tokenizer
+
+POLL_S = 0.005  # between checks for cancellation while requests are open
+IDLE_POLL_S = 0.5
+SETTLE_S = 1.0
+# Waiting outputs up to this number are sent step by step, as clients expect. A response takes 145
+# microseconds, so this is two milliseconds.
+MAX_BEHIND = 16
+UNLOADING = RequestRefused("draining", "the model is being unloaded")
+
+
+class FrontEnd:
+    """Accepts requests on Triton's thread, and sends the engine's outputs on the sending thread.
+
+    ``Intake`` checks a request. It passes the request to the engine, or answers it if it needs the
+    tokenizer only. Everything that happens to a request after that, including cancellation, happens
+    on the sending thread, so that each request gets exactly one final response.
+    The table keeps what is needed to resume a request, so that requests that are open when an
+    engine ends continue with the next engine.
+    """
+
+    def __init__(
+        self,
+        link: EngineSupervisor,
+        parser: RequestParser,
+        tokenizer: Tokenizer,
+        stat_logger: StatLogger,
+        config: EngineConfig,
+        drain: Drain,
+    ) -> None:
+        self._link = link
+        self._stat_logger = stat_logger
+        self._max_crashes = config.max_crashes_per_request
+        self._drain = drain
+        self._table = RequestTable(link)
+        self._intake = Intake(link, parser, tokenizer, self._table, config.max_waiting_tokens)
+        self._refusal_log = RefusalLog()
+        self._sweep = CancelSweep()
+        self._may_begin = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paged-sender", daemon=True)
+
+    def start(self) -> None:
+        """Start the sending thread.
+
+        The thread begins to work when the first request arrives, or after ``SETTLE_S`` seconds.
+        Until then the server may still be loading the model, and can hang or crash if the model
+        calls it.
+        """
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Abort open requests with an error, and disconnect from the engine."""
+        self._stopping.set()
+        self._may_begin.set()
+        self._thread.join()
+        self._table.close(UNLOADING)
+        self._intake.close()
+        self._fail_all(UNLOADING)
+        self._link.close()
+
+    @property
+    def is_healthy(self) -> bool:
+        """False if no engine has started in time, or if an internal error has ended this object.
+
+        It is True while an engine is starting, and while the server shuts down.
+        """
+        return not isinstance(self._table.closed, EngineDead)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted, and an engine serves them now."""
+        return self._table.closed is None and self._table.has_engine
+
+    def submit(self, arrival: Arrival) -> None:
+        """Check a request and pass it to the engine.
+
+        This never raises: an error becomes the request's final response.
+        """
+        self._may_begin.set()
+        self._intake.submit(arrival)
+
+    # --- the sending thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._may_begin.wait(SETTLE_S)
+        try:
+            while not self._stopping.is_set():
+                self._deliver(self._link.receive(POLL_S if len(self._table) else IDLE_POLL_S))
+                self._stat_logger.report_refused(self._table.refused)
+                self._refusal_log.write(self._table.refused, time.monotonic())
+                self._stat_logger.publish(idle=not len(self._table))
+                for request_id in self._sweep.due(self._table.request_ids()):
+                    self._guarded(self._cancel_if_asked, request_id)
+                for request_id, timeout_s in self._table.overdue().items():
+                    self._abort(request_id, DeadlineExceeded(timeout_s))
+                self._drain_if_asked()
+        except Exception as error:  # an internal error: no client may be left waiting
+            self._die(EngineDead(f"the front-end failed: {place_of(error)}"))
+
+    def _guarded(self, act: Callable[[str], None], request_id: str) -> None:
+        """Limit an internal error in one request to that request."""
+        try:
+            act(request_id)
+        except Exception as error:
+            self._abort(request_id, error)
+
+    def _deliver(self, events: Iterable[Event]) -> None:
+        """Handle all events; outputs are sent last."""
+        steps: list[list[SequenceOutput]] = []
+        for event in events:
+            match event:
+                case wire.StepOutputs(outputs):
+                    steps.append(outputs)
+                case wire.RequestRejected(request_id, text):
+                    self._end(request_id, InvalidRequest.verbatim("request", text))
+                case wire.RequestRefused(request_id, reason, problem):
+                    refusal = RequestRefused(reason, problem)
+                    self._table.count_refusal(refusal)
+                    self._end(request_id, refusal)
+                case wire.RequestsCancelled(request_id):
+                    answer_cancel(self._table, request_id)
+                case wire.Inspection(request_id, view):
+                    self._show(request_id, view)
+                case wire.Stats(stats, anew):
+                    self._stat_logger.report(stats, anew=anew)
+                case EngineDied(error):
+                    self._lose_engine(error)
+                case EngineRestarted(started_here):
+                    self._table.resume()
+                    self._stat_logger.report_back(restarted=started_here)
+                case EngineUnavailable(error):
+                    self._die(error)
+                case _:
+                    raise RuntimeError(f"unexpected message from the engine: {event!r}")
+        for outputs in _portions(steps):
+            self._respond_all(outputs)
+
+    def _respond_all(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Add outputs to their requests, and send one response for each request."""
+        arrived: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
+        for output in outputs:
+            arrived[output.request_id].append(output)
+        for request_id, part in arrived.items():
+            self._guarded(partial(self._respond, part), request_id)
+
+    def _respond(self, outputs: list[SequenceOutput], request_id: str) -> None:
+        open_request = self._table.get(request_id)
+        if open_request is None:
+            return  # canceled while the engine computed
+        self._stat_logger.report_tokens(open_request.clock, outputs)
+        for output in outputs:
+            if open_request.answer.append(output):
+                self._link.send(wire.StopCompletion(request_id, output.index))
+        if open_request.answer.is_due:
+            final = open_request.answer.is_finished
+            if final:
+                self._stat_logger.report_end(open_request.clock, open_request.answer.request)
+            open_request.sender.send(open_request.answer.take(), final)
+            if final:
+                self._table.remove(request_id)
+
+    def _show(self, request_id: str, view: EngineView) -> None:
+        sender = self._table.remove(request_id)
+        if sender is not None:
+            sender.send({"text_output": as_strings([_view_json(view)])}, True)
+
+    def _cancel_if_asked(self, request_id: str) -> None:
+        open_request = self._table.get(request_id)
+        if open_request is not None and open_request.sender.is_cancelled():
+            self._abort(request_id, Cancelled(CANCELLED))
+
+    def _drain_if_asked(self) -> None:
+        is_over = self._drain.is_over(len(self._table))
+        if self._drain.has_begun:
+            self._table.close(self._drain.refusal())
+        if is_over:
+            for request_id in self._table.request_ids():
+                self._abort(request_id, self._drain.refusal())
+
+    def _abort(self, request_id: str, error: Exception) -> None:
+        self._link.send(wire.AbortRequest(request_id))
+        self._end(request_id, error)
+
+    def _end(self, request_id: str, error: Exception) -> None:
+        sender = self._table.remove(request_id)
+        if sender is not None:
+            with contextlib.suppress(Exception):  # the server may have ended the request already
+                sender.fail(error)
+
+    # --- without an engine ------------------------------------------------------------------
+
+    def _lose_engine(self, error: EngineDead) -> None:
+        """Keep requests for the next engine, except those that may have killed the last ones."""
+        lost = self._table.lose_engine()
+        self._stat_logger.report_lost()
+        for request_id in lost.inspections:
+            self._end(request_id, error)
+        for request_id in lost.cancellations:  # the next engine carries them out
+            answer_cancel(self._table, request_id)
+        for request_id, open_request in lost.requests.items():
+            if open_request.num_crashes >= self._max_crashes:
+                self._end(request_id, CrashLimit(open_request.num_crashes))
+
+    def _die(self, error: EngineDead) -> None:
+        self._table.give_up(error)
+        self._fail_all(error)
+        self._stat_logger.report_lost()
+
+    def _fail_all(self, error: Exception) -> None:
+        requests_and_inspections, cancellations = self._table.waiting_ids()
+        for request_id in requests_and_inspections:
+            self._end(request_id, error)
+        for request_id in cancellations:
+            answer_cancel(self._table, request_id)
+
+
+def _view_json(view: EngineView) -> str:
+    """Return a view as JSON, with digests in place of request ids."""
+    values = asdict(view)
+    for entry in values["sequences"]:
+        digest = hashlib.blake2b(entry["request_id"].encode(), digest_size=5)
+        entry["request_id"] = digest.hexdigest()
+    return json.dumps(values)
+
+
+def _portions(steps: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:
+    """Split steps into responses: one for each step, or a single one if too much waits."""
+    if sum(map(len, steps)) <= MAX_BEHIND:
+        return steps
+    return [[output for outputs in steps for output in outputs]]

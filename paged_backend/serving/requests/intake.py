@@ -1,0 +1,160 @@
+"""Accepts requests: checks them and passes them to the engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from paged_backend.errors import DeadlineExceeded, RequestRefused, as_exception
+from paged_backend.process import wire
+from paged_backend.process.engine_supervisor import EngineSupervisor
+from paged_backend.serving.requests.answer import Answer
+from paged_backend.serving.requests.open_requests import Arrival, OpenRequest, Sender
+from paged_backend.serving.requests.parsing import RequestParser
+from paged_backend.serving.requests.preparation import Preparation
+from paged_backend.serving.requests.request_table import Cancel, RequestTable
+from paged_backend.serving.requests.tasks import (
+    CancelTask,
+    GenerateTask,
+    InspectTask,
+    TokenizerTask,
+)
+from paged_backend.text.tokenizer import Tokenizer
+
+MAX_WAITING_TASKS = 256  # requests in preparation; above, those that need no engine are refused
+CANCELLED = "Request was cancelled"
+
+
+class Cancelled(Exception):
+    """The client canceled the request; it is answered with Triton's CANCELLED."""
+
+
+class Intake:
+    """Accepts requests on Triton's thread, and prepares large ones on other threads.
+
+    Args:
+        link: the engine.
+        parser: checks requests.
+        tokenizer: of the model.
+        table: where requests wait for their responses.
+        max_waiting_tokens: limit of the text that waits to be tokenized.
+    """
+
+    def __init__(
+        self,
+        link: EngineSupervisor,
+        parser: RequestParser,
+        tokenizer: Tokenizer,
+        table: RequestTable,
+        max_waiting_tokens: int,
+    ) -> None:
+        self._link = link
+        self._parser = parser
+        self._tokenizer = tokenizer
+        self._table = table
+        self._preparation = Preparation(max_waiting_tokens)
+
+    def close(self) -> None:
+        """Prepare the requests that wait for it, and end the threads."""
+        self._preparation.close()
+
+    def submit(self, arrival: Arrival) -> None:
+        """Check a request and pass it to the engine.
+
+        This never raises: an error becomes the request's final response.
+        """
+        with self._answering(arrival.sender):
+            self._submit(arrival)
+
+    def _submit(self, arrival: Arrival) -> None:
+        task = self._parser.read(arrival.tensors, arrival.parameters_json)
+        if not isinstance(task, CancelTask):
+            self._table.check_open()  # for tasks, too: a health probe must see that it is closed
+        match task:
+            case CancelTask():
+                self._cancel(Cancel(task.call_id, arrival.sender))
+            case InspectTask():
+                self._table.inspect(arrival.sender)
+            case GenerateTask():
+                arrival.call_id = task.call_id
+                arrival.is_generation = True
+                self._link.check_room(len(self._table), self._table.num_starting)
+                self._prepare(arrival, self._start)
+            case TokenizerTask():
+                if self._preparation.num_waiting >= MAX_WAITING_TASKS:
+                    problem = f"{MAX_WAITING_TASKS} requests wait to be tokenized; retry after 1 s"
+                    raise RequestRefused("queue_full", problem)
+                self._prepare(arrival, partial(self._answer_task, task))
+
+    def _cancel(self, cancel: Cancel) -> None:
+        """Cancel the requests of a name.
+
+        The client is answered when they have ended, or at once if there is no engine.
+        """
+        request_id = self._table.cancel(cancel)
+        if request_id is not None:
+            answer_cancel(self._table, request_id)
+
+    def _prepare(self, arrival: Arrival, act: Callable[[Arrival], None]) -> None:
+        """Prepare a request: at once if it is small, and otherwise on another thread."""
+
+        def work() -> None:
+            with self._answering(arrival.sender):
+                try:
+                    self._check_waited(arrival)
+                    act(arrival)
+                finally:
+                    self._table.end_preparing(arrival)
+
+        self._table.begin_preparing(arrival)
+        try:
+            self._preparation.run(arrival.load, work)
+        except RequestRefused:
+            self._table.end_preparing(arrival)
+            raise
+
+    def _check_waited(self, arrival: Arrival) -> None:
+        """Refuse a request that was canceled or ran out of time while it waited to be prepared."""
+        if arrival.load.is_small:
+            return
+        self._table.check_open()
+        if arrival.sender.is_cancelled():
+            raise Cancelled(CANCELLED)
+        if arrival.timeout_s is not None and arrival.clock.age_s > arrival.timeout_s:
+            raise DeadlineExceeded(arrival.timeout_s)
+
+    def _answer_task(self, task: TokenizerTask, arrival: Arrival) -> None:
+        tenant = self._parser.tenant_of_task(arrival.parameters_json)
+        if task.is_charged:
+            self._link.check_rate(tenant)
+            self._link.send(wire.ChargeTenant(tenant))
+        arrival.sender.send(self._parser.answer_task(task, arrival.tensors), True)
+
+    def _start(self, arrival: Arrival) -> None:
+        parsed = self._parser.parse(
+            self._table.new_id(), arrival.tensors, arrival.parameters_json, self._link.check_rate
+        )
+        timeout_s = min(filter(None, (arrival.timeout_s, parsed.timeout_s)), default=None)
+        answer = Answer(parsed, self._tokenizer)
+        self._table.start(OpenRequest(answer, arrival.sender, arrival.clock, timeout_s), arrival)
+
+    @contextlib.contextmanager
+    def _answering(self, sender: Sender) -> Iterator[None]:
+        """Send an exception as the final response."""
+        try:
+            yield
+        except BaseException as caught:
+            error = as_exception(caught)
+            if isinstance(error, RequestRefused):
+                self._table.count_refusal(error)
+            with contextlib.suppress(Exception):  # the server may have ended the request already
+                sender.fail(error)
+
+
+def answer_cancel(table: RequestTable, request_id: str) -> None:
+    """Answer the request that asked for a cancellation, which is done; ignore unknown ids."""
+    cancel = table.confirm_cancel(request_id)
+    if cancel is not None:
+        with contextlib.suppress(Exception):  # the server may have ended the request already
+            cancel.sender.send({}, True)

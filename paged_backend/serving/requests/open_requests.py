@@ -1,0 +1,132 @@
+"""Requests without a final response, their deadlines, and checks for their cancellation."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paged_backend.serving.contract import Array
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.metrics.stat_logger import RequestClock
+from paged_backend.serving.requests.answer import Answer
+from paged_backend.serving.requests.preparation import Load
+from paged_backend.serving.requests.token_bucket import TokenBucket
+
+# A check takes 76 microseconds of the sending thread, too long for each response.
+CANCEL_CHECKS_PER_S = 2000
+MAX_ENDED = 256  # deadlines of ended requests that are kept until they pass
+
+
+class Sender(Protocol):
+    """Sends responses to one client, from one thread at a time.
+
+    The thread that accepts or prepares the request uses it first, and the sending thread after
+    that.
+    """
+
+    def send(self, tensors: dict[str, Array], final: bool) -> None:
+        """Send one response."""
+
+    def fail(self, error: Exception) -> None:
+        """Send an error as the final response."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has disconnected or canceled the request."""
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """A request as it arrived, before any check.
+
+    ``timeout_s`` is the server's timeout for the request; the request may have its own as well.
+    """
+
+    tensors: Tensors
+    parameters_json: str
+    timeout_s: float | None
+    sender: Sender
+    clock: RequestClock = field(default_factory=RequestClock)
+    call_id: str | None = None
+    is_generation: bool = False  # it goes to the engine; others need the tokenizer only
+    is_cancelled: bool = False  # canceled by its name, before the engine knew it
+    load: Load = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.load = Load.of(self.tensors, self.parameters_json)
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has had no final response yet."""
+
+    answer: Answer
+    sender: Sender
+    clock: RequestClock
+    timeout_s: float | None
+    is_in_flight: bool = False  # an engine knows it
+    num_crashes: int = 0  # number of engines that died while it was in flight
+
+    @property
+    def deadline_s(self) -> float:
+        """The request's deadline, in seconds of the monotonic clock."""
+        return math.inf if self.timeout_s is None else self.clock.started + self.timeout_s
+
+
+class CancelSweep:
+    """Chooses requests to check for cancellation: all in turn, at a limited rate."""
+
+    def __init__(self) -> None:
+        self._queue: deque[str] = deque()
+        self._allowance = TokenBucket(CANCEL_CHECKS_PER_S)
+
+    def due(self, request_ids: Collection[str]) -> list[str]:
+        """Return the ids of requests to check now.
+
+        Some of these requests may have ended. An id may occur twice if requests have started since
+        the last check.
+
+        Args:
+            request_ids: the ids of all open requests.
+        """
+        due: list[str] = []
+        for _ in range(self._allowance.take(len(request_ids))):
+            if not self._queue:
+                self._queue.extend(request_ids)
+            due.append(self._queue.popleft())
+        return due
+
+
+class Deadlines:
+    """Finds open requests that are past their deadline, without looking at all of them."""
+
+    def __init__(self, requests: Mapping[str, OpenRequest]) -> None:
+        self._requests = requests
+        self._heap: list[tuple[float, str]] = []  # of deadlines; requests may have ended since
+
+    def add(self, request_id: str) -> None:
+        """Watch the deadline of an open request."""
+        deadline_s = self._requests[request_id].deadline_s
+        if deadline_s == math.inf:
+            return
+        heapq.heappush(self._heap, (deadline_s, request_id))
+        if len(self._heap) > 2 * len(self._requests) + MAX_ENDED:
+            self._heap = [(at_s, id_) for at_s, id_ in self._heap if id_ in self._requests]
+            heapq.heapify(self._heap)
+
+    def due(self) -> list[str]:
+        """Return the ids of open requests that are past their deadline.
+
+        An id that was returned is not returned again.
+        """
+        now = time.monotonic()
+        due: list[str] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, request_id = heapq.heappop(self._heap)
+            if request_id in self._requests:
+                due.append(request_id)
+        return due

@@ -1,0 +1,276 @@
+"""Turns a client's tensors into a checked request; errors name the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paged_backend.contract import INPUTS
+from paged_backend.errors import InvalidRequest
+from paged_backend.request import Request, RequestLimits, RequestOptions
+from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from paged_backend.serving import fields
+from paged_backend.serving.contract import Array
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.requests.prompts import UTF8_BYTES, PromptReader
+from paged_backend.serving.requests.tasks import (
+    CANCEL,
+    CHARGED,
+    GENERATE,
+    INSPECT,
+    CancelTask,
+    GenerateTask,
+    InspectTask,
+    Task,
+    TaskReader,
+    TokenizerTask,
+)
+from paged_backend.text.bad_words import resolve_bad_words
+from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.validation import coerce, shorten
+
+RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
+
+_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_RETURN = "return_"
+_RETURN_FLAGS = [spec.name for spec in INPUTS if spec.name.startswith(_RETURN)]
+# Part of vllm_backend's contract, so clients may send them.
+_NOT_SUPPORTED = {
+    "image": "cannot be used: the model takes no images",
+    "embedding_request": "cannot be used: the model makes no embeddings",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The options for the responses of a request."""
+
+    stream: bool
+    echo: bool  # the prompt's text goes before the answer's
+    wanted: frozenset[str]  # X for each `return_X` that is set
+    pass_through: Array | None = None  # to be given back as it is
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """Everything that one request asks for."""
+
+    request: Request
+    options: AnswerOptions
+    prompt_text: str  # empty unless it is echoed
+    timeout_s: float | None = None  # from arrival to the last token
+
+
+class RequestParser:
+    """Checks requests against one loaded model."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._prompts = PromptReader(tokenizer, limits)
+        self._tasks = TaskReader(tokenizer, limits, self._prompts)
+
+    def read(self, tensors: Tensors, parameters_json: str) -> Task:
+        """Return what a request asks for; this does not tokenize, so it is quick.
+
+        Args:
+            tensors: the request's input tensors.
+            parameters_json: the request's parameters, a JSON object or empty.
+
+        Raises:
+            InvalidRequest: the task is not known, a field is too long, or ``call_id`` is wrong.
+        """
+        name = self._tasks.name(tensors)
+        self._check_lengths(tensors, parameters_json)
+        if name == CANCEL:
+            return CancelTask(self._call_id_to_cancel(tensors))
+        if name == INSPECT:
+            return InspectTask()
+        if name == GENERATE:
+            return GenerateTask(self._call_id(tensors))
+        return TokenizerTask(name, is_charged=name in CHARGED)
+
+    def answer_task(self, task: TokenizerTask, tensors: Tensors) -> dict[str, Array]:
+        """Return the answer to a task that needs the tokenizer only.
+
+        Raises:
+            InvalidRequest: the prompt cannot be used.
+        """
+        return self._tasks.answer(task, tensors)
+
+    def tenant_of_task(self, parameters_json: str) -> str:
+        """Return the tenant of a request that needs the tokenizer only.
+
+        Raises:
+            InvalidRequest: the parameters cannot be read, or the tenant is invalid.
+        """
+        values = self._json_object("parameters", parameters_json or "{}")
+        return RequestOptions.take_from({"tenant": values.get("tenant", "")}).tenant
+
+    def parse(
+        self,
+        request_id: str,
+        tensors: Tensors,
+        parameters_json: str,
+        admit: Callable[[str], None] = lambda tenant: None,
+    ) -> ParsedRequest:
+        """Check one request.
+
+        Args:
+            request_id: the id by which the engine will know it.
+            tensors: the request's input tensors.
+            parameters_json: the request's parameters, a JSON object or empty.
+            admit: called with the tenant before the prompt is tokenized; it may raise.
+
+        Raises:
+            InvalidRequest: naming the field and the allowed range.
+        """
+        for name, problem in _NOT_SUPPORTED.items():
+            if name in tensors:
+                raise InvalidRequest(name, problem)
+        options = answer_options(tensors)
+        if options.pass_through is not None:
+            self.check_pass_through(options.pass_through, stream=options.stream)
+        values = self.sampling_values(tensors, parameters_json)
+        own = RequestOptions.take_from(values)
+        admit(own.tenant)
+        values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
+        params = self._limits.bounded(SamplingParams.from_mapping(values))
+        params = resolve_bad_words(self._tokenizer, params)
+        prompt = self._prompts.read(tensors)
+        self._limits.check(prompt.token_ids, params)
+        self._limits.check_total_logprobs(len(prompt.token_ids), params)
+        prompt_text = ""
+        if options.echo:
+            prompt_text = prompt.text or self._tokenizer.decode(
+                prompt.token_ids, skip_special_tokens=params.skip_special_tokens
+            )
+        request = Request(
+            request_id,
+            prompt.token_ids,
+            params,
+            own.cache_salt,
+            own.priority,
+            own.tenant,
+            call_id=self._call_id(tensors) or "",
+        )
+        return ParsedRequest(request, options, prompt_text, own.timeout_s)
+
+    def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
+        """Return the sampling parameters of a request by name.
+
+        They are read from the tensor ``sampling_parameters``, or from the request's parameters if
+        there is no such tensor. The tensors ``stop``, ``bad_words``, ``stop_token_ids`` and
+        ``allowed_token_ids`` take precedence. Strings become numbers and booleans where necessary;
+        the values are not checked.
+
+        Raises:
+            InvalidRequest: they cannot be read.
+        """
+        if "sampling_parameters" in tensors:
+            name = "sampling_parameters"
+            values = self._json_object(name, fields.string(name, tensors[name]))
+        else:
+            values = self._json_object("parameters", parameters_json or "{}")
+            values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
+        if "lora_name" in values:  # vllm_backend's wording, which its clients compare
+            raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
+        for name in ("stop", "bad_words"):
+            if name in tensors:
+                values[name] = fields.strings(name, tensors[name])
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if name in tensors:
+                values[name] = fields.elements(name, tensors[name])
+        return coerce(SamplingParams, values)
+
+    def check_pass_through(self, tensor: Array, *, stream: bool) -> None:
+        """Check the length of ``pass_through``, which is returned with each response.
+
+        A request that does not stream has one response, so its limit is higher: ``pass_through``
+        may hold the text of a prompt.
+
+        Raises:
+            InvalidRequest: it is too long.
+        """
+        length = len(fields.single("pass_through", tensor))
+        limit, reason = self._limits.max_pass_through_length, "max_pass_through_length"
+        if not stream:
+            limit, reason = max(limit, self._prompts.max_json_length), "with stream: false"
+        if length > limit:
+            raise InvalidRequest(
+                "pass_through", f"has {length} bytes, more than {limit} ({reason})"
+            )
+
+    def _call_id(self, tensors: Tensors) -> str | None:
+        """Return the name that the client gave to the request, by which it can be canceled.
+
+        Raises:
+            InvalidRequest: the name is invalid.
+        """
+        if "call_id" not in tensors:
+            return None
+        name = fields.string("call_id", tensors["call_id"])
+        if not _CALL_ID.fullmatch(name):
+            raise InvalidRequest(
+                "call_id", "must have 1 to 64 letters, digits, '_' and '-', got " + shorten(name)
+            )
+        return name
+
+    def _call_id_to_cancel(self, tensors: Tensors) -> str:
+        """Return the name of the requests that a cancellation should end.
+
+        Raises:
+            InvalidRequest: it is missing or invalid.
+        """
+        call_id = self._call_id(tensors)
+        if call_id is None:
+            raise InvalidRequest("call_id", "is missing; it names the request to cancel")
+        return call_id
+
+    def _check_lengths(self, tensors: Tensors, parameters_json: str) -> None:
+        """Refuse a request with a field that is too long, without reading the field.
+
+        Raises:
+            InvalidRequest: naming the field.
+        """
+        self._prompts.check_lengths(tensors)
+        name = "sampling_parameters"
+        if name in tensors:
+            self._check_json_length(name, len(fields.single(name, tensors[name])) // UTF8_BYTES)
+        self._check_json_length("parameters", len(parameters_json))
+
+    def _check_json_length(self, name: str, length: int) -> None:
+        if length > self._limits.max_json_length:
+            raise InvalidRequest(
+                name, f"has over {self._limits.max_json_length} characters (max_json_length)"
+            )
+
+    def _json_object(self, name: str, source: str) -> dict[str, Any]:
+        self._check_json_length(name, len(source))
+        return fields.json_object(name, source, self._limits.max_json_depth)
+
+
+def answer_options(tensors: Tensors) -> AnswerOptions:
+    """Read the options for the responses of a request.
+
+    Raises:
+        InvalidRequest: two options exclude each other.
+    """
+    stream = fields.flag(tensors, "stream")
+    if stream and not fields.flag(tensors, "exclude_input_in_output", default=True):
+        # vllm_backend's wording, which its clients compare.
+        raise InvalidRequest.verbatim(
+            "exclude_input_in_output",
+            "Error generating stream: When streaming, `exclude_input_in_output` = False is not "
+            "allowed.",
+        )
+    return AnswerOptions(
+        stream=stream,
+        echo=not fields.flag(tensors, "exclude_input_in_output", default=stream),
+        wanted=frozenset(
+            name.removeprefix(_RETURN) for name in _RETURN_FLAGS if fields.flag(tensors, name)
+        ),
+        pass_through=tensors.get("pass_through"),
+    )

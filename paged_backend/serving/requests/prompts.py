@@ -1,0 +1,95 @@
+"""Reads the prompt of a request: text, token ids or chat messages become token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.request import RequestLimits
+from paged_backend.serving import fields
+from paged_backend.serving.fields import Tensors
+from paged_backend.text.chat import Chat
+from paged_backend.text.tokenizer import Tokenizer
+
+SOURCES = ("text_input", "input_ids", "messages")
+# A character may be written as two escaped surrogates, and each message has fields around its text.
+JSON_PER_CHARACTER = 12
+JSON_BESIDES = 2**16
+UTF8_BYTES = 4  # maximum number of bytes of a character
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text that they were made from, if any."""
+
+    token_ids: list[int]
+    text: str | None
+
+
+class PromptReader:
+    """Tokenizes prompts for a model with a limited context."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        # A prompt with more characters cannot fit; it is not tokenized.
+        self._max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
+        if tokenizer.chat_template is not None:
+            tokenizer.chat_template.prepare()
+        self.max_json_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
+
+    def check_lengths(self, tensors: Tensors) -> None:
+        """Refuse a prompt that is too long, without decoding it.
+
+        Raises:
+            InvalidRequest: the prompt is too long; the error names the tensor.
+        """
+        for name, limit in (
+            ("text_input", self._max_text_length),
+            ("messages", self.max_json_length),
+        ):
+            if name in tensors:
+                length = len(fields.single(name, tensors[name])) // UTF8_BYTES
+                self._check_length(name, length, limit)
+
+    def read(self, tensors: Tensors) -> Prompt:
+        """Return the prompt in a request's tensors.
+
+        Raises:
+            InvalidRequest: there is no prompt, more than one, or it cannot be tokenized.
+        """
+        given = [name for name in SOURCES if name in tensors]
+        if not given:
+            raise InvalidRequest("text_input", f"is missing; give one of {', '.join(SOURCES)}")
+        if len(given) > 1:
+            raise InvalidRequest(given[0], f"give either {' or '.join(given)}, not both")
+        (name,) = given
+        if name == "input_ids":
+            return Prompt(fields.elements(name, tensors[name], self._limits.max_model_len), None)
+        if name == "messages":
+            return self._encode(name, self._render(tensors), add_special_tokens=False)
+        return self._encode(
+            name,
+            fields.string(name, tensors[name]),
+            add_special_tokens=fields.flag(tensors, "add_special_tokens", default=True),
+        )
+
+    def _render(self, tensors: Tensors) -> str:
+        if self._tokenizer.chat_template is None:
+            raise InvalidRequest("messages", "cannot be used: the model has no chat template")
+        source = fields.string("messages", tensors["messages"])
+        self._check_length("messages", len(source), self.max_json_length)
+        values = fields.parse_json("messages", source, self._limits.max_json_depth)
+        return self._tokenizer.chat_template.render(Chat.from_json(values))
+
+    def _encode(self, name: str, text: str, *, add_special_tokens: bool) -> Prompt:
+        self._check_length(name, len(text), self._max_text_length)
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return Prompt(ids, text)
+
+    def _check_length(self, name: str, length: int, max_length: int) -> None:
+        if length > max_length:
+            raise InvalidRequest(
+                name,
+                f"has {length} characters, more than can become {self._limits.longest_prompt}",
+            )

@@ -1,0 +1,123 @@
+"""What a request can ask for, and the answers that need the tokenizer only, not the engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.request import RequestLimits
+from paged_backend.serving import fields
+from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.requests.prompts import PromptReader
+from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.validation import shorten
+
+GENERATE = "generate"
+CANCEL = "cancel"  # done by the front end
+INSPECT = "inspect"  # answered by the engine
+CHARGED = ("tokenize", "detokenize")  # they count against a tenant's rate, as GENERATE does
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTask:
+    """Generate tokens; the engine does it."""
+
+    call_id: str | None  # the name that the client gave to the request, to cancel it
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    """Cancel all requests with the name ``call_id``; the front end and the engine do it."""
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InspectTask:
+    """Show the engine's sequences; the engine does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerTask:
+    """A task that :class:`TaskReader` answers."""
+
+    name: str
+    is_charged: bool  # it counts against the tenant's rate
+
+
+Task = GenerateTask | CancelTask | InspectTask | TokenizerTask
+
+
+class TaskReader:
+    """Reads the task of a request, and answers the tasks that need the tokenizer only.
+
+    These are all tasks except ``generate``, ``cancel`` and ``inspect``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, prompts: PromptReader) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._prompts = prompts
+        self._tasks = {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "info": self._info,
+        }
+
+    def name(self, tensors: Tensors) -> str:
+        """Return the name of the task that a request asks for.
+
+        Raises:
+            InvalidRequest: the task is not known.
+        """
+        if "task" not in tensors:
+            return GENERATE
+        task = fields.string("task", tensors["task"])
+        known = [GENERATE, CANCEL, INSPECT, *self._tasks]
+        if task not in known:
+            raise InvalidRequest("task", f"must be one of {', '.join(known)}, got {shorten(task)}")
+        return task
+
+    def answer(self, task: TokenizerTask, tensors: Tensors) -> dict[str, Array]:
+        """Return the output tensors of a task that needs the tokenizer only.
+
+        Raises:
+            InvalidRequest: the prompt cannot be used.
+        """
+        return self._tasks[task.name](tensors)
+
+    def _tokenize(self, tensors: Tensors) -> dict[str, Array]:
+        token_ids = self._prompts.read(tensors).token_ids
+        self._check(token_ids)
+        return {
+            "output_ids": np.array(token_ids, np.int32),
+            "num_input_tokens": np.asarray(len(token_ids), np.uint32),
+        }
+
+    def _detokenize(self, tensors: Tensors) -> dict[str, Array]:
+        if "input_ids" not in tensors:
+            raise InvalidRequest("input_ids", "is missing")
+        token_ids = fields.elements("input_ids", tensors["input_ids"])
+        self._check(token_ids)
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return {"text_output": as_strings([text])}
+
+    def _check(self, token_ids: list[int]) -> None:
+        low, high = min(token_ids, default=0), max(token_ids, default=0)
+        if low < 0 or high >= self._limits.vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidRequest(
+                "input_ids", f"must be from 0 to {self._limits.vocab_size - 1}, got {bad}"
+            )
+
+    def _info(self, tensors: Tensors) -> dict[str, Array]:
+        del tensors
+        info = {
+            **asdict(self._limits),
+            "has_chat_template": self._tokenizer.chat_template is not None,
+        }
+        return {"text_output": as_strings([json.dumps(info)])}

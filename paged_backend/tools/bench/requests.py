@@ -1,0 +1,27 @@
+"""Greedy requests to the engine in this process."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from paged_backend.engine import Engine
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.tools.workloads.request import Request as Work
+
+
+def prompt_ids(work: Work) -> list[int]:
+    """The token ids of a request's prompt; the workload's prompt format must be `ids`."""
+    return list(cast(tuple[int, ...], work.prompt))
+
+
+def greedy(name: str, tokens: list[int], max_tokens: int | None = None) -> Request:
+    """Make a greedy request that ignores the end-of-sequence token."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return Request(name, tokens, params)
+
+
+def drain(engine: Engine) -> None:
+    """Run steps until no request is in flight."""
+    while engine.has_unfinished:
+        engine.step()
