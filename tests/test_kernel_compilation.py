@@ -35,8 +35,8 @@ TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
 
 BUCKETS = {
     # A program merges one head of a small batch, all of a large one.
-    ("decode", "_merge_pieces_kernel"): 2,
-    ("shared prefix", "_merge_pieces_kernel"): 2,
+    ("decode", "_merge_splits_kernel"): 2,
+    ("shared prefix", "_merge_splits_kernel"): 2,
     # Queries under a shared prefix fill tiles of 16, 32, 64 or 128 rows, over keys in tiles of
     # two sizes.
     ("shared prefix", "_split_kernel"): 4,
