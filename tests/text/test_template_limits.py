@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from paged_backend.errors import InvalidRequest, RequestRefused
-from paged_backend.text import template_client
+from paged_backend.sandbox import client as sandbox
 from paged_backend.text.chat import Chat
 from paged_backend.text.template_client import TemplateClient
 
@@ -117,7 +117,7 @@ def test_a_process_that_is_stopped_fails_one_call_and_is_replaced(
     client, stopped, length, limit_s, monkeypatch
 ):
     if limit_s != 10:
-        monkeypatch.setattr(template_client, "ANSWER_LIMIT_S", limit_s)
+        monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", limit_s)
     with pytest.raises(InvalidRequest, match=f"^messages: .* gave no answer in {limit_s} s$"):
         client.render(
             {"conversations": [[{"role": "user", "content": "x" * length}]], "chat_template": "x"}
@@ -132,8 +132,8 @@ def test_calls_behind_one_that_gets_no_answer_wait_no_longer_than_their_turn(
     client, stopped, monkeypatch
 ):
     """With limits of which that for turns is the shorter one, as many calls in a row make it."""
-    monkeypatch.setattr(template_client, "ANSWER_LIMIT_S", 4.0)
-    monkeypatch.setattr(template_client, "TURN_LIMIT_S", 0.5)
+    monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 4.0)
+    monkeypatch.setattr(sandbox, "TURN_LIMIT_S", 0.5)
     errors: list[Exception] = []
 
     def ask() -> None:
@@ -151,18 +151,18 @@ def test_calls_behind_one_that_gets_no_answer_wait_no_longer_than_their_turn(
         *("InvalidRequest", "RequestRefused", "RequestRefused", "RequestRefused")
     ]
     assert {str(error) for error in errors if isinstance(error, RequestRefused)} == {
-        "queue_full: other chat templates were rendered for over 0.5 s; retry after 10 s"
+        "queue_full: other chat templates took over 0.5 s; retry after 10 s"
     }
 
 
 def test_a_long_start_is_no_failure_of_the_first_call(monkeypatch):
     """The process is stopped while it starts, for longer than a call may take."""
-    monkeypatch.setattr(template_client, "ANSWER_LIMIT_S", 3.0)
+    monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 3.0)
     client = TemplateClient()
     client.start()
     process = process_of(client)
     process.suspend()
-    timer = threading.Timer(template_client.ANSWER_LIMIT_S + 2, process.resume)
+    timer = threading.Timer(sandbox.ANSWER_LIMIT_S + 2, process.resume)
     timer.start()
     assert render(client, "{{ messages[0].content }}") == "hello"
     timer.join()
@@ -208,7 +208,7 @@ def arguments(source):
 
 client = TemplateClient()
 client.render(arguments("x"))
-process = psutil.Process(client._renderer.pid)
+process = psutil.Process(client._sandbox._process.pid)
 used = process.cpu_times().user
 threading.Thread(target=client.render, args=(arguments({LOOP!r}),), daemon=True).start()
 while process.cpu_times().user < used + 0.5:
@@ -236,8 +236,8 @@ def render(client: TemplateClient, source: str) -> str:
 
 
 def process_of(client: TemplateClient) -> psutil.Process:
-    assert client._renderer is not None
-    return psutil.Process(client._renderer.pid)
+    assert client._sandbox._process is not None
+    return psutil.Process(client._sandbox._process.pid)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
