@@ -14,16 +14,28 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
+from paged_backend.core.compiling import (
+    CompilingRequest,
+    CompilingRequests,
+    GrammarCompiler,
+    Progress,
+)
 from paged_backend.core.drafter import Drafter
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.core.scheduler import Progress, Scheduler
+from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
-from paged_backend.errors import ConfigError
+from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.executor.base import Executor
 from paged_backend.log import LOG
-from paged_backend.outputs import EngineStats, EngineView, QueueState, SequenceOutput
+from paged_backend.outputs import (
+    EngineStats,
+    EngineView,
+    FinishReason,
+    QueueState,
+    SequenceOutput,
+)
 from paged_backend.request import Request, RequestLimits
 
 
@@ -35,13 +47,18 @@ class Engine:
         executor: runs the steps.
         drafter: guesses tokens for speculative decoding. Steps are then not scheduled ahead,
             because a sequence is drafted for once all its tokens are known.
+        grammars: compiles the grammars of requests; without it no request may have one.
 
     Raises:
         ConfigError: the device does not support drafts.
     """
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, drafter: Drafter | None = None
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        drafter: Drafter | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.executor = executor
         info = executor.info
@@ -70,6 +87,8 @@ class Engine:
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
             drafter,
         )
+        self._grammars = grammars
+        self._compiling = CompilingRequests()
         self._seeds = random.Random(config.seed)
         self._in_flight: deque[_InFlightStep] = deque()
         self._last_end_s = 0.0  # of a step
@@ -87,10 +106,17 @@ class Engine:
             InvalidRequest: the request does not fit this model after all.
         """
         self.limits.check(request.prompt_token_ids, request.params)
-        self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
+        if not request.grammar:
+            self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
+        elif self._grammars is None:
+            raise InvalidRequest("structured_outputs", "cannot be used: there is no compiler")
+        else:
+            grammars = self._grammars.start(request, progress)
+            self._compiling.add(CompilingRequest(request, progress, grammars))
 
     def abort_request(self, request_id: str) -> None:
         """End a request now; unknown ids are ignored."""
+        self._compiling.pop(request_id)
         self.scheduler.abort_request(request_id)
 
     def stop_completion(self, request_id: str, index: int) -> None:
@@ -99,16 +125,19 @@ class Engine:
 
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
         """End a request; returns a last output for each completion, none for unknown ids."""
+        compiling = self._compiling.pop(request_id)
+        if compiling is not None:
+            return _last_outputs(compiling, FinishReason.ABORT)
         return self.scheduler.cancel_request(request_id)
 
     def is_open(self, request_id: str) -> bool:
         """Return True if a completion of the request is unfinished."""
-        return self.scheduler.is_open(request_id)
+        return request_id in self._compiling or self.scheduler.is_open(request_id)
 
     @property
     def has_unfinished(self) -> bool:
         """Whether there is anything left for a step."""
-        return self.scheduler.has_unfinished or bool(self._in_flight)
+        return self.scheduler.has_unfinished or bool(self._in_flight or self._compiling)
 
     def step(self) -> list[SequenceOutput]:
         """Schedule and start one step; returns new tokens.
@@ -116,15 +145,44 @@ class Engine:
         With asynchronous scheduling these are the tokens of the previous step, so that the device
         computes while the next step is scheduled.
         """
+        outputs = self._add_compiled()
+        if not (self.scheduler.has_unfinished or self._in_flight):
+            return outputs
         started_s = time.monotonic()
         output = self.scheduler.schedule()
         if output.slices:
             with _logged_if_it_fails(output):
-                pending = self.executor.launch(output).sample()
+                launched = self.executor.launch(output)
+                if self.scheduler.is_constrained:
+                    # The masks depend on the tokens of the step before, which the device has
+                    # sampled, or does before the forward pass that was just launched.
+                    while self._in_flight:
+                        outputs += self.scheduler.update_from_output(self._wait())
+                pending = launched.sample(self.scheduler.token_masks())
             self._in_flight.append(_InFlightStep(started_s, output, pending))
             if len(self._in_flight) <= self._max_in_flight:
-                return []
-        return self.scheduler.update_from_output(self._wait())
+                return outputs
+        return outputs + self.scheduler.update_from_output(self._wait())
+
+    def _add_compiled(self) -> list[SequenceOutput]:
+        """Queue the requests whose grammars are compiled; returns outputs of those that failed."""
+        if not self._compiling:
+            return []
+        outputs: list[SequenceOutput] = []
+        is_idle = not (self.scheduler.has_unfinished or self._in_flight)
+        for compiled in self._compiling.take_ready(wait=is_idle):
+            error = compiled.grammars.exception()
+            if error is not None:
+                LOG.warning("a grammar that was checked failed: %s", type(error).__name__)
+                outputs += _last_outputs(compiled, FinishReason.ERROR)
+                continue
+            self.scheduler.add_request(
+                compiled.request,
+                self._seeds.getrandbits(64),
+                compiled.progress,
+                compiled.grammars.result(),
+            )
+        return outputs
 
     def stats(self) -> EngineStats:
         """Counts since the start and the present state."""
@@ -166,6 +224,12 @@ class _InFlightStep(NamedTuple):
     started_s: float  # of the monotonic clock
     scheduler_output: SchedulerOutput
     pending: PendingOutput
+
+
+def _last_outputs(compiling: CompilingRequest, reason: FinishReason) -> list[SequenceOutput]:
+    """Return the last output of each completion of a request that has not started."""
+    request_id = compiling.request.request_id
+    return [SequenceOutput(request_id, index, [], reason) for index in compiling.open_indices]
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.engine import Engine
 from paged_backend.engine_args import from_mapping
 from paged_backend.errors import InvalidRequest
+from paged_backend.grammar.client import GrammarChecker
+from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.log import LOG
 from paged_backend.outputs import (
     CompletionOutput,
@@ -51,7 +53,12 @@ class LLM:
         self.config = args.config
         folder = resolve_model(self.config.model)
         self.tokenizer = load_tokenizer(self.config.tokenizer or str(folder))
-        self.engine = Engine(self.config, Worker(self.config, folder))
+        worker = Worker(self.config, folder)
+        tokenizer = self.config.tokenizer or str(folder)
+        info = worker.info
+        grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+        self.engine = Engine(self.config, worker, grammars=grammars)
+        self._checker = GrammarChecker(tokenizer, info.vocab_size)
         self._num_requests = 0
 
     def generate(
@@ -87,7 +94,10 @@ class LLM:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         params = resolve_bad_words(self.tokenizer, self.engine.limits.bounded(params))
         self._num_requests += 1
-        request = Request(str(self._num_requests), ids, params)
+        grammar = ""
+        if params.structured_outputs is not None:
+            grammar = self._checker.grammar(params.structured_outputs)
+        request = Request(str(self._num_requests), ids, params, grammar=grammar)
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)
 

@@ -16,6 +16,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens or max_model_len
     ABORT = "abort"  # cancelled by its client
+    ERROR = "error"  # no token satisfied both the grammar and the other parameters
 
 
 class TokenLogprobs(NamedTuple):

@@ -26,6 +26,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0  # lower is served first
     tenant: str = ""  # the user that its tokens are charged to
+    grammar: str = ""  # of llguidance, which the front end has checked; empty: none
     call_id: str = ""  # by which a client can cancel it; empty: no client can
 
     @property

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
+from paged_backend.structured_outputs import StructuredOutputsParams, take_from
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, is_text, shorten
 
 MAX_N = 64
@@ -26,8 +27,7 @@ _TOKEN_ID = Rule(int, 0, INT32_MAX)
 _BIAS = Rule(float, -100, 100)
 # Parameters of vLLM that are refused by name, rather than as unknown names.
 _NOT_SUPPORTED = (
-    *("structured_outputs", "guided_decoding", "guided_json", "guided_regex", "guided_choice"),
-    *("guided_grammar", "response_format", "tools", "tool_choice"),
+    *("guided_decoding", "guided_decoding_backend", "tools", "tool_choice"),
     *("use_beam_search", "beam_width", "length_penalty", "best_of", "logits_processors"),
 )
 
@@ -80,6 +80,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()  # the only tokens that are sampled; empty: all tokens
     bad_words: tuple[str, ...] = ()  # never completed; tokenized where there is a tokenizer
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    structured_outputs: StructuredOutputsParams | None = None  # what the output must look like
 
     def __post_init__(self) -> None:
         for name, read in _LISTS.items():
@@ -89,6 +90,10 @@ class SamplingParams:
             raise InvalidRequest(
                 "min_tokens",
                 f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+            )
+        if self.structured_outputs is not None and self.min_tokens > 0:
+            raise InvalidRequest(
+                "min_tokens", "must be 0: structured_outputs decides where the output may end"
             )
 
     @classmethod
@@ -101,7 +106,9 @@ class SamplingParams:
         for name in values:
             if name in _NOT_SUPPORTED:
                 raise InvalidRequest(name, "is not supported yet")
-        return from_mapping(cls, values, InvalidRequest)
+        values = dict(values)
+        constraint = take_from(values)
+        return from_mapping(cls, {**values, "structured_outputs": constraint}, InvalidRequest)
 
     @property
     def greedy(self) -> bool:

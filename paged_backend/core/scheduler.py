@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from paged_backend.core.admission import Admission
+from paged_backend.core.compiling import Progress
+from paged_backend.core.constraints import (
+    accept_tokens,
+    can_be_forced,
+    is_constrained,
+    token_masks,
+)
 from paged_backend.core.counters import EngineCounters
 from paged_backend.core.drafter import Drafter, NoDrafter
 from paged_backend.core.fairness.policy import QueuePolicy
 from paged_backend.core.fairness.tenant_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.step import ScheduledStep, StepBuilder
 from paged_backend.core.stopping import (
@@ -39,9 +47,6 @@ from paged_backend.outputs import (
     TokenLogprobs,
 )
 from paged_backend.request import Request
-
-Progress = Collection[Collection[int] | None]
-"""The tokens of each completion of a request so far; None for one that has ended."""
 
 
 class Scheduler:
@@ -82,7 +87,13 @@ class Scheduler:
 
     # --- requests -------------------------------------------------------------------------
 
-    def add_request(self, request: Request, seed: int, progress: Progress = ()) -> None:
+    def add_request(
+        self,
+        request: Request,
+        seed: int,
+        progress: Progress = (),
+        grammars: Mapping[int, Grammar] | None = None,
+    ) -> None:
         """Queue a request.
 
         Args:
@@ -90,6 +101,8 @@ class Scheduler:
             seed: seed for sampling if the request has none.
             progress: the tokens that a previous engine process generated for each completion, None
                 for a completion that has ended. The completions continue after these tokens.
+            grammars: by index of the completion, if the output is constrained. They have accepted
+                the tokens so far.
 
         Raises:
             ValueError: an unfinished request has the same id.
@@ -99,8 +112,9 @@ class Scheduler:
         if request.params.seed is not None:
             seed = request.params.seed
         resumed = any(tokens is None or tokens for tokens in progress)
+        of = (grammars or {}).get
         completions = [
-            Sequence(self._next_seq_id + index, request, index, seed, tokens)
+            Sequence(self._next_seq_id + index, request, index, seed, tokens, of(index))
             for index, tokens in enumerate(progress if resumed else [()] * request.params.n)
             if tokens is not None
         ]
@@ -202,6 +216,15 @@ class Scheduler:
             for index, (seq, tokens) in enumerate(pairs)
             if not seq.is_finished
         ]
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the sampling of the newest step needs token masks."""
+        return bool(self._in_flight) and is_constrained(self._in_flight[-1])
+
+    def token_masks(self) -> TokenMasks | None:
+        """Return the masks for the newest step. It must be the only step in flight."""
+        return token_masks(self._in_flight[-1])
 
     def _preempt_for_fairness(self) -> None:
         """Preempt a sequence for fairness, if the first waiting sequence cannot start otherwise.
@@ -364,7 +387,7 @@ class Scheduler:
                     sampled += self._fork(seq)
                 if seq.seq_id in step.drafts:
                     seq.add_drafts(len(step.drafts[seq.seq_id]))
-        return ScheduledStep(sampled, prompts)
+        return ScheduledStep(sampled, prompts, step.drafts)
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
         """Start the other completions of a request whose prompt is computed."""
@@ -386,7 +409,9 @@ class Scheduler:
         """Add the tokens of a step to a sequence, without those after the token that ends it."""
         start = seq.num_known_tokens
         token_ids, reason = cut_at_end(seq, token_ids, self.config)
-        seq.take_tokens(token_ids)
+        token_ids, reason = accept_tokens(seq, token_ids, reason, self.config.eos_token_ids)
+        if token_ids:
+            seq.take_tokens(token_ids)
         self.counters.num_generation_tokens += len(token_ids)
         self._waiting.charge(seq.request, OUTPUT_TOKEN_COST * len(token_ids))
         # Drafts that were right are computed, and so are the tokens of which the next step is in
@@ -394,6 +419,9 @@ class Scheduler:
         end = min(seq.num_computed_tokens, start + len(token_ids) - (reason is not None))
         if end > start:
             self.kv.register_full_blocks(seq, start, end)
+        if reason is None:
+            forced, reason = self._force(seq)
+            token_ids = token_ids + forced
         if reason is not None:
             self._finish(seq, reason)
         prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
@@ -406,6 +434,22 @@ class Scheduler:
             None if logprobs is None else logprobs[: len(token_ids)],
             prompt_logprobs,
         )
+
+    def _force(self, seq: Sequence) -> tuple[list[int], FinishReason | None]:
+        """Append the tokens that a grammar forces, so that one step can compute all of them.
+
+        Returns:
+            The tokens, and the finish reason if they end the sequence.
+        """
+        if seq.grammar is None or not can_be_forced(seq):
+            return [], None
+        token_ids, reason = cut_at_end(seq, seq.grammar.forced_token_ids(), self.config)
+        token_ids, reason = accept_tokens(seq, token_ids, reason, self.config.eos_token_ids)
+        seq.add_tokens(token_ids)
+        self.counters.num_forced_tokens += len(token_ids)
+        self.counters.num_generation_tokens += len(token_ids)
+        self._waiting.charge(seq.request, OUTPUT_TOKEN_COST * len(token_ids))
+        return token_ids, reason
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         self._waiting.discard(seq)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from enum import IntEnum
 
+from paged_backend.core.grammar import Grammar
 from paged_backend.core.seeds import derive_seed
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.request import Request
@@ -47,17 +48,25 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_s", "block_hashes", "block_ids", "first_token_s", "index", "num_cached_tokens",
+        "admitted_s", "block_hashes", "block_ids", "first_token_s", "grammar", "index",
+        "num_cached_tokens",
         "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
         "num_output_placeholders", "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens",
         "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(
-        self, seq_id: int, request: Request, index: int, seed: int, progress: Iterable[int] = ()
+        self,
+        seq_id: int,
+        request: Request,
+        index: int,
+        seed: int,
+        progress: Iterable[int] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         self.seq_id = seq_id
         self.request = request
+        self.grammar = grammar  # has accepted all known output tokens
         self.index = index
         self.seed = derive_seed(seed, index)
         self.status = SequenceStatus.WAITING
@@ -116,6 +125,10 @@ class Sequence:
         self.num_computed_tokens += number
         self.token_ids += [PLACEHOLDER] * number
         self.num_output_placeholders += number
+
+    def add_tokens(self, token_ids: list[int]) -> None:
+        """Append output tokens that are known without sampling; there must be no placeholders."""
+        self.token_ids += token_ids
 
     def take_tokens(self, token_ids: list[int]) -> None:
         """Replace the placeholders of the earliest step in flight with the tokens that it sampled.

@@ -16,6 +16,7 @@ class ScheduledStep(NamedTuple):
     sampled: list[Sequence]  # one for each sample
     # Sequences with prompt logprobs, each with the index of the slice's first logprob in the list.
     prompts: list[tuple[Sequence, int]]
+    drafts: dict[int, list[int]]  # token ids by seq_id
 
 
 class StepBuilder:

@@ -21,6 +21,7 @@ from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, PagedError, RequestRefused
+from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.log import LOG, log_to_stderr
 from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.process import wire
@@ -323,7 +324,10 @@ def load(config: EngineConfig) -> tuple[Engine, Path]:
         ConfigError: the options or the checkpoint cannot be used.
     """
     folder = resolve_model(config.model)
-    return Engine(config, Worker(config, folder)), folder
+    worker = Worker(config, folder)
+    tokenizer, info = config.tokenizer or folder, worker.info
+    grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+    return Engine(config, worker, grammars=grammars), folder
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:

@@ -11,6 +11,7 @@ import triton_python_backend_utils as pb_utils
 from paged_backend.contract import INPUTS, OUTPUTS
 from paged_backend.engine_args import EngineArgs, read_engine_args
 from paged_backend.errors import PagedError, RequestRefused
+from paged_backend.grammar.client import GrammarChecker
 from paged_backend.log import LOG, log_to
 from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.process.engine_supervisor import EngineSupervisor
@@ -155,10 +156,12 @@ def _start_front_end(deployment: Deployment) -> FrontEnd:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
     link = EngineSupervisor(args.config, deployment.name, deployment.version, os.getppid())
     ready = link.connect()
-    tokenizer = load_tokenizer(args.config.tokenizer or ready.model_folder)
+    tokenizer_folder = args.config.tokenizer or ready.model_folder
+    tokenizer = load_tokenizer(tokenizer_folder)
+    grammars = GrammarChecker(tokenizer_folder, ready.limits.vocab_size)
     front_end = FrontEnd(
         link,
-        RequestParser(tokenizer, ready.limits),
+        RequestParser(tokenizer, ready.limits, grammars),
         tokenizer,
         _stat_logger(deployment, args, ready.limits),
         args.config,

@@ -13,6 +13,7 @@ from paged_backend.config import EngineConfig
 from paged_backend.contract import named as named  # copies of bls.py import it from here
 from paged_backend.engine_args import read_engine_args
 from paged_backend.errors import ConfigError, InvalidRequest, PagedError
+from paged_backend.grammar.client import GrammarChecker
 from paged_backend.request import RequestLimits
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields, triton
@@ -44,7 +45,8 @@ class Llm:
         """
         self.name = parameter(args, "llm")
         self.config = _config(Path(args["model_repository"]).parent / self.name)
-        self.tokenizer = load_tokenizer(self.config.tokenizer or self.config.model)
+        self._tokenizer_folder = self.config.tokenizer or self.config.model
+        self.tokenizer = load_tokenizer(self._tokenizer_folder)
 
     @functools.cached_property
     def parser(self) -> RequestParser:
@@ -55,7 +57,8 @@ class Llm:
         (answer,) = self._ask("info", {})
         info = json.loads(fields.string("text_output", answer["text_output"]))
         limits = {spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}
-        return RequestParser(self.tokenizer, RequestLimits(**limits))
+        grammars = GrammarChecker(self._tokenizer_folder, limits["vocab_size"])
+        return RequestParser(self.tokenizer, RequestLimits(**limits), grammars)
 
     def cancel(self, call_id: str) -> None:
         """Cancel a request: its stream gets its last response."""

@@ -24,6 +24,7 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import PassThrough, load_llm
 from paged_backend.serving.postprocess import Leavers
+from paged_backend.structured_outputs import KINDS, from_guide
 from paged_backend.text.tokenizer import Tokenizer
 
 _NO_END = -1  # the end_id with which only max_tokens and stop_words end a sequence
@@ -45,11 +46,11 @@ _CALLED_THERE = {
     **{ours: theirs for theirs, ours in (_SAME | _WORDS).items()},
     "stop_token_ids": "end_id",
     "logit_bias": "embedding_bias_weights",
+    **{f"structured_outputs.{kind}": "guided_decoding_guide" for kind in KINDS},
 }
 # Fields that have no effect unless they are set, and are not supported then.
 _OFF = (
-    *("decoder_text_input", "guided_decoding_guide_type", "guided_decoding_guide"),
-    *("num_draft_tokens", "use_draft_logits"),
+    *("decoder_text_input", "num_draft_tokens", "use_draft_logits"),
     *("prompt_embedding_table", "prompt_vocab_size", "prompt_table_extra_id"),
     *("lora_task_id", "lora_weights", "lora_config"),
     *("return_context_logits", "return_generation_logits", "return_perf_metrics"),
@@ -142,7 +143,7 @@ def _translated(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, Array]:
     for theirs, ours in _WORDS.items():
         if theirs in tensors:  # an empty string stands for no word
             values[ours] = [word for word in fields.strings(theirs, tensors[theirs]) if word]
-    values |= _truncation(tensors) | _end(tensors)
+    values |= _truncation(tensors) | _end(tensors) | _guide(tensors)
     if "embedding_bias_words" in tensors or "embedding_bias_weights" in tensors:
         values["logit_bias"] = _bias(tensors, tokenizer)
     if fields.flag(tensors, "return_log_probs"):
@@ -176,6 +177,19 @@ def _end(tensors: Tensors) -> dict[str, Any]:
         return {}
     end_id = fields.single("end_id", tensors["end_id"]).item()
     return {"ignore_eos": True, "stop_token_ids": [] if end_id == _NO_END else [end_id]}
+
+
+def _guide(tensors: Tensors) -> dict[str, Any]:
+    """Return the constraint on the output; an empty type stands for none."""
+    kind, guide = (
+        fields.string(name, tensors[name]) if name in tensors else ""
+        for name in ("guided_decoding_guide_type", "guided_decoding_guide")
+    )
+    if not kind:
+        if guide:
+            raise InvalidRequest("guided_decoding_guide_type", "is missing; it says what it is")
+        return {}
+    return {"structured_outputs": from_guide(kind, guide or None)}
 
 
 def _bias(tensors: Tensors, tokenizer: Tokenizer) -> dict[str, float]:

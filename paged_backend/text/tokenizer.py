@@ -87,6 +87,10 @@ class Tokenizer:
         (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
+    def to_json(self) -> str:
+        """Return the tokenizer as the text of a ``tokenizer.json``."""
+        return self._backend.to_str()
+
     def token(self, token_id: int) -> str | None:
         """Return the vocabulary entry of ``token_id``, not decoded; None if there is none."""
         return self._backend.id_to_token(token_id)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterable
 
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
-from paged_backend.core.scheduler_output import ModelRunnerOutput
+from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.executor.messages import decode_scheduler_output, encode
@@ -36,6 +37,82 @@ def next_token(context: list[int], index_seed: int) -> int:
     for token in context:
         value = (value * 31 + token + 7) % 1_000_003
     return value % VOCAB
+
+
+def nearest(token: int, allowed: set[int] | None) -> int:
+    """The token itself, or the first one after it that is allowed."""
+    while allowed is not None and token not in allowed:
+        token = (token + 1) % VOCAB
+    return token
+
+
+class ToyGrammar:
+    """After a multiple of 5 the next token is forced; some tokens never follow each other."""
+
+    MAX_LENGTH = 12
+
+    def __init__(self, ignore_eos: bool, tokens: Iterable[int] = ()) -> None:
+        self.ignore_eos = ignore_eos
+        self.tokens: list[int] = []
+        assert self.accept(tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.allowed() == {EOS}
+
+    @property
+    def may_end(self) -> bool:
+        return EOS in self.allowed()
+
+    def allowed(self) -> set[int]:
+        last = self.tokens[-1] if self.tokens else 1
+        if len(self.tokens) >= self.MAX_LENGTH or (self.tokens and last == EOS):
+            return {EOS}
+        if last % 5 == 0:
+            return {(last + 3) % VOCAB or 1}
+        tokens = {token for token in range(1, VOCAB) if (token + last) % 3}
+        return tokens if self.ignore_eos or len(self.tokens) < 2 else tokens | {EOS}
+
+    def accept(self, token_ids: Iterable[int]) -> bool:
+        for token_id in token_ids:
+            if token_id not in self.allowed():
+                return False
+            self.tokens.append(token_id)
+        return True
+
+    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+        follower = ToyGrammar(self.ignore_eos, self.tokens)
+        masks = [mask_of(follower.allowed())]
+        for token_id in draft_token_ids:
+            if not follower.accept([token_id]):
+                break
+            masks.append(mask_of(follower.allowed()))
+        return masks
+
+    def forced_token_ids(self) -> list[int]:
+        follower = ToyGrammar(self.ignore_eos, self.tokens)
+        if follower.is_finished:
+            return [EOS]
+        forced: list[int] = []
+        while len(follower.allowed()) == 1 and not follower.is_finished:
+            forced += follower.allowed()
+            follower.accept(forced[-1:])
+        return forced
+
+
+def mask_of(allowed: set[int]) -> bytes:
+    """A mask of the form of TokenMasks."""
+    return sum(1 << token for token in allowed).to_bytes(4 * -(-VOCAB // 32), "little")
+
+
+def mask_sets(masks: TokenMasks) -> list[set[int]]:
+    """The tokens that each mask allows."""
+    size = len(masks.bits) // len(masks.indices)
+    numbers = [
+        int.from_bytes(masks.bits[start : start + size], "little")
+        for start in range(0, len(masks.bits), size)
+    ]
+    return [{token for token in range(VOCAB) if number >> token & 1} for number in numbers]
 
 
 class PrecomputedDrafter:
@@ -146,15 +223,19 @@ class EngineWithoutModel:
 
     def step(self) -> list[SequenceOutput]:
         output = self.scheduler.schedule()
+        outputs = []
         self.scheduler.check_invariants()
         if output.slices:
             # The worker gets nothing but the encoded message.
             plan = self.worker_state.apply(decode_scheduler_output(encode(output)))
             self.plans.append(plan)
-            self.results.append(self._execute(plan))
-        outputs = []
+            self._launch(plan)
+            if self.scheduler.is_constrained:
+                while self.results:
+                    outputs += self.scheduler.update_from_output(self.results.popleft())
+            self.results.append(self._sample(plan, self.scheduler.token_masks()))
         if not output.slices or len(self.results) > self.depth:
-            outputs = self.scheduler.update_from_output(self.results.popleft())
+            outputs += self.scheduler.update_from_output(self.results.popleft())
         self.scheduler.check_invariants()
         for out in outputs:
             key = (out.request_id, out.index)
@@ -179,7 +260,7 @@ class EngineWithoutModel:
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished or bool(self.results)
 
-    def _execute(self, plan: ScheduledBatch) -> ModelRunnerOutput:
+    def _launch(self, plan: ScheduledBatch) -> None:
         for seq_id in plan.freed_seq_ids:  # a device forgets what gave up its blocks
             self.last_token.pop(seq_id, None)
         for source, target in plan.block_copies:
@@ -190,6 +271,9 @@ class EngineWithoutModel:
                 if token == PLACEHOLDER:
                     token = self.last_token[item.seq_id]
                 self.content[item.block_ids[block]][slot] = token
+
+    def _sample(self, plan: ScheduledBatch, masks: TokenMasks | None) -> ModelRunnerOutput:
+        allowed = {} if masks is None else dict(zip(masks.indices, mask_sets(masks), strict=True))
         sampled = []
         for item in plan.scheduled:
             row = [t for block in item.block_ids for t in self.content[block]]
@@ -198,7 +282,8 @@ class EngineWithoutModel:
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
                 pairs = zip(seen, spec.context, strict=True)
                 assert all(t in (PLACEHOLDER, s) for s, t in pairs), "the block table holds others"
-                sampled.append(next_token(seen, spec.seed))
+                token = next_token(seen, spec.seed)
+                sampled.append(nearest(token, allowed.get(len(sampled))))
                 self.last_token[spec.seq_id] = sampled[-1]
         assert len(self.last_token) <= self.scheduler.config.max_num_seqs
         # In place of a log-probability stands the token that it is of.
@@ -211,14 +296,18 @@ class EngineWithoutModel:
         return ModelRunnerOutput(kept, {}, prompt_logprobs)
 
 
-def expected_tokens(request: Request, seed: int, max_model_len: int) -> list[int]:
+def expected_tokens(
+    request: Request, seed: int, max_model_len: int, grammar: ToyGrammar | None = None
+) -> list[int]:
     """What the sequence must generate, without any scheduling."""
     tokens = list(request.prompt_token_ids)
     out: list[int] = []
     while len(out) < request.params.max_tokens and len(tokens) < max_model_len:
-        token = next_token(tokens, seed)
+        token = nearest(next_token(tokens, seed), None if grammar is None else grammar.allowed())
         tokens.append(token)
         out.append(token)
-        if token == EOS and not request.params.ignore_eos:
+        if grammar is not None:
+            assert grammar.accept([token])
+        if token == EOS and not (request.params.ignore_eos and grammar is None):
             break
     return out

@@ -21,7 +21,9 @@ def test_a_decode_step_is_small_however_long_its_sequences_are():
     for _ in range(4):
         output = engine.scheduler.schedule()
         sizes.append(len(encode(output)))
-        engine.scheduler.update_from_output(engine._execute(engine.worker_state.apply(output)))
+        batch = engine.worker_state.apply(output)
+        engine._launch(batch)
+        engine.scheduler.update_from_output(engine._sample(batch, None))
     assert [item.num_tokens for item in output.slices] == [1] * 64
     assert sizes[0] > 64 * 8000
     assert max(sizes[2:]) < MAX_DECODE_STEP_BYTES

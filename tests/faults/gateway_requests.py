@@ -148,7 +148,7 @@ _WRONG_IN_BOTH: dict[str, SearchStrategy[Any]] = {
     "stream_options": st.one_of(WORDS, st.booleans(), st.integers(), st.just([MARK])),
     "cache_salt": st.one_of(_NOT_TEXT, _LONG, st.just("")),
     **dict.fromkeys((f"{MARK}_{i}" for i in range(3)), st.one_of(WORDS, _containers)),
-    **dict.fromkeys(("structured_outputs", "guided_regex", "functions", "audio"), WORDS),
+    **dict.fromkeys(("structured_outputs", "guided_json", "functions", "audio"), WORDS),
     **dict.fromkeys(("length_penalty", "response_format", "modalities"), WORDS),
 }
 _WRONG_PROMPTS = st.one_of(

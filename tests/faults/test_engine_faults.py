@@ -62,7 +62,7 @@ def mixed_asks() -> list[Ask]:
     kinds: list[tuple[dict[str, Any], bool]] = [
         ({"temperature": 0.0, **long}, False),
         ({"temperature": 0.0, **long}, True),
-        ({"seed": 7, **seeded}, False),
+        ({"seed": 7, "structured_outputs": {"regex": "([a-z]{2,9}, ){60}"}, **seeded}, False),
         ({"seed": 8, "n": 2, **seeded}, False),
         ({"seed": 9, "n": 2, **seeded}, True),
         ({"seed": 10, "stop": [" the ", ". "], "min_tokens": 60, **seeded}, False),

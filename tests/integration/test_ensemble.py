@@ -509,7 +509,15 @@ def test_words_and_ids_of_a_tensorrtllm_client(server: Server, client: Client) -
         ({"length_penalty": 0.5}, "length_penalty: must be 1"),
         ({"lora_task_id": 7}, "lora_task_id: is not supported"),
         ({"return_context_logits": True}, "return_context_logits: is not supported"),
-        ({"guided_decoding_guide": "x"}, "guided_decoding_guide: is not supported"),
+        ({"guided_decoding_guide": "x"}, "guided_decoding_guide_type: is missing"),
+        (
+            {"guided_decoding_guide_type": "yaml"},
+            "guided_decoding_guide_type: must be one of json, json_schema, regex, ebnf_grammar",
+        ),
+        (
+            {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("},
+            "guided_decoding_guide: ",
+        ),
         ({"num_return_sequences": 0}, "num_return_sequences: must be an integer from 1"),
         ({"stop_words": "x" * 300}, "stop_words: each string has 1 to 256"),
         ({"end_id": 10**6}, "end_id: must be below"),

@@ -34,6 +34,7 @@ MAX_N = 64
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_CHOICES = 4096
 MAX_IDS = 2**20
 MAX_ALLOWED_IDS = 2**18
 MAX_NAME_LENGTH = 64  # longer field names are truncated in errors and get no suggestion
@@ -57,13 +58,11 @@ _NOT_SUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("tool_choice", "function_call"), "none"),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), None),
     **dict.fromkeys(("reasoning_effort", "verbosity", "logits_processors", "documents"), None),
-    **dict.fromkeys(("structured_outputs", "guided_decoding", "guided_json"), None),
-    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), None),
+    "guided_decoding": None,
     **dict.fromkeys(("chat_template", "truncate_prompt_tokens", "prompt_embeds"), None),
     **dict.fromkeys(("use_beam_search", "early_stopping", "return_token_strs"), False),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False),
     "modalities": ["text"],
-    "response_format": {"type": "text"},
     "length_penalty": 1.0,
     "suffix": "",
 }
@@ -212,6 +211,14 @@ class GenerateRequest(RequestBody):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     tenant: str | None = Field(None, max_length=256, description="only without API keys")
     timeout_s: float | None = Field(None, gt=0, le=86400)
+    # The engine reads these; each is an object, some also its text.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, max_length=MAX_CHOICES, fail_fast=True)
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = Field(None, max_length=256)
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""

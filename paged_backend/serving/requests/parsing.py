@@ -9,6 +9,7 @@ from typing import Any
 
 from paged_backend.contract import INPUTS
 from paged_backend.errors import InvalidRequest
+from paged_backend.grammar.client import GrammarChecker
 from paged_backend.request import Request, RequestLimits, RequestOptions
 from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_backend.serving import fields
@@ -64,9 +65,21 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Checks requests against one loaded model."""
+    """Checks requests against one loaded model.
 
-    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+    Args:
+        tokenizer: of the model.
+        limits: of requests.
+        grammars: translates constraints; without it they are only checked.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: RequestLimits,
+        grammars: GrammarChecker | None = None,
+    ) -> None:
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._limits = limits
         self._prompts = PromptReader(tokenizer, limits)
@@ -154,9 +167,16 @@ class RequestParser:
             own.cache_salt,
             own.priority,
             own.tenant,
+            self._grammar(params),
             call_id=self._call_id(tensors) or "",
         )
         return ParsedRequest(request, options, prompt_text, own.timeout_s)
+
+    def _grammar(self, params: SamplingParams) -> str:
+        """Return the grammar of a request's constraint; empty without one."""
+        if params.structured_outputs is None or self._grammars is None:
+            return ""
+        return self._grammars.grammar(params.structured_outputs)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
         """Return the sampling parameters of a request by name.

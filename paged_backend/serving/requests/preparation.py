@@ -1,8 +1,8 @@
 """Runs the work before a request reaches the engine, and limits how much of it may wait.
 
 Triton's thread admits every request of an instance, so only small requests are prepared on it.
-There are two other threads: one prepares the requests with chat messages, which need the chat
-template, and the other one prepares the other large requests.
+There are three other threads. One prepares the requests with a constraint on their output, one the
+other requests with chat messages, which need the chat template, and one the other large requests.
 """
 
 from __future__ import annotations
@@ -33,23 +33,37 @@ Work = Callable[[], None]
 """The preparation of one request. It must not raise."""
 
 
+_CONSTRAINTS = ("structured_outputs", "response_format", "guided_")  # or names that begin so
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The size of a request, and whether its preparation needs the chat template."""
+    """The size of a request, and the helper processes that its preparation may need."""
 
     size: int  # characters and numbers
     needs_template: bool
+    needs_grammar: bool = False
 
     @classmethod
     def of(cls, tensors: Tensors, parameters_json: str) -> Load:
         """Measure a request without looking at all of it."""
         size = len(parameters_json) + sum(map(_size, tensors.values()))
-        return cls(size, needs_template="messages" in tensors)
+        return cls(size, "messages" in tensors, _may_need_grammar(tensors, parameters_json))
 
     @property
     def is_small(self) -> bool:
         """True if the request may be prepared on the thread that admits all requests."""
-        return self.size <= SMALL and not self.needs_template
+        return self.size <= SMALL and not self.needs_template and not self.needs_grammar
+
+
+def _may_need_grammar(tensors: Tensors, parameters_json: str) -> bool:
+    """Return True if the request may have a constraint, without parsing its parameters."""
+    if "guided_decoding_guide_type" in tensors:
+        return True
+    sources = [parameters_json]
+    if "sampling_parameters" in tensors:
+        sources.append(str(tensors["sampling_parameters"].reshape(-1)[:1].tolist()))
+    return any(name in source for source in sources for name in _CONSTRAINTS)
 
 
 def _size(tensor: Array) -> int:
@@ -69,14 +83,16 @@ class Preparation:
 
     def __init__(self, max_waiting_tokens: int) -> None:
         self._max_size = CHARACTERS_PER_TOKEN * max_waiting_tokens
-        # A template that hangs must not delay requests that need no template.
+        # A template or grammar that hangs must not delay requests that need none.
         self._templates = Lane("paged-templates")
+        self._grammars = Lane("paged-grammars")
         self._texts = Lane("paged-texts")
+        self._lanes = (self._templates, self._grammars, self._texts)
 
     @property
     def num_waiting(self) -> int:
         """The number of requests that have not been prepared yet."""
-        return self._templates.num_jobs + self._texts.num_jobs
+        return sum(lane.num_jobs for lane in self._lanes)
 
     def run(self, load: Load, work: Work) -> None:
         """Prepare a request now if it is small, and otherwise in its turn.
@@ -87,20 +103,24 @@ class Preparation:
         if load.is_small:
             work()
             return
-        waiting = self._templates.size + self._texts.size
+        waiting = sum(lane.size for lane in self._lanes)
         if load.size > SMALL and waiting and waiting + load.size > self._max_size:
             raise RequestRefused(
                 "queue_full",
                 f"{waiting} characters wait to be tokenized already (max_waiting_tokens); "
                 f"retry after {_RETRY_AFTER_S} s",
             )
-        lane = self._templates if load.needs_template else self._texts
-        lane.put(work, load.size)
+        self._lane(load).put(work, load.size)
+
+    def _lane(self, load: Load) -> Lane:
+        if load.needs_grammar:
+            return self._grammars
+        return self._templates if load.needs_template else self._texts
 
     def close(self) -> None:
-        """Prepare the waiting requests, and end both threads."""
-        self._templates.close()
-        self._texts.close()
+        """Prepare the waiting requests, and end the threads."""
+        for lane in self._lanes:
+            lane.close()
 
 
 @dataclass(order=True, slots=True)

@@ -1,0 +1,75 @@
+"""Requests whose grammars are being compiled, before the scheduler knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+from paged_backend.core.grammar import Grammar
+from paged_backend.request import Request
+
+Progress = Collection[Collection[int] | None]
+"""The tokens of each completion of a request so far; None for one that has ended."""
+
+
+class GrammarCompiler(Protocol):
+    """Compiles the grammars of requests on a thread of its own."""
+
+    def start(self, request: Request, progress: Progress) -> Future[Mapping[int, Grammar]]:
+        """Start to compile a request's grammar, and let it accept the tokens so far.
+
+        The result has a grammar for each unfinished completion, by its index.
+        """
+        ...
+
+
+class CompilingRequest(NamedTuple):
+    """A request that waits for its grammars."""
+
+    request: Request
+    progress: Progress
+    grammars: Future[Mapping[int, Grammar]]
+
+    @property
+    def open_indices(self) -> list[int]:
+        """The indices of the completions that have not ended."""
+        progress = self.progress or [()] * self.request.params.n
+        return [index for index, tokens in enumerate(progress) if tokens is not None]
+
+
+class CompilingRequests:
+    """The requests that wait for their grammars, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, CompilingRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def add(self, waiting: CompilingRequest) -> None:
+        """Add a request."""
+        self._by_id[waiting.request.request_id] = waiting
+
+    def pop(self, request_id: str) -> CompilingRequest | None:
+        """Remove a request and stop compiling; returns None for an unknown id."""
+        waiting = self._by_id.pop(request_id, None)
+        if waiting is not None:
+            waiting.grammars.cancel()
+        return waiting
+
+    def take_ready(self, *, wait: bool) -> Iterator[CompilingRequest]:
+        """Remove and yield the requests whose grammars are compiled or have failed.
+
+        Args:
+            wait: wait for the first request.
+        """
+        if wait and self._by_id:
+            next(iter(self._by_id.values())).grammars.exception()
+        for waiting in list(self._by_id.values()):
+            if waiting.grammars.done():
+                del self._by_id[waiting.request.request_id]
+                yield waiting

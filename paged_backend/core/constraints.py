@@ -1,0 +1,73 @@
+"""Applies grammars to sequences: masks before a step samples, and its tokens afterwards."""
+
+from __future__ import annotations
+
+from paged_backend.core.scheduler_output import TokenMasks
+from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.step import ScheduledStep
+from paged_backend.outputs import FinishReason
+
+
+def is_constrained(step: ScheduledStep) -> bool:
+    """Return True if a sequence that the step samples for has a grammar."""
+    return any(seq.grammar is not None for seq in step.sampled)
+
+
+def token_masks(step: ScheduledStep) -> TokenMasks | None:
+    """Return the masks of a step; None if no unfinished sequence of it has a grammar.
+
+    The tokens of all steps before it must be known.
+    """
+    indices: list[int] = []
+    masks: list[bytes] = []
+    first_row = 0
+    for seq in step.sampled:
+        drafts = step.drafts.get(seq.seq_id, [])
+        if seq.grammar is not None and not seq.is_finished:
+            of_sequence = seq.grammar.masks_along(drafts)
+            indices += range(first_row, first_row + len(of_sequence))
+            masks += of_sequence
+        first_row += 1 + len(drafts)
+    return TokenMasks(indices, b"".join(masks)) if masks else None
+
+
+def accept_tokens(
+    seq: Sequence, token_ids: list[int], reason: FinishReason | None, eos_token_ids: frozenset[int]
+) -> tuple[list[int], FinishReason | None]:
+    """Add the new tokens of a sequence to its grammar.
+
+    Args:
+        seq: the sequence; its own tokens are not changed.
+        token_ids: the new tokens, up to one that ends the sequence.
+        reason: why the last token ends it, or None.
+        eos_token_ids: tokens that end the output of a grammar, even under ``ignore_eos``.
+
+    Returns:
+        The tokens up to the one that ends the output, and the finish reason. It is ERROR if a token
+        is not allowed: then the other parameters forbid every token that the grammar allows.
+    """
+    if seq.grammar is None:
+        return token_ids, reason
+    # A token that stops the sequence is not part of the output.
+    num_content = len(token_ids) - (reason is FinishReason.STOP)
+    for number, token_id in enumerate(token_ids[:num_content]):
+        if not seq.grammar.accept([token_id]):
+            return token_ids[:number], FinishReason.ERROR
+        if token_id in eos_token_ids:
+            return token_ids[: number + 1], FinishReason.STOP
+    return token_ids, reason
+
+
+def can_be_forced(seq: Sequence) -> bool:
+    """Return True if forced tokens may be appended without sampling.
+
+    They are sampled if their logprobs are needed, or if other parameters may forbid them. The queue
+    counts the tokens of a waiting sequence, so their number must not change.
+    """
+    params = seq.request.params
+    return (
+        seq.status is SequenceStatus.RUNNING
+        and seq.num_output_placeholders == 0
+        and params.logprobs is None
+        and not params.adjusts_tokens
+    )

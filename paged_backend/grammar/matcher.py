@@ -1,0 +1,116 @@
+"""What a grammar allows after the tokens of a completion so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llguidance import LLMatcher, LLTokenizer
+
+from paged_backend.grammar.limits import parser_limits
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled, or that takes more work than the limits allow."""
+
+
+class Matcher:
+    """The state of one completion's grammar; used by one thread at a time.
+
+    Args:
+        matcher: at the start of the output.
+        eos_token_ids: tokens that end the output. They are allowed where it is complete.
+        stop_token_ids: more tokens of this kind.
+        ignore_eos: end the output only where the grammar allows nothing else.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        eos_token_ids: tuple[int, ...],
+        stop_token_ids: tuple[int, ...] = (),
+        *,
+        ignore_eos: bool = False,
+    ) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+        self._stop_token_ids = stop_token_ids
+        self._ignore_eos = ignore_eos
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether only a token that ends the output may follow, or the grammar failed."""
+        return self._matcher.is_stopped()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output so far is complete."""
+        return self._matcher.is_accepting()
+
+    def copy(self) -> Matcher:
+        """Return an independent copy, for another completion of the request."""
+        return Matcher(
+            self._matcher.deep_copy(),
+            self._eos_token_ids,
+            self._stop_token_ids,
+            ignore_eos=self._ignore_eos,
+        )
+
+    def accept(self, token_ids: Iterable[int]) -> bool:
+        """Add tokens to the output; returns False if the grammar does not allow them."""
+        added = list(token_ids)
+        if self.is_finished and not self._matcher.is_error():  # llguidance takes nothing any more
+            return all(token_id in self._eos_token_ids for token_id in added)
+        return self._matcher.consume_tokens(added)
+
+    def mask(self) -> bytes:
+        """Return the mask of the next token."""
+        mask = self._matcher.compute_bitmask()
+        if not self.may_end or not (self._stop_token_ids or self._ignore_eos):
+            return mask
+        bits = bytearray(mask)
+        for token_id in self._stop_token_ids:
+            bits[token_id // 8] |= 1 << token_id % 8
+        if self._ignore_eos and not self.is_finished:
+            for token_id in self._eos_token_ids:
+                bits[token_id // 8] &= ~(1 << token_id % 8)
+        return bytes(bits)
+
+    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+        """Return the masks of the next token and of the token after each allowed draft."""
+        masks = [self.mask()]
+        num_accepted = 0
+        for token_id in draft_token_ids:
+            if self.is_finished or self._matcher.try_consume_tokens([token_id]) == 0:
+                break
+            num_accepted += 1
+            masks.append(self.mask())
+        self._matcher.rollback(num_accepted)
+        return masks
+
+    def forced_token_ids(self) -> list[int]:
+        """Return the tokens that must follow, in the canonical tokenization of their text."""
+        if self.is_finished:
+            return list(self._eos_token_ids[:1])
+        return self._matcher.compute_ff_tokens()
+
+
+def compile_grammar(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """Compile a grammar and find its first tokens; other threads may run meanwhile.
+
+    Raises:
+        GrammarError: the grammar is invalid, too large, or allows no output.
+    """
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
+    if not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error():
+        return matcher
+    raise GrammarError(_reason(matcher.get_error()))
+
+
+def _reason(error: str) -> str:
+    """Return llguidance's error as one line, without the excerpts of the grammar."""
+    lines = [line.strip() for line in error.splitlines()]
+    told = [line for line in lines if line and not line.startswith("<") and "|" not in line[:8]]
+    if not told or told[0].startswith("NoExtension"):
+        return "allows no output"
+    found = [line.removeprefix("error: ") for line in told if line.startswith("error: ")]
+    return f"{told[0]} {found[0]}" if found else told[0]

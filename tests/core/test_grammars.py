@@ -1,0 +1,96 @@
+"""Constrained sequences: after any history the tokens are those of a sequence alone."""
+
+from __future__ import annotations
+
+from engine_without_model import EngineWithoutModel, ToyGrammar, expected_tokens, make_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler_properties import MAX_MODEL_LEN, drafters, requests
+
+from paged_backend.core.seeds import derive_seed
+from paged_backend.request import Request
+
+wanted = st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=8)
+
+
+def grammars(request: Request, progress: list[list[int] | None]) -> dict[int, ToyGrammar]:
+    """A grammar for each open completion, which has accepted its tokens."""
+    tokens = progress or [[]] * request.params.n
+    return {
+        index: ToyGrammar(request.params.ignore_eos, part)
+        for index, part in enumerate(tokens)
+        if part is not None
+    }
+
+
+def confirm(request: Request, constrained: bool, tokens: dict[tuple[str, int], list[int]]) -> None:
+    for index in range(request.params.n):
+        seed = derive_seed(request.params.seed, index)
+        grammar = ToyGrammar(request.params.ignore_eos) if constrained else None
+        expected = expected_tokens(request, seed, MAX_MODEL_LEN, grammar)
+        assert tokens[request.request_id, index] == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    wanted=wanted,
+    lives=st.lists(st.integers(0, 12), max_size=3),  # steps until the engine dies
+    num_blocks=st.integers(11, 40),
+    async_scheduling=st.booleans(),
+    caching=st.booleans(),
+    make_drafter=drafters,
+)
+def test_tokens_under_a_grammar_depend_on_nothing_else(
+    wanted, lives, num_blocks, async_scheduling, caching, make_drafter
+):
+    """Not on other sequences, preemption, forced tokens, drafts, or the deaths of engines."""
+    open_requests = {
+        f"r{number}": (make_request(f"r{number}", **fields), constrained)
+        for number, (fields, constrained) in enumerate(wanted)
+    }
+    tokens: dict[tuple[str, int], list[int]] = {}
+    ended: set[tuple[str, int]] = set()
+    everything = list(open_requests.values())
+    for num_steps in [*lives, 2000]:
+        engine = EngineWithoutModel(
+            num_blocks=num_blocks,
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=caching,
+            async_scheduling=async_scheduling,
+            drafter=make_drafter(),
+        )
+        for request, constrained in open_requests.values():
+            keys = [(request.request_id, index) for index in range(request.params.n)]
+            progress = [None if key in ended else tokens.get(key, []) for key in keys]
+            of_completions = grammars(request, progress) if constrained else None
+            engine.scheduler.add_request(request, 1, progress, of_completions)
+        for _ in range(num_steps):
+            if not engine.has_unfinished:
+                break
+            for out in engine.step():
+                tokens.setdefault((out.request_id, out.index), []).extend(out.new_token_ids)
+                if out.finish_reason is not None:
+                    ended.add((out.request_id, out.index))
+        open_requests = {
+            name: (request, constrained)
+            for name, (request, constrained) in open_requests.items()
+            if any((name, index) not in ended for index in range(request.params.n))
+        }
+    assert not open_requests
+    for request, constrained in everything:
+        confirm(request, constrained, tokens)
+
+
+def test_forced_tokens_are_computed_in_one_step():
+    request = make_request("r", [4], max_tokens=12, ignore_eos=True)
+    engine = EngineWithoutModel(max_num_batched_tokens=64)
+    engine.scheduler.add_request(request, 1, (), grammars(request, []))
+    engine.run()
+    confirm(request, True, engine.tokens)
+    stats, num_forced = engine.scheduler.stats(), engine.scheduler.counters.num_forced_tokens
+    assert num_forced > 0
+    assert stats.num_generation_tokens == 12
+    # Each step samples one token; the forced ones are computed with it.
+    assert stats.num_steps + num_forced <= 12 + 1

@@ -1,0 +1,119 @@
+"""Constrained answers over the wire, through the death of an engine, and beside bad constraints."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from conftest import Server
+from jsonschema import Draft202012Validator
+from paged_client import Client, InvalidRequest
+
+pytestmark = pytest.mark.server
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "module": {"type": "string", "maxLength": 10},
+        "calls": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 8},
+                    "count": {"type": "integer", "minimum": 0, "maximum": 1000},
+                },
+                "required": ["name", "count"],
+                "additionalProperties": False,
+            },
+            "minItems": 3,
+            "maxItems": 3,
+        },
+    },
+    "required": ["module", "calls"],
+    "additionalProperties": False,
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "vllm": {"structured_outputs": {"json": SCHEMA}},
+    "vllm as text": {"structured_outputs": json.dumps({"json": SCHEMA})},
+    "older vllm": {"guided_json": SCHEMA},
+    "openai": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    },
+}
+SAMPLED = {"temperature": 1.0, "seed": 11, "max_tokens": 1800}
+
+
+def generate(client: Client, prompt: str = "Answer in JSON:", **params: Any) -> Any:
+    return client.generate(prompt, **{**SAMPLED, **params})
+
+
+@pytest.fixture
+def document(client: Client) -> str:
+    """The answer to `generate` under the schema."""
+    answer = generate(client, structured_outputs={"json": SCHEMA})
+    assert answer.finish_reason == "stop"
+    Draft202012Validator(SCHEMA).validate(json.loads(answer.text))
+    return str(answer.text)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_constrains_the_answer_alike(client: Client, document: str, form: str) -> None:
+    assert generate(client, **FORMS[form]).text == document
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_a_constraint_in_the_parameters_of_a_plain_request(server: Server, verb: str) -> None:
+    fields = {
+        "text_input": "Is len a builtin?",
+        "stream": verb == "generate_stream",
+        "structured_outputs": json.dumps({"choice": ["certainly", "certainly not"]}),
+    }
+    status, body = server.post(verb, fields)
+    assert status == 200
+    lines = [body] if verb == "generate" else [x[6:] for x in body.splitlines() if x]
+    text = "".join(json.loads(line)["text_output"] for line in lines)
+    assert text.removeprefix(fields["text_input"]) in ("certainly", "certainly not")
+
+
+def test_several_answers_and_a_stream(client: Client) -> None:
+    answer = generate(client, structured_outputs={"regex": "[a-f]{4}-[0-9]{2}"}, n=4)
+    assert len({part.text for part in answer.answers}) > 1
+    for part in answer.answers:
+        assert len(part.text) == 7 and part.text[4] == "-"
+    chunks = list(client.stream("x", structured_outputs={"regex": "(ab){20}"}, **SAMPLED))
+    assert "".join(chunk.text for chunk in chunks) == "ab" * 20
+    assert chunks[-1].finish_reason == "stop"
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "not JSON": {"json": "{"},
+    "unknown keyword": {"json": {"type": "object", "not": {}}},
+    "endless": {"json": {"$ref": "#"}},
+    "remote": {"json": {"$ref": "http://127.0.0.1:9/schema"}},
+    "too many items": {"json": {"type": "array", "minItems": 2**63}},
+    "regex": {"regex": "(a"},
+    "look-ahead": {"regex": "(?=a)b"},
+    "grammar": {"grammar": "root ::= missing"},
+    "choices": {"choice": [f"choice {index}" for index in range(10_000)]},
+    "deep": {"json": "[" * 50_000},
+}
+
+
+def test_bad_constraints_are_refused_beside_good_streams(client: Client, document: str) -> None:
+    answers: list[str] = []
+
+    def ask() -> None:
+        answers.append(generate(client, structured_outputs={"json": SCHEMA}).text)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for constraint in BAD.values():
+        with pytest.raises(InvalidRequest, match="structured_outputs"):
+            generate(client, structured_outputs=constraint)
+    for thread in threads:
+        thread.join()
+    assert answers == [document] * 4
