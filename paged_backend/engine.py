@@ -153,12 +153,14 @@ class Engine:
         if output.slices:
             with _logged_if_it_fails(output):
                 launched = self.executor.launch(output)
+                masks = None
                 if self.scheduler.is_constrained:
-                    # The masks depend on the tokens of the step before, which the device has
-                    # sampled, or does before the forward pass that was just launched.
+                    # The masks depend on the tokens of the previous step. The device samples them
+                    # before the forward pass that was just launched, so it does not become idle.
                     while self._in_flight:
                         outputs += self.scheduler.update_from_output(self._wait())
-                pending = launched.sample(self.scheduler.token_masks())
+                    masks = self.scheduler.token_masks()
+                pending = launched.sample(masks)
             self._in_flight.append(_InFlightStep(started_s, output, pending))
             if len(self._in_flight) <= self._max_in_flight:
                 return outputs
