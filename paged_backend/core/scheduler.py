@@ -411,7 +411,7 @@ class Scheduler:
         token_ids, reason = cut_at_end(seq, token_ids, self.config)
         token_ids, reason = accept_tokens(seq, token_ids, reason, self.config.eos_token_ids)
         if token_ids:
-            seq.take_tokens(token_ids)
+            self._replace_placeholders(seq, token_ids)
         self.counters.num_generation_tokens += len(token_ids)
         self._waiting.charge(seq.request, OUTPUT_TOKEN_COST * len(token_ids))
         # Drafts that were right are computed, and so are the tokens of which the next step is in
@@ -434,6 +434,16 @@ class Scheduler:
             None if logprobs is None else logprobs[: len(token_ids)],
             prompt_logprobs,
         )
+
+    def _replace_placeholders(self, seq: Sequence, token_ids: list[int]) -> None:
+        # The queue counts the tokens of a waiting sequence. Wrong drafts change their number if the
+        # sequence was preempted while their step was in flight.
+        recount = seq.num_draft_tokens > 0 and seq.status is SequenceStatus.WAITING
+        if recount:
+            self._waiting.discard(seq)
+        seq.take_tokens(token_ids)
+        if recount:
+            self._waiting.add(seq)
 
     def _force(self, seq: Sequence) -> tuple[list[int], FinishReason | None]:
         """Append the tokens that a grammar forces, so that one step can compute all of them.

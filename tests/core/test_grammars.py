@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from engine_without_model import EngineWithoutModel, ToyGrammar, expected_tokens, make_request
-from hypothesis import given, settings
+from engine_without_model import (
+    EngineWithoutModel,
+    RandomDrafter,
+    ToyGrammar,
+    expected_tokens,
+    make_request,
+)
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_scheduler_properties import MAX_MODEL_LEN, drafters, requests
 
@@ -31,7 +37,26 @@ def confirm(request: Request, constrained: bool, tokens: dict[tuple[str, int], l
         assert tokens[request.request_id, index] == expected
 
 
+def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, object]:
+    return {"prompt": prompt, "n": n, "max_tokens": max_tokens, "seed": 0}
+
+
 @settings(max_examples=200, deadline=None)
+@example(  # a sequence is preempted while a step with its drafts is in flight
+    wanted=[
+        (plain([1]), False),
+        (plain([1], max_tokens=3), False),
+        (plain([*range(1, 19), 1, 1], n=2, max_tokens=14), True),
+        (plain([*range(1, 17), 1, 1, 1], n=2, max_tokens=7), False),
+        (plain([*range(1, 7), 1, 1, 1], max_tokens=5), False),
+        (plain([1]), False),
+    ],
+    lives=[6, 5],
+    num_blocks=17,
+    async_scheduling=True,
+    caching=False,
+    make_drafter=lambda: RandomDrafter(0),
+)
 @given(
     wanted=wanted,
     lives=st.lists(st.integers(0, 12), max_size=3),  # steps until the engine dies
