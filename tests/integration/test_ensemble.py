@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -499,6 +500,23 @@ def test_words_and_ids_of_a_tensorrtllm_client(server: Server, client: Client) -
     assert ended["sequence_length"] == 4
     endless = generate(server, "ensemble", **alone | {"max_tokens": 100}, end_id=-1)
     assert endless["sequence_length"] == 100
+
+
+@pytest.mark.server
+def test_guides_of_a_tensorrtllm_client_constrain_the_answer(server: Server) -> None:
+    """The first request is the one in tensorrtllm_backend's documentation, with another text."""
+    documented = {"max_tokens": 20, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
+    request = {"text_input": "Describe len.", "exclude_input_in_output": True, **documented}
+    answer = generate(server, "ensemble", **request, guided_decoding_guide_type="json")
+    assert answer["text_output"].startswith("{")
+    for kind, guide, pattern in [
+        ("json_schema", '{"enum": ["yes", "no"]}', '"(yes|no)"'),
+        ("regex", "[0-9]{3}", "[0-9]{3}"),
+        ("ebnf_grammar", "root ::= [0-9] [a-f]", "[0-9][a-f]"),
+    ]:
+        guided = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+        answer = generate(server, "ensemble", **request, **guided)
+        assert re.fullmatch(pattern, answer["text_output"]), (kind, answer)
 
 
 @pytest.mark.server
