@@ -14,7 +14,7 @@ Progress = Collection[Collection[int] | None]
 
 
 class GrammarCompiler(Protocol):
-    """Compiles the grammars of requests on a thread of its own."""
+    """Compiles the grammars of requests on a separate thread."""
 
     def start(self, request: Request, progress: Progress) -> Future[Mapping[int, Grammar]]:
         """Start to compile a request's grammar, and let it accept the tokens so far.

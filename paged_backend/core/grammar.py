@@ -12,16 +12,6 @@ class Grammar(Protocol):
     The state must depend only on the tokens. Another engine can then resume the completion.
     """
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether no token may follow, except one that ends the sequence."""
-        ...
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the output so far is complete."""
-        ...
-
     def accept(self, token_ids: Iterable[int]) -> bool:
         """Add tokens to the output; returns False if the grammar does not allow them."""
         ...

@@ -219,7 +219,7 @@ class Scheduler:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the sampling of the newest step needs token masks."""
+        """True if a sequence in the newest step has a grammar, so that sampling needs masks."""
         return bool(self._in_flight) and is_constrained(self._in_flight[-1])
 
     def token_masks(self) -> TokenMasks | None:

@@ -36,7 +36,9 @@ def _prepare() -> Callable[[Any], Answer]:
             compile_grammar(vocabulary, grammar)
         except MemoryError:
             return problem(f"it needs over {MEMORY_LIMIT // 2**20} MiB of memory")
-        except (PagedError, ValueError, RecursionError) as error:
+        except RecursionError:
+            return problem("is nested too deeply")
+        except (PagedError, ValueError) as error:
             return problem(str(error) or type(error).__name__)
         except Exception as error:  # the translators are other people's code
             return problem(f"it cannot be read ({type(error).__name__})")

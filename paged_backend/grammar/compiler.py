@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests, on a thread of its own."""
+"""Compiles the grammars of requests on a separate thread."""
 
 from __future__ import annotations
 

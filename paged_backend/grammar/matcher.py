@@ -38,12 +38,12 @@ class Matcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether only a token that ends the output may follow, or the grammar failed."""
+        """True if only an end-of-sequence token may follow, or if the grammar has failed."""
         return self._matcher.is_stopped()
 
     @property
     def may_end(self) -> bool:
-        """Whether the output so far is complete."""
+        """True if the grammar accepts the output as it is."""
         return self._matcher.is_accepting()
 
     def copy(self) -> Matcher:

@@ -127,10 +127,9 @@ def remove_runtime_folder(folder: Path) -> None:
 def is_stopping(server_pid: int) -> bool:
     """Return whether tritonserver is shutting down.
 
-    The server tells its models only after all requests have ended. So this looks at what the
-    server's main thread waits for: a signal while it serves, and a timer of one second while it
-    shuts down.
-    Returns False if the kernel does not show this.
+    The server notifies its models of a shutdown only after all requests have ended. This function
+    therefore checks what the server's main thread waits for: a signal while it serves, and a timer
+    of one second while it shuts down. It returns False if the kernel does not show this.
     """
     main_thread = Path(f"/proc/{server_pid}/task/{server_pid}")
     try:

@@ -179,12 +179,15 @@ def test_constraints_that_cannot_be_enforced_are_refused(llm, values, problem):
 
 def test_a_constraint_that_takes_too_long_is_refused(llm):
     """And the next one is answered."""
-    schema: dict = {"type": "string"}
-    for level in range(14):
-        item = {"type": "object", "properties": {f"k{level}": schema}, "required": [f"k{level}"]}
-        schema = {"oneOf": [item, {"type": "array", "items": {"$ref": "#/$defs/d"}}]}
-    slow = {"$defs": {"d": schema}, "allOf": [{"$ref": "#/$defs/d"}] * 12}
-    with pytest.raises(InvalidRequest):
+    patterns = {f"^{i:05}.*{i}$": {"pattern": f".*{i}.*"} for i in range(2500)}
+    slow = {"type": "object", "patternProperties": patterns}
+    with pytest.raises(InvalidRequest, match="^guided_json: schema_timeout: .* took over 0.5 s$"):
         llm.generate("x", SamplingParams.from_mapping({"guided_json": slow}))
     [answer] = llm.generate("x", SamplingParams.from_mapping({"guided_choice": ["yes"]}))
     assert answer.outputs[0].text == "yes"
+
+
+def test_a_grammar_that_is_nested_too_deeply_is_refused(llm):
+    deep = "root ::= " + "(" * 40_000 + '"a"' + ")" * 40_000
+    with pytest.raises(InvalidRequest, match="^guided_grammar: is nested too deeply$"):
+        llm.generate("x", SamplingParams.from_mapping({"guided_grammar": deep}))
