@@ -22,12 +22,12 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process; what needs a
-# server last, one after the other, as some of it is about time.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process. Tests with a server
+# mostly wait, so two files at a time run side by side; the tests of a file share their servers.
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
-	$(BIN)/python -m pytest -m "not gpu and not soak and server"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not soak and server"
 
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
 soak: install
