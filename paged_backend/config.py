@@ -15,6 +15,7 @@ from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.options.limits import LimitOptions
 from paged_backend.options.model import ModelOptions
 from paged_backend.options.reporting import ReportingOptions
+from paged_backend.options.responses import ResponseOptions
 from paged_backend.options.scheduling import SchedulingOptions
 from paged_backend.validation import check_fields, from_mapping
 
@@ -25,6 +26,7 @@ class EngineConfig(
     ReportingOptions,
     LifetimeOptions,
     LimitOptions,
+    ResponseOptions,
     SchedulingOptions,
     CacheOptions,
     ModelOptions,

@@ -41,6 +41,9 @@ INPUTS = (
     TensorSpec("stop_token_ids", "TYPE_INT32", -1),
     TensorSpec("bad_words", "TYPE_STRING", -1),
     TensorSpec("allowed_token_ids", "TYPE_INT32", -1),
+    TensorSpec("tools", "TYPE_STRING", 1),
+    TensorSpec("tool_choice", "TYPE_STRING", 1),
+    TensorSpec("parallel_tool_calls", "TYPE_BOOL", 1),
     TensorSpec("call_id", "TYPE_STRING", 1),
     TensorSpec("pass_through", "TYPE_STRING", 1),
     TensorSpec("add_special_tokens", "TYPE_BOOL", 1),
@@ -54,6 +57,8 @@ INPUTS = (
     TensorSpec("return_num_output_tokens", "TYPE_BOOL", 1),
     TensorSpec("return_output_ids", "TYPE_BOOL", 1),
     TensorSpec("return_context_ids", "TYPE_BOOL", 1),
+    TensorSpec("return_tool_calls", "TYPE_BOOL", 1),
+    TensorSpec("return_reasoning", "TYPE_BOOL", 1),
 )
 
 OUTPUTS = (
@@ -66,6 +71,9 @@ OUTPUTS = (
     TensorSpec("num_cached_tokens", "TYPE_UINT32", 1, optional=False),
     TensorSpec("num_output_tokens", "TYPE_UINT32", -1, optional=False),
     TensorSpec("output_ids", "TYPE_INT32", -1, optional=False),
+    # Parts of the answer that `text_output` then leaves out.
+    TensorSpec("tool_calls", "TYPE_STRING", -1, optional=False),
+    TensorSpec("reasoning", "TYPE_STRING", -1, optional=False),
     # What a stateless detokenizer needs to continue: StreamState, for each completion.
     TensorSpec("context_ids", "TYPE_INT32", -1, optional=False),
     TensorSpec("num_context_ids", "TYPE_UINT32", -1, optional=False),

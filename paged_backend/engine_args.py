@@ -139,7 +139,7 @@ _NO_MEANING = frozenset(
 
     guided_decoding_backend guided_decoding_disable_fallback
     guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties
-    structured_outputs_config reasoning_parser reasoning_parser_plugin reasoning_config
+    structured_outputs_config reasoning_parser_plugin reasoning_config
 
     limit_mm_per_prompt language_model_only enable_mm_embeds interleave_mm_strings
     media_io_kwargs mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb

@@ -14,6 +14,7 @@ from paged_backend.errors import InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.log import LOG
+from paged_backend.output_constraint import OutputConstraint
 from paged_backend.outputs import (
     CompletionOutput,
     FinishReason,
@@ -96,7 +97,7 @@ class LLM:
         self._num_requests += 1
         grammar = ""
         if params.structured_outputs is not None:
-            grammar = self._checker.grammar(params.structured_outputs)
+            grammar = self._checker.grammar(OutputConstraint(params.structured_outputs))
         request = Request(str(self._num_requests), ids, params, grammar=grammar)
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)

@@ -52,6 +52,10 @@ class RequestOptions:
         None, Rule(float, high=86400, above=0, optional=True), "from arrival to the last token"
     )
 
+    thinking_token_budget: int | None = checked(
+        None, Rule(int, 0, INT32_MAX, optional=True), "tokens after which reasoning must end"
+    )
+
     def __post_init__(self) -> None:
         check_fields(self, InvalidRequest)
 

@@ -27,9 +27,10 @@ _TOKEN_ID = Rule(int, 0, INT32_MAX)
 _BIAS = Rule(float, -100, 100)
 # Parameters of vLLM that are refused by name, rather than as unknown names.
 _NOT_SUPPORTED = (
-    *("guided_decoding", "guided_decoding_backend", "tools", "tool_choice"),
+    *("guided_decoding", "guided_decoding_backend"),
     *("use_beam_search", "beam_width", "length_penalty", "best_of", "logits_processors"),
 )
+_INPUTS = ("tools", "tool_choice", "parallel_tool_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,8 @@ class SamplingParams:
         for name in values:
             if name in _NOT_SUPPORTED:
                 raise InvalidRequest(name, "is not supported yet")
+            if name in _INPUTS:
+                raise InvalidRequest(name, "is an input of its own, not a sampling parameter")
         values = dict(values)
         constraint = take_from(values)
         return from_mapping(cls, {**values, "structured_outputs": constraint}, InvalidRequest)

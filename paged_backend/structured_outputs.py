@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
@@ -94,6 +94,12 @@ class StructuredOutputsParams:
     def content(self) -> str:
         """The text of a constraint that is one text."""
         return str(getattr(self, self.kind))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the client has given, by name; ``of`` reads it."""
+        given = {name: value for name, value in asdict(self).items() if value}
+        del given["origin"]
+        return given
 
     def error(self, problem: str) -> InvalidRequest:
         """Return an error that names the constraint as the client did."""

@@ -1,76 +1,107 @@
-"""Translates a constraint into a grammar of llguidance, as text."""
+"""Translates the constraint of a request into a grammar of llguidance, as text."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from llguidance import LLMatcher
-
+from paged_backend.grammar.calls import write_calls
+from paged_backend.grammar.errors import ConstraintError
 from paged_backend.grammar.json_schema import JSON_WHITESPACE, checked_schema, parse_schema
 from paged_backend.grammar.lark import to_lark
-from paged_backend.grammar.structural_tag import structural_tag_to_grammar
+from paged_backend.grammar.structural_tag import write_structural_tag
+from paged_backend.grammar.writer import GrammarWriter
+from paged_backend.output_constraint import OutputConstraint, Reasoning
+from paged_backend.parsers.formats import REASONING_FORMATS
 from paged_backend.structured_outputs import StructuredOutputsParams
 
-if TYPE_CHECKING:  # a type that only the stub file has
-    from llguidance._lib import JsonCompileOptions
 
-
-def build_grammar(params: StructuredOutputsParams) -> str:
+def build_grammar(constraint: OutputConstraint, special_token_ids: Mapping[str, int]) -> str:
     """Return the grammar of a constraint; its syntax is checked when it is compiled.
+
+    Args:
+        constraint: of a request.
+        special_token_ids: the tokens, by their text, that llguidance matches only by their id.
 
     Raises:
         ValueError: the constraint cannot be enforced; the message says why.
     """
-    return _BUILDERS[params.kind](params)
+    writer = GrammarWriter(special_token_ids)
+    answer = _answer(writer, constraint)
+    if constraint.reasoning is not None:
+        answer = f"{_reasoning(writer, constraint.reasoning)} {answer}"
+    return writer.grammar(answer)
 
 
-def _from_json(params: StructuredOutputsParams) -> str:
+def _answer(writer: GrammarWriter, constraint: OutputConstraint) -> str:
+    """Return an expression for what follows the reasoning."""
+    content = None
+    if constraint.structured_outputs is not None:
+        content = _structured(writer, constraint.structured_outputs)
+    if constraint.tool_choice is not None:
+        return write_calls(writer, constraint, content)
+    parser = constraint.reasoning.parser if constraint.reasoning is not None else ""
+    begin = REASONING_FORMATS[parser].content_begin if parser else ""
+    return f"{writer.literal(begin)} {content or writer.text()}"
+
+
+def _reasoning(writer: GrammarWriter, reasoning: Reasoning) -> str:
+    """Return an expression for the reasoning, which may be missing unless the prompt begins it."""
+    format = REASONING_FORMATS[reasoning.parser]
+    # Only the marks themselves are certain; models differ in the white space around them.
+    begin, end = format.begin.rstrip(), format.end.strip()
+    limit = "" if reasoning.max_tokens is None else f"[max_tokens={reasoning.max_tokens}]"
+    if limit and not writer.is_marked(end):
+        raise ConstraintError("thinking_token_budget", f"needs a model with a token for {end}")
+    rest = f"{writer.text_until(end, limit)} {writer.regex(_SPACE)}"
+    if reasoning.is_open:
+        return rest
+    return f"({writer.literal(begin)} {rest})?"
+
+
+def _structured(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
+    return _WRITERS[params.kind](writer, params)
+
+
+def _json(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
     closed = params.disable_additional_properties
     schema = checked_schema(parse_schema(params.content), disable_additional_properties=closed)
-    return _from_schema(schema, params)
+    return writer.json(schema, _whitespace(params))
 
 
-def _from_json_object(params: StructuredOutputsParams) -> str:
-    return _from_schema({"type": "object"}, params)
+def _json_object(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
+    return writer.json({"type": "object"}, _whitespace(params))
 
 
-def _from_schema(schema: object, params: StructuredOutputsParams) -> str:
-    options: JsonCompileOptions = {
-        # These would weaken the schema, which can ask for them itself under "x-guidance".
-        "lenient": False,
-        "coerce_one_of": False,
-        "whitespace_flexible": not params.disable_any_whitespace,
-    }
-    if not params.disable_any_whitespace:
-        options["whitespace_pattern"] = params.whitespace_pattern or JSON_WHITESPACE
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+def _whitespace(params: StructuredOutputsParams) -> dict[str, Any]:
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": params.whitespace_pattern or JSON_WHITESPACE}
 
 
-def _from_regex(params: StructuredOutputsParams) -> str:
-    return LLMatcher.grammar_from_regex(params.content)
+def _regex(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
+    return writer.regex(params.content)
 
 
-def _from_choice(params: StructuredOutputsParams) -> str:
+def _choice(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
     assert params.choice is not None
-    literals = (json.dumps(text, ensure_ascii=False) for text in params.choice)
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(literals)}")
+    return writer.choice(params.choice)
 
 
-def _from_grammar(params: StructuredOutputsParams) -> str:
-    return LLMatcher.grammar_from_lark(to_lark(params.content))
+def _grammar(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
+    return writer.lark(to_lark(params.content))
 
 
-def _from_structural_tag(params: StructuredOutputsParams) -> str:
-    return structural_tag_to_grammar(params.content)
+def _structural_tag(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
+    return write_structural_tag(writer, params.content)
 
 
-_BUILDERS: dict[str, Callable[[StructuredOutputsParams], str]] = {
-    "json": _from_json,
-    "json_object": _from_json_object,
-    "regex": _from_regex,
-    "choice": _from_choice,
-    "grammar": _from_grammar,
-    "structural_tag": _from_structural_tag,
+_SPACE = r"[ \n]{0,4}"  # after the reasoning
+_WRITERS: dict[str, Callable[[GrammarWriter, StructuredOutputsParams], str]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "structural_tag": _structural_tag,
 }

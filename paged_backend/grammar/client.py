@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import OrderedDict
 from pathlib import Path
 
 from paged_backend.grammar.compile_process import TIME_LIMIT_S
+from paged_backend.output_constraint import OutputConstraint
 from paged_backend.sandbox.client import NoAnswer, Sandbox
-from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.validation import shorten
 
 MAX_CACHED = 256  # constraints whose grammar is remembered
@@ -35,10 +34,10 @@ class GrammarChecker:
             arguments=[str(tokenizer), str(vocab_size)],
         )
         self._lock = threading.Lock()
-        self._cache: OrderedDict[StructuredOutputsParams, str] = OrderedDict()
+        self._cache: OrderedDict[OutputConstraint, str] = OrderedDict()
         self._cached_length = 0
 
-    def grammar(self, params: StructuredOutputsParams) -> str:
+    def grammar(self, constraint: OutputConstraint) -> str:
         """Return the grammar of a constraint, which an engine can compile.
 
         Raises:
@@ -46,29 +45,28 @@ class GrammarChecker:
             RequestRefused: the constraints of other requests took all of the time.
         """
         with self._lock:
-            if params in self._cache:
-                self._cache.move_to_end(params)
-                return self._cache[params]
-        grammar = self._ask(params)
+            if constraint in self._cache:
+                self._cache.move_to_end(constraint)
+                return self._cache[constraint]
+        grammar = self._ask(constraint)
         with self._lock:
-            self._remember(params, grammar)
+            self._remember(constraint, grammar)
         return grammar
 
-    def _ask(self, params: StructuredOutputsParams) -> str:
-        given = {name: value for name, value in dataclasses.asdict(params).items() if value}
-        given.pop("origin")
+    def _ask(self, constraint: OutputConstraint) -> str:
         try:
-            answer = self._sandbox.ask(given)
+            answer = self._sandbox.ask(constraint.as_json())
         except NoAnswer as error:
             reason = "schema_timeout: " if error.timed_out else ""
-            raise params.error(f"{reason}{error}") from None
+            raise constraint.error(None, f"{reason}{error}") from None
         if "problem" in answer:
-            raise params.error(shorten(answer["problem"], MAX_PROBLEM_LENGTH, quote=False))
+            problem = shorten(answer["problem"], MAX_PROBLEM_LENGTH, quote=False)
+            raise constraint.error(answer.get("field"), problem)
         return str(answer["grammar"])
 
-    def _remember(self, params: StructuredOutputsParams, grammar: str) -> None:
-        if params not in self._cache:
-            self._cache[params] = grammar
+    def _remember(self, constraint: OutputConstraint, grammar: str) -> None:
+        if constraint not in self._cache:
+            self._cache[constraint] = grammar
             self._cached_length += len(grammar)
         while len(self._cache) > MAX_CACHED or self._cached_length > MAX_CACHED_LENGTH:
             _, oldest = self._cache.popitem(last=False)

@@ -22,22 +22,26 @@ def main() -> None:
 
 def _prepare() -> Callable[[Any], Answer]:
     from paged_backend.errors import PagedError
-    from paged_backend.grammar.build import build_grammar
-    from paged_backend.grammar.matcher import compile_grammar
-    from paged_backend.grammar.vocabulary import load_vocabulary
-    from paged_backend.structured_outputs import StructuredOutputsParams
+    from paged_backend.grammar.check import checked_grammar
+    from paged_backend.grammar.errors import ConstraintError
+    from paged_backend.grammar.vocabulary import make_vocabulary, special_token_ids
+    from paged_backend.output_constraint import OutputConstraint
+    from paged_backend.text.tokenizer import load_tokenizer
 
-    tokenizer, vocab_size = sys.argv[1:]
-    vocabulary = load_vocabulary(tokenizer, int(vocab_size))
+    folder, vocab_size = sys.argv[1:]
+    tokenizer = load_tokenizer(folder)
+    vocabulary = make_vocabulary(tokenizer, int(vocab_size))
+    special = special_token_ids(tokenizer, vocabulary)
 
     def answer(request: Any) -> Answer:
         try:
-            grammar = build_grammar(StructuredOutputsParams.of(request))
-            compile_grammar(vocabulary, grammar)
+            grammar = checked_grammar(vocabulary, special, OutputConstraint.from_json(request))
         except MemoryError:
             return problem(f"it needs over {MEMORY_LIMIT // 2**20} MiB of memory")
         except RecursionError:
             return problem("is nested too deeply")
+        except ConstraintError as error:
+            return problem(str(error)) | {"field": error.field}
         except (PagedError, ValueError) as error:
             return problem(str(error) or type(error).__name__)
         except Exception as error:  # the translators are other people's code

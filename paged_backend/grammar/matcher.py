@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from llguidance import LLMatcher, LLTokenizer
 
 from paged_backend.grammar.limits import parser_limits
+
+# Where llguidance found an error in the grammar that we have written.
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class GrammarError(ValueError):
@@ -113,4 +117,5 @@ def _reason(error: str) -> str:
     if not told or told[0].startswith("NoExtension"):
         return "allows no output"
     found = [line.removeprefix("error: ") for line in told if line.startswith("error: ")]
-    return f"{told[0]} {found[0]}" if found else told[0]
+    reason = _PLACE.sub("", told[0])
+    return f"{reason} {found[0]}" if found else reason

@@ -12,8 +12,8 @@ from typing import Any
 
 from paged_backend.grammar.json_schema import JSON_WHITESPACE, checked_schema
 from paged_backend.grammar.lark import to_lark
+from paged_backend.grammar.writer import GrammarWriter
 
-ANY_TEXT = r"/(.|\n)*/"
 MAX_FORMATS = 512
 
 
@@ -21,8 +21,8 @@ class StructuralTagError(ValueError):
     """A structural tag that cannot be translated; the message names the part."""
 
 
-def structural_tag_to_grammar(text: str) -> str:
-    """Return a grammar of llguidance, as JSON text.
+def write_structural_tag(writer: GrammarWriter, text: str) -> str:
+    """Return an expression for a structural tag.
 
     Raises:
         StructuralTagError: the tag has an unknown form.
@@ -34,10 +34,10 @@ def structural_tag_to_grammar(text: str) -> str:
     if not isinstance(tag, Mapping):
         raise StructuralTagError("must be a JSON object")
     if "structures" in tag:
-        return _Writer().grammar(_older_form(tag))
+        return _Translator(writer).write(_older_form(tag))
     if "format" not in tag:
         raise StructuralTagError("must have a format, or structures and triggers")
-    return _Writer().grammar(tag["format"])
+    return _Translator(writer).write(tag["format"])
 
 
 def _older_form(tag: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,12 +58,11 @@ def _older_form(tag: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Writer:
-    """Collects the rules of one grammar."""
+class _Translator:
+    """Writes the formats of one structural tag."""
 
-    def __init__(self) -> None:
-        self._rules: list[str] = []
-        self._grammars: list[dict[str, str]] = []
+    def __init__(self, writer: GrammarWriter) -> None:
+        self._writer = writer
         self._num_formats = 0
         self._writers: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "const_string": self._const_string,
@@ -78,13 +77,7 @@ class _Writer:
             "tags_with_separator": self._tags_with_separator,
         }
 
-    def grammar(self, format: Any) -> str:
-        """Return the whole grammar of a format."""
-        start = self._write(format)
-        lark = "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
-        return json.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars]})
-
-    def _write(self, format: Any) -> str:
+    def write(self, format: Any) -> str:
         """Return an expression for a format."""
         self._num_formats += 1
         if self._num_formats > MAX_FORMATS:
@@ -94,48 +87,39 @@ class _Writer:
             raise StructuralTagError(f"the format {kind} is not supported")
         return self._writers[kind](format)
 
-    def _rule(self, body: str, attributes: str = "", *, terminal: bool = False) -> str:
-        name = f"{'T' if terminal else 'r'}{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {body}")
-        return name
-
     def _const_string(self, format: Mapping[str, Any]) -> str:
-        return _literal(_get(format, "value", str))
+        return self._writer.literal(_get(format, "value", str))
 
     def _json_schema(self, format: Mapping[str, Any]) -> str:
         schema = checked_schema(_get(format, "json_schema", dict))
-        schema["x-guidance"] = {"lenient": False, "whitespace_pattern": JSON_WHITESPACE}
-        return self._rule(f"%json {json.dumps(schema)}")
+        return self._writer.json(schema, {"whitespace_pattern": JSON_WHITESPACE})
 
     def _any_text(self, format: Mapping[str, Any]) -> str:
-        return self._rule(ANY_TEXT)
+        return self._writer.text()
 
     def _regex(self, format: Mapping[str, Any]) -> str:
-        pattern = _get(format, "pattern", str).replace("/", r"\/")
-        return self._rule(f"/{pattern}/")
+        return self._writer.regex(_get(format, "pattern", str))
 
     def _grammar(self, format: Mapping[str, Any]) -> str:
-        name = f"g{len(self._grammars)}"
-        self._grammars.append({"name": name, "lark_grammar": to_lark(_get(format, "grammar", str))})
-        return self._rule(f"@{name}")
+        return self._writer.lark(to_lark(_get(format, "grammar", str)))
 
     def _sequence(self, format: Mapping[str, Any]) -> str:
-        return self._rule(" ".join(map(self._write, _list(format, "elements"))))
+        return self._writer.rule(" ".join(map(self.write, _list(format, "elements"))))
 
     def _or(self, format: Mapping[str, Any]) -> str:
-        return self._rule(" | ".join(map(self._write, _list(format, "elements"))))
+        return self._writer.rule(" | ".join(map(self.write, _list(format, "elements"))))
 
     def _tag(self, format: Mapping[str, Any]) -> str:
-        return self._rule(f"{_literal(_get(format, 'begin', str))} {self._rest(format, '')}")
+        begin = self._writer.literal(_get(format, "begin", str))
+        return self._writer.rule(f"{begin} {self._rest(format, '')}")
 
     def _rest(self, format: Mapping[str, Any], trigger: str) -> str:
         """Return what follows the trigger, with which the tag begins."""
         begin = _get(format, "begin", str).removeprefix(trigger) if trigger else ""
         end, content = _end(format), format.get("content")
         if isinstance(content, Mapping) and content.get("type") == "any_text" and end:
-            body = self._rule(ANY_TEXT, f"[suffix={json.dumps(end, ensure_ascii=False)}]")
-            return f"{_literal(begin)} {body}"
-        return f"{_literal(begin)} {self._write(content)} {_literal(end)}"
+            return f"{self._writer.literal(begin)} {self._writer.text_until(end)}"
+        return f"{self._writer.literal(begin)} {self.write(content)} {self._writer.literal(end)}"
 
     def _triggered_tags(self, format: Mapping[str, Any]) -> str:
         """Write free text in which a tag must go on once its trigger has appeared."""
@@ -145,29 +129,23 @@ class _Writer:
             triggers = [word for word in _list(format, "triggers") if begin.startswith(str(word))]
             if not triggers:
                 raise StructuralTagError(f"no trigger begins the tag {begin[:40]!r}")
-            head = self._rule(f"{ANY_TEXT[:-1]}{_pattern(triggers[0])}/", "[lazy]")
-            choices.append(f"{head} {self._rest(tag, triggers[0])}")
-        tags = self._rule(" | ".join(choices))
-        text = self._rule(ANY_TEXT)
+            # A trigger that is the beginning of a special token is never seen alone.
+            trigger = max(triggers[0], self._writer.leading_special_token(begin), key=len)
+            head = self._writer.text_until(trigger)
+            choices.append(f"{head} {self._rest(tag, trigger)}")
+        tags = self._writer.rule(" | ".join(choices))
+        text = self._writer.text()
         if format.get("stop_after_first"):
             return tags if format.get("at_least_one") else f"({tags} | {text})"
         return f"{tags}{'+' if format.get('at_least_one') else '*'} {text}"
 
     def _tags_with_separator(self, format: Mapping[str, Any]) -> str:
-        tags = self._rule(" | ".join(map(self._write, _list(format, "tags"))))
-        separator = _literal(_get(format, "separator", str))
+        tags = self._writer.rule(" | ".join(map(self.write, _list(format, "tags"))))
+        separator = self._writer.literal(_get(format, "separator", str))
         if format.get("stop_after_first"):
             return f"{tags}{'' if format.get('at_least_one') else '?'}"
         several = f"{tags} ({separator} {tags})*"
         return several if format.get("at_least_one") else f"({several})?"
-
-
-def _pattern(text: str) -> str:
-    return "".join(f"\\x{{{ord(c):x}}}" for c in text)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _end(format: Mapping[str, Any]) -> str:

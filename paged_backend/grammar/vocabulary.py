@@ -8,7 +8,7 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 from paged_backend.errors import ConfigError
-from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def load_vocabulary(
@@ -25,8 +25,24 @@ def load_vocabulary(
     Raises:
         ConfigError: the tokenizer cannot be used for grammars.
     """
+    return make_vocabulary(load_tokenizer(tokenizer), vocab_size, eos_token_ids)
+
+
+def make_vocabulary(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int] = ()
+) -> LLTokenizer:
+    """Make a vocabulary of a loaded tokenizer; see ``load_vocabulary``."""
     eos = [token for token in eos_token_ids if token < vocab_size] or None
     try:
-        return LLTokenizer(load_tokenizer(tokenizer).to_json(), n_vocab=vocab_size, eos_token=eos)
+        return LLTokenizer(tokenizer.to_json(), n_vocab=vocab_size, eos_token=eos)
     except ValueError as error:
         raise ConfigError(f"structured outputs cannot use this tokenizer: {error}") from error
+
+
+def special_token_ids(tokenizer: Tokenizer, vocabulary: LLTokenizer) -> dict[str, int]:
+    """Return the tokens, by their text, that grammars match only by their id."""
+    return {
+        text: token_id
+        for text, token_id in tokenizer.added_tokens.items()
+        if token_id < vocabulary.vocab_size and vocabulary.is_special_token(token_id)
+    }

@@ -26,6 +26,7 @@ from paged_backend.serving.requests.front_end import FrontEnd
 from paged_backend.serving.requests.intake import Cancelled
 from paged_backend.serving.requests.open_requests import Arrival
 from paged_backend.serving.requests.parsing import RequestParser
+from paged_backend.serving.requests.tool_use import load_tool_use
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
     TritonLogHandler,
@@ -159,9 +160,10 @@ def _start_front_end(deployment: Deployment) -> FrontEnd:
     tokenizer_folder = args.config.tokenizer or ready.model_folder
     tokenizer = load_tokenizer(tokenizer_folder)
     grammars = GrammarChecker(tokenizer_folder, ready.limits.vocab_size)
+    tool_use = load_tool_use(tokenizer_folder, tokenizer, args.config)
     front_end = FrontEnd(
         link,
-        RequestParser(tokenizer, ready.limits, grammars),
+        RequestParser(tokenizer, ready.limits, grammars, tool_use),
         tokenizer,
         _stat_logger(deployment, args, ready.limits),
         args.config,

@@ -19,6 +19,7 @@ from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.requests.parsing import RequestParser
+from paged_backend.serving.requests.tool_use import load_tool_use
 from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.text.tokenizer import load_tokenizer
 
@@ -58,7 +59,8 @@ class Llm:
         info = json.loads(fields.string("text_output", answer["text_output"]))
         limits = {spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}
         grammars = GrammarChecker(self._tokenizer_folder, limits["vocab_size"])
-        return RequestParser(self.tokenizer, RequestLimits(**limits), grammars)
+        tool_use = load_tool_use(self._tokenizer_folder, self.tokenizer, self.config)
+        return RequestParser(self.tokenizer, RequestLimits(**limits), grammars, tool_use)
 
     def cancel(self, call_id: str) -> None:
         """Cancel a request: its stream gets its last response."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,10 @@ _RESERVED = (
     *("messages", "conversations", "tools", "documents", "chat_template"),
     *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
 )
-_TOOL_FIELDS = ("tool_calls", "function_call")
+# Arguments of chat templates that turn reasoning on and off.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_LITTLE_EFFORT = ("none", "minimal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,9 @@ class Chat:
         False, Rule(bool), "leave the last message open, so that the answer goes on with it"
     )
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = checked(
+        None, Rule(str, choices=EFFORTS, optional=True), "how much the model should reason"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", _messages(self.messages))
@@ -87,21 +95,54 @@ class ChatTemplate:
         timer.daemon = True
         timer.start()
 
-    def render(self, chat: Chat) -> str:
+    @property
+    def source(self) -> str:
+        """The Jinja template."""
+        return self._source
+
+    def takes(self, name: str) -> bool:
+        """Return True if the template uses an argument."""
+        return re.search(rf"\b{name}\b", self._source) is not None
+
+    def render(self, chat: Chat, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return the text of the prompt, special tokens included.
 
+        Args:
+            chat: the conversation.
+            tools: that the model may call, as OpenAI's JSON.
+
         Raises:
-            InvalidRequest: the template refuses these messages, or takes too long or too much.
+            InvalidRequest: the template refuses these messages, or takes too long or too much; or
+                it knows no tools or no reasoning effort, and the request has them.
         """
+        if tools and not self.takes("tools"):
+            raise InvalidRequest("tools", "cannot be used: the model's chat template takes none")
         return self._client.render(
             {
                 **self._special_tokens,
+                **self._effort(chat.reasoning_effort),
                 **chat.chat_template_kwargs,
+                "tools": list(tools) or None,
                 "conversations": [chat.messages],
                 "chat_template": self._source,
                 "add_generation_prompt": bool(chat.add_generation_prompt),
                 "continue_final_message": chat.continue_final_message,
             }
+        )
+
+    def _effort(self, effort: str | None) -> dict[str, Any]:
+        """Return the template's argument for a reasoning effort."""
+        if effort is None:
+            return {}
+        if self.takes("reasoning_effort"):
+            return {"reasoning_effort": effort}
+        for switch in _THINKING_SWITCHES:
+            if self.takes(switch):
+                return {switch: effort not in _LITTLE_EFFORT}
+        if effort == "none":
+            return {}
+        raise InvalidRequest(
+            "reasoning_effort", "can only be none: the model's chat template knows no other"
         )
 
 
@@ -141,7 +182,9 @@ def _messages(value: object) -> list[dict[str, Any]]:
         raise InvalidRequest("messages", f"must be an array of messages, got {shorten(value)}")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest("messages", f"at most {MAX_MESSAGES}, got {len(value)}")
-    return [_message(index, message) for index, message in enumerate(value)]
+    messages = [_message(index, message) for index, message in enumerate(value)]
+    _check_results(messages)
+    return messages
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
@@ -152,10 +195,57 @@ def _message(index: int, message: object) -> dict[str, Any]:
         raise InvalidRequest(
             f"{name}.role", f"must be a string, got {shorten(message.get('role'))}"
         )
-    for tool_field in _TOOL_FIELDS:
-        if message.get(tool_field) is not None:
-            raise InvalidRequest(f"{name}.{tool_field}", "is not supported yet")
-    return {**message, "content": _text(f"{name}.content", message.get("content"))}
+    if message.get("function_call") is not None:
+        raise InvalidRequest(f"{name}.function_call", "is not supported; use tool_calls")
+    content = message.get("content")
+    if message.get("tool_calls") is not None:
+        calls = _tool_calls(f"{name}.tool_calls", message["tool_calls"])
+        text = "" if content is None else _text(f"{name}.content", content)
+        message = {**message, "content": text, "tool_calls": calls}
+    else:
+        message = {**message, "content": _text(f"{name}.content", content)}
+    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    if reasoning is None:
+        return message
+    if not isinstance(reasoning, str):
+        raise InvalidRequest(f"{name}.reasoning_content", "must be a string")
+    return {**message, "reasoning_content": reasoning}
+
+
+def _tool_calls(name: str, calls: object) -> list[dict[str, Any]]:
+    """Return the calls of a message, their arguments as objects, as chat templates expect them."""
+    if not isinstance(calls, list):
+        raise InvalidRequest(name, f"must be a list, got {shorten(calls)}")
+    return [_tool_call(f"{name}[{index}]", call) for index, call in enumerate(calls)]
+
+
+def _tool_call(name: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise InvalidRequest(name, "must be an object with a function")
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{name}.function.name", "must be a string")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{name}.function.arguments", "must be a JSON object")
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _check_results(messages: list[dict[str, Any]]) -> None:
+    """Check that each result of a tool belongs to a call."""
+    called: set[object] = set()
+    for index, message in enumerate(messages):
+        called.update(call.get("id") for call in message.get("tool_calls") or ())
+        if message["role"] == "tool" and message.get("tool_call_id") not in called:
+            raise InvalidRequest(
+                f"messages[{index}].tool_call_id",
+                f"belongs to no call before it: {shorten(message.get('tool_call_id'))}",
+            )
 
 
 def _text(name: str, content: object) -> str:

@@ -25,11 +25,24 @@ _BYTE_TOKEN = re.compile(r"<0x..>")
 
 
 class Detokenizer:
-    """Decodes one sequence; the cost per token does not grow with the sequence."""
+    """Decodes one sequence; the cost per token does not grow with the sequence.
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    Args:
+        tokenizer: of the model.
+        skip_special_tokens: leave special tokens out.
+        kept_special_ids: special tokens that are not left out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        kept_special_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped - kept_special_ids
         self._decoder: _Decoder = (
             _ByteDecoder() if tokenizer.decoder_steps == ("ByteLevel",) else _Window(tokenizer)
         )

@@ -35,10 +35,24 @@ class TextStream:
     Text that may be the beginning of a stop string is held back until that is known. The first
     token that can complete a stop string is the one after ``min_tokens`` others, as with stop
     tokens.
+
+    Args:
+        tokenizer: of the model.
+        params: of the request.
+        kept_special_ids: special tokens that are part of the text in any case.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        kept_special_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            kept_special_ids=kept_special_ids,
+        )
         self._matcher = StopMatcher(params.stop) if params.stop else None
         self._min_tokens = params.min_tokens
         self._keeps_stop = params.include_stop_str_in_output

@@ -40,6 +40,7 @@ class Tokenizer:
         self.chat_template = chat_template
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.added_tokens = {token.content: id_ for id_, token in added.items()}
 
     @property
     def vocab_size(self) -> int:

@@ -20,6 +20,7 @@ from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.grammar.matcher import Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
+from paged_backend.output_constraint import OutputConstraint
 from paged_backend.request import Request
 from paged_backend.structured_outputs import StructuredOutputsParams
 
@@ -91,8 +92,12 @@ def run(
     return answers
 
 
+def grammar_of(constraint: dict) -> str:
+    return build_grammar(OutputConstraint(StructuredOutputsParams.of(constraint)), {})
+
+
 def request(llm: LLM, name: str, constraint: dict | None, prompt: str, **params) -> Request:
-    grammar = "" if constraint is None else build_grammar(StructuredOutputsParams.of(constraint))
+    grammar = "" if constraint is None else grammar_of(constraint)
     options = SamplingParams(**{"max_tokens": 60, "temperature": 0, **params})
     return Request(name, llm.tokenizer.encode(prompt), options, grammar=grammar)
 

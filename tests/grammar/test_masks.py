@@ -12,6 +12,7 @@ from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.matcher import Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
+from paged_backend.output_constraint import OutputConstraint
 from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.text.tokenizer import load_tokenizer
 
@@ -40,7 +41,7 @@ CONSTRAINTS = {
 
 
 def matcher(constraint: dict[str, object], **options: object) -> Matcher:
-    grammar = build_grammar(StructuredOutputsParams.of(constraint))
+    grammar = build_grammar(OutputConstraint(StructuredOutputsParams.of(constraint)), {})
     return Matcher(compile_grammar(VOCABULARY, grammar), (EOS,), **options)
 
 

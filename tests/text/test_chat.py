@@ -114,8 +114,30 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
         ),
         (
             [{"role": "assistant", "content": "x", "tool_calls": [{}]}],
-            "messages[0].tool_calls: is not supported yet",
+            "messages[0].tool_calls[0]: must be an object with a function",
         ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}],
+            "messages[0].tool_calls[0].function.arguments: must be a JSON object",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": 3}}]}],
+            "messages[0].tool_calls[0].function.name: must be a string",
+        ),
+        ([{"role": "assistant", "tool_calls": 3}], "messages[0].tool_calls: must be a list"),
+        (
+            [{"role": "tool", "tool_call_id": "x", "content": "4"}],
+            "messages[0].tool_call_id: belongs to no call before it: 'x'",
+        ),
+        (
+            [{"role": "assistant", "content": "x", "function_call": {}}],
+            "messages[0].function_call: is not supported; use tool_calls",
+        ),
+        (
+            [{"role": "assistant", "content": "x", "reasoning": 3}],
+            "messages[0].reasoning_content: must be a string",
+        ),
+        ({"messages": MESSAGES, "reasoning_effort": "huge"}, "reasoning_effort: must be one of"),
         ([{"role": "user", "content": "x"}] * 5000, "messages: at most 4096"),
         (
             {"messages": MESSAGES, "add_generation_prompt": 1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -9,11 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.parsers.delta import ResponseDelta
+from paged_backend.parsers.response import ResponseReader
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.requests.logprobs import NOT_ASKED_FOR, logprobs_json
 from paged_backend.serving.requests.parsing import ParsedRequest
-from paged_backend.text.text_stream import StreamState, TextStream
+from paged_backend.text.text_stream import StreamState, TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
+
+TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
 
 
 @dataclass(slots=True)
@@ -22,7 +27,9 @@ class Completion:
 
     stream: TextStream
     sent: StreamState  # state of the stream after what has been sent
+    reader: ResponseReader | None = None  # None if the answer is text only
     text: list[str] = field(default_factory=list)
+    parsed: ResponseDelta = field(default_factory=ResponseDelta)  # in place of the text
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -32,7 +39,7 @@ class Completion:
     def append(self, output: SequenceOutput) -> None:
         """Add the tokens of a step, up to the one that completes a stop string."""
         delta = self.stream.append(output.new_token_ids, output.finish_reason)
-        self.text.append(delta.text)
+        self._add_text(delta)
         self.token_ids += delta.token_ids
         self.all_token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
@@ -41,6 +48,27 @@ class Completion:
             self.logprobs += logprobs
             self.cumulative_logprob += sum(entry.logprob for entry in logprobs)
 
+    def _add_text(self, delta: TextDelta) -> None:
+        if self.reader is None:
+            self.text.append(delta.text)
+            return
+        self.parsed += self.reader.feed(delta.text)
+        if delta.finish_reason is not None:
+            self.parsed += self.reader.finish()
+
+    @property
+    def new_text(self) -> str:
+        """The text that was not sent yet, without reasoning and tool calls."""
+        return "".join(self.text) if self.reader is None else self.parsed.content
+
+    @property
+    def shown_finish_reason(self) -> str:
+        """The finish reason for the client: ``tool_calls`` if the model has called tools."""
+        called = self.reader is not None and self.reader.num_calls > 0
+        if called and self.finish_reason is FinishReason.STOP:
+            return TOOL_CALLS
+        return str(self.finish_reason)
+
     def clear(self) -> None:
         """Drop what has been sent."""
         state = self.stream.state
@@ -48,6 +76,7 @@ class Completion:
         ended = self.finish_reason is not None
         self.sent = state._replace(context_ids=[], num_held=0) if ended else state
         self.text.clear()
+        self.parsed = ResponseDelta()
         self.token_ids = []
         self.logprobs = []
 
@@ -65,10 +94,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._num_cached_tokens: int | None = None  # as the first engine reported it
         self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
-        streams = [
-            TextStream(tokenizer, parsed.request.params) for _ in range(parsed.request.params.n)
-        ]
-        self._completions = [Completion(stream, stream.state) for stream in streams]
+        self._completions = [_completion(parsed, tokenizer) for _ in range(parsed.request.params.n)]
 
     def append(self, output: SequenceOutput) -> bool:
         """Add the output of a step to its completion.
@@ -106,7 +132,7 @@ class Answer:
 
     def take(self) -> dict[str, Array]:
         """Return the output tensors of the next response, and drop what they contain."""
-        texts = (self._prompt_text + "".join(completion.text) for completion in self._completions)
+        texts = (self._prompt_text + completion.new_text for completion in self._completions)
         tensors = {"text_output": as_strings(texts)}
         for name, write in _OUTPUTS.items():
             if name in self._options.wanted:
@@ -121,7 +147,14 @@ class Answer:
     # --- one method for each output that clients can ask for ------------------------------------
 
     def _finish_reasons(self, name: str) -> dict[str, Array]:
-        return {name: as_strings(str(completion.finish_reason) for completion in self._completions)}
+        return {name: as_strings(b.shown_finish_reason for b in self._completions)}
+
+    def _tool_calls(self, name: str) -> dict[str, Array]:
+        calls = ([part.as_json() for part in b.parsed.tool_calls] for b in self._completions)
+        return {name: as_strings(map(json.dumps, calls))}
+
+    def _reasoning(self, name: str) -> dict[str, Array]:
+        return {name: as_strings(b.parsed.reasoning for b in self._completions)}
 
     def _cumulative_logprobs(self, name: str) -> dict[str, Array]:
         asked_for = self.request.params.logprobs is not None
@@ -176,7 +209,15 @@ _OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
     "num_output_tokens": Answer._num_output_tokens,
     "output_ids": Answer._output_ids,
     "context_ids": Answer._context_ids,
+    "tool_calls": Answer._tool_calls,
+    "reasoning": Answer._reasoning,
 }
+
+
+def _completion(parsed: ParsedRequest, tokenizer: Tokenizer) -> Completion:
+    stream = TextStream(tokenizer, parsed.request.params, parsed.kept_special_ids)
+    reader = None if parsed.new_reader is None else parsed.new_reader()
+    return Completion(stream, stream.state, reader)
 
 
 def _counts(values: Iterable[int]) -> Array:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from paged_backend.contract import INPUTS
 from paged_backend.errors import InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
+from paged_backend.options.responses import ResponseOptions
+from paged_backend.output_constraint import OutputConstraint
+from paged_backend.parsers.formats import ResponseFormat
+from paged_backend.parsers.response import ResponseReader
 from paged_backend.request import Request, RequestLimits, RequestOptions
 from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_backend.serving import fields
@@ -28,6 +33,7 @@ from paged_backend.serving.requests.tasks import (
     TaskReader,
     TokenizerTask,
 )
+from paged_backend.serving.requests.tool_use import PARSED, ToolUse
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import coerce, shorten
@@ -62,6 +68,9 @@ class ParsedRequest:
     options: AnswerOptions
     prompt_text: str  # empty unless it is echoed
     timeout_s: float | None = None  # from arrival to the last token
+    kept_special_ids: frozenset[int] = frozenset()  # special tokens that the text keeps
+    # Makes a reader for each completion; None if the answer is text only.
+    new_reader: Callable[[], ResponseReader] | None = None
 
 
 class RequestParser:
@@ -71,6 +80,7 @@ class RequestParser:
         tokenizer: of the model.
         limits: of requests.
         grammars: translates constraints; without it they are only checked.
+        tool_use: reads tools; without it they are refused.
     """
 
     def __init__(
@@ -78,8 +88,12 @@ class RequestParser:
         tokenizer: Tokenizer,
         limits: RequestLimits,
         grammars: GrammarChecker | None = None,
+        tool_use: ToolUse | None = None,
     ) -> None:
         self._grammars = grammars
+        self._tool_use = tool_use or ToolUse(
+            ResponseFormat(), tokenizer, ResponseOptions(), limits.max_json_depth
+        )
         self._tokenizer = tokenizer
         self._limits = limits
         self._prompts = PromptReader(tokenizer, limits)
@@ -152,7 +166,8 @@ class RequestParser:
         values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
         params = self._limits.bounded(SamplingParams.from_mapping(values))
         params = resolve_bad_words(self._tokenizer, params)
-        prompt = self._prompts.read(tensors)
+        tools = self._tool_use.read(tensors)
+        prompt = self._prompts.read(tensors, tools.definitions)
         self._limits.check(prompt.token_ids, params)
         self._limits.check_total_logprobs(len(prompt.token_ids), params)
         prompt_text = ""
@@ -160,6 +175,10 @@ class RequestParser:
             prompt_text = prompt.text or self._tokenizer.decode(
                 prompt.token_ids, skip_special_tokens=params.skip_special_tokens
             )
+        is_parsed = not options.wanted.isdisjoint(PARSED)
+        constraint = self._tool_use.constraint(
+            params, tools, prompt, own.thinking_token_budget, is_parsed=is_parsed
+        )
         request = Request(
             request_id,
             prompt.token_ids,
@@ -167,16 +186,29 @@ class RequestParser:
             own.cache_salt,
             own.priority,
             own.tenant,
-            self._grammar(params),
+            self._grammar(params, constraint),
             call_id=self._call_id(tensors) or "",
         )
-        return ParsedRequest(request, options, prompt_text, own.timeout_s)
+        parsed = ParsedRequest(request, options, prompt_text, own.timeout_s)
+        if not is_parsed:
+            return parsed
+        return replace(
+            parsed,
+            kept_special_ids=self._tool_use.kept_special_ids,
+            new_reader=partial(self._tool_use.reader, tools, prompt),
+        )
 
-    def _grammar(self, params: SamplingParams) -> str:
-        """Return the grammar of a request's constraint; empty without one."""
-        if params.structured_outputs is None or self._grammars is None:
+    def _grammar(self, params: SamplingParams, constraint: OutputConstraint | None) -> str:
+        """Return the grammar of a request's constraint; empty without one.
+
+        Raises:
+            InvalidRequest: the constraint cannot be enforced, or ``min_tokens`` contradicts it.
+        """
+        if constraint is None or self._grammars is None:
             return ""
-        return self._grammars.grammar(params.structured_outputs)
+        if params.min_tokens > 0:
+            raise InvalidRequest("min_tokens", "must be 0: tools decide where the answer may end")
+        return self._grammars.grammar(constraint)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
         """Return the sampling parameters of a request by name.

@@ -33,7 +33,9 @@ Work = Callable[[], None]
 """The preparation of one request. It must not raise."""
 
 
-_CONSTRAINTS = ("structured_outputs", "response_format", "guided_")  # or names that begin so
+# Names in the parameters, or beginnings of names.
+_CONSTRAINTS = ("structured_outputs", "response_format", "guided_", "thinking_token_budget")
+_CONSTRAINING = ("guided_decoding_guide_type", "tools")  # tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Load:
 
 def _may_need_grammar(tensors: Tensors, parameters_json: str) -> bool:
     """Return True if the request may have a constraint, without parsing its parameters."""
-    if "guided_decoding_guide_type" in tensors:
+    if not tensors.keys().isdisjoint(_CONSTRAINING):
         return True
     sources = [parameters_json]
     if "sampling_parameters" in tensors:

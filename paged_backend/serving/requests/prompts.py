@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
@@ -47,13 +49,18 @@ class PromptReader:
         for name, limit in (
             ("text_input", self._max_text_length),
             ("messages", self.max_json_length),
+            ("tools", self.max_json_length),
         ):
             if name in tensors:
                 length = len(fields.single(name, tensors[name])) // UTF8_BYTES
                 self._check_length(name, length, limit)
 
-    def read(self, tensors: Tensors) -> Prompt:
+    def read(self, tensors: Tensors, tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Return the prompt in a request's tensors.
+
+        Args:
+            tensors: of the request.
+            tools: for the chat template, as OpenAI's JSON.
 
         Raises:
             InvalidRequest: there is no prompt, more than one, or it cannot be tokenized.
@@ -67,20 +74,20 @@ class PromptReader:
         if name == "input_ids":
             return Prompt(fields.elements(name, tensors[name], self._limits.max_model_len), None)
         if name == "messages":
-            return self._encode(name, self._render(tensors), add_special_tokens=False)
+            return self._encode(name, self._render(tensors, tools), add_special_tokens=False)
         return self._encode(
             name,
             fields.string(name, tensors[name]),
             add_special_tokens=fields.flag(tensors, "add_special_tokens", default=True),
         )
 
-    def _render(self, tensors: Tensors) -> str:
+    def _render(self, tensors: Tensors, tools: Sequence[Mapping[str, Any]]) -> str:
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("messages", "cannot be used: the model has no chat template")
         source = fields.string("messages", tensors["messages"])
         self._check_length("messages", len(source), self.max_json_length)
         values = fields.parse_json("messages", source, self._limits.max_json_depth)
-        return self._tokenizer.chat_template.render(Chat.from_json(values))
+        return self._tokenizer.chat_template.render(Chat.from_json(values), tools)
 
     def _encode(self, name: str, text: str, *, add_special_tokens: bool) -> Prompt:
         self._check_length(name, len(text), self._max_text_length)

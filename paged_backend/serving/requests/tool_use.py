@@ -1,0 +1,206 @@
+"""What a request says about tools and reasoning, and how its answer is read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.config import EngineConfig
+from paged_backend.errors import InvalidRequest
+from paged_backend.options.responses import ResponseOptions
+from paged_backend.output_constraint import OutputConstraint, Reasoning
+from paged_backend.parsers.detection import response_format
+from paged_backend.parsers.formats import ResponseFormat
+from paged_backend.parsers.response import ResponseReader, load_parser
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.serving import fields
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.requests.prompts import Prompt
+from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.tool_choice import ToolChoice, read_tool_choice, read_tools
+
+PARSED = frozenset(("tool_calls", "reasoning"))  # outputs for which an answer is parsed
+_NUM_TAIL_TOKENS = 64  # of a prompt without text, in which reasoning may have begun
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTools:
+    """The tools of a request.
+
+    Attributes:
+        definitions: as the client gave them; empty if no tool may be called.
+        choice: the calls that the answer may have; None without tools.
+    """
+
+    definitions: Sequence[Mapping[str, Any]] = ()
+    choice: ToolChoice | None = None
+
+
+class ToolUse:
+    """Reads the tools of requests, and the answers, of one model.
+
+    Args:
+        format: of the model's answers.
+        tokenizer: of the model.
+        options: of the model.
+        max_json_depth: levels of arrays and objects in the tools.
+    """
+
+    def __init__(
+        self,
+        format: ResponseFormat,
+        tokenizer: Tokenizer,
+        options: ResponseOptions,
+        max_json_depth: int,
+    ) -> None:
+        self._format = format
+        self._tokenizer = tokenizer
+        self._options = options
+        self._max_json_depth = max_json_depth
+
+    @functools.cached_property
+    def kept_special_ids(self) -> frozenset[int]:
+        """The special tokens that the format of the answers needs."""
+        marks = self._format.marks()
+        return frozenset(
+            token_id
+            for text, token_id in self._tokenizer.added_tokens.items()
+            if self._format.template is not None or text in marks
+        )
+
+    def read(self, tensors: Tensors) -> RequestTools:
+        """Read the tools of a request.
+
+        Raises:
+            InvalidRequest: they are invalid, or the model calls no tools.
+        """
+        if "tools" not in tensors:
+            if "tool_choice" in tensors and _choice(tensors, self._max_json_depth) != "none":
+                raise InvalidRequest("tool_choice", "needs tools")
+            return RequestTools()
+        definitions = self._json("tools", tensors)
+        tools = read_tools(definitions)
+        parallel = fields.flag(tensors, "parallel_tool_calls", default=True)
+        choice = read_tool_choice(tools, _choice(tensors, self._max_json_depth), parallel=parallel)
+        if not choice.tools:
+            return RequestTools()
+        self._check(choice)
+        return RequestTools(definitions, choice)
+
+    def constraint(
+        self,
+        params: SamplingParams,
+        tools: RequestTools,
+        prompt: Prompt,
+        thinking_token_budget: int | None,
+        *,
+        is_parsed: bool,
+    ) -> OutputConstraint | None:
+        """Return the constraint on the answer; None if there is none.
+
+        Raises:
+            InvalidRequest: there is a budget for reasoning, and the model does not reason.
+        """
+        choice = tools.choice if self._format.tools is not None else None
+        is_constrained = params.structured_outputs is not None or choice is not None
+        if thinking_token_budget is not None and self._format.reasoning is None:
+            raise InvalidRequest(
+                "thinking_token_budget", "cannot be used: the model does not reason"
+            )
+        if not is_constrained and thinking_token_budget is None:
+            return None
+        return OutputConstraint(
+            params.structured_outputs,
+            choice,
+            self._format.tool_parser,
+            self._reasoning(prompt, thinking_token_budget, is_parsed=is_parsed),
+        )
+
+    def reader(self, tools: RequestTools, prompt: Prompt) -> ResponseReader:
+        """Return a reader for one completion."""
+        if self._format.template is not None:
+            prefix = self._end_of(prompt)
+        elif self._format.reasoning is not None and self._format.reasoning.is_open(
+            self._end_of(prompt)
+        ):
+            prefix = self._format.reasoning.begin
+        else:
+            prefix = ""
+        return ResponseReader(self._format, tools=tools.definitions, prefix=prefix)
+
+    def _reasoning(
+        self, prompt: Prompt, budget: int | None, *, is_parsed: bool
+    ) -> Reasoning | None:
+        """Return the reasoning that comes before the constrained text, if any may come."""
+        format = self._format.reasoning
+        if format is None or self._options.enable_in_reasoning:
+            return None
+        end = self._end_of(prompt)
+        is_open = format.is_open(end)
+        # Text that is not parsed would contain reasoning that the model begins.
+        if not is_open and (format.is_over(end) or not is_parsed):
+            return None
+        return Reasoning(self._format.reasoning_parser, is_open, budget)
+
+    def _check(self, choice: ToolChoice) -> None:
+        if self._format.tools is None and self._format.template is None:
+            raise InvalidRequest(
+                "tools",
+                "cannot be used: the format of this model's tool calls is not known "
+                "(tool_call_parser)",
+            )
+        if choice.required:
+            if self._format.tools is None:
+                raise InvalidRequest(
+                    "tool_choice", "must be auto: the model's calls have a format of its own"
+                )
+        elif not self._options.enable_auto_tool_choice:
+            raise InvalidRequest("tool_choice", "auto is turned off (enable_auto_tool_choice)")
+
+    def _end_of(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        tail = prompt.token_ids[-_NUM_TAIL_TOKENS:]
+        return self._tokenizer.decode(tail, skip_special_tokens=False)
+
+    def _json(self, name: str, tensors: Tensors) -> Any:
+        return fields.parse_json(name, fields.string(name, tensors[name]), self._max_json_depth)
+
+
+def load_tool_use(
+    name_or_folder: str | Path, tokenizer: Tokenizer, config: EngineConfig
+) -> ToolUse:
+    """Find out the format of a model's answers.
+
+    Args:
+        name_or_folder: of the tokenizer.
+        tokenizer: loaded from there.
+        config: the options of the model.
+
+    Raises:
+        ConfigError: the checkpoint's ``response_template`` cannot be used.
+    """
+    template = tokenizer.chat_template
+    format = response_format(
+        resolve_model(str(name_or_folder)),
+        None if template is None else template.source,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
+    if not format.is_plain:
+        load_parser()
+    return ToolUse(format, tokenizer, config, config.max_json_depth)
+
+
+def _choice(tensors: Tensors, max_depth: int) -> object:
+    """Return ``tool_choice``: a word, or an object as JSON text."""
+    if "tool_choice" not in tensors:
+        return None
+    text = fields.string("tool_choice", tensors["tool_choice"])
+    if text.lstrip().startswith(("{", '"')):
+        return fields.parse_json("tool_choice", text, max_depth)
+    return text

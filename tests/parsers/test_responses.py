@@ -1,0 +1,235 @@
+"""Answers with reasoning and tool calls, in the format of each family, however they arrive."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_parsing import parse_response
+
+from paged_backend.options.responses import REASONING_PARSERS, TOOL_PARSERS
+from paged_backend.parsers.delta import ResponseDelta
+from paged_backend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ResponseFormat
+from paged_backend.parsers.response import ResponseReader
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "g_x", "parameters": {"type": "object"}}},
+]
+NESTED = {"q": [1, {"z": '] } \\ " é 𝄞'}]}
+F, G = ("f", {"a": 1}), ("g_x", NESTED)
+
+# Parsers, the text of a model, and its content, reasoning and calls.
+ANSWERS = {
+    "hermes": (
+        ("hermes", "qwen3"),
+        "<think>\nhm <tool\n</think>\n\nSure <ok>.\n<tool_call>\n"
+        '{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n'
+        f'{{"name": "g_x", "arguments": {json.dumps(NESTED)}}}\n</tool_call>',
+        ("Sure <ok>.", "hm <tool", [F, G]),
+    ),
+    "hermes, the closing tag in a string": (
+        ("hermes", ""),
+        '<tool_call>{"name": "f", "arguments": {"b": "} </tool_call> <tool_call> {"}}</tool_call>',
+        ("", "", [("f", {"b": "} </tool_call> <tool_call> {"})]),
+    ),
+    "hermes, arguments first": (
+        ("hermes", ""),
+        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
+        ("", "", [F]),
+    ),
+    "llama3_json": (
+        ("llama3_json", ""),
+        '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; '
+        f'{{"name": "g_x", "parameters": {json.dumps(NESTED)}}}',
+        ("", "", [F, G]),
+    ),
+    "llama3_json, text": (
+        ("llama3_json", ""),
+        'It is {"name": "f", "parameters": {}}\n',
+        ('It is {"name": "f", "parameters": {}}\n', "", []),
+    ),
+    "pythonic": (
+        ("pythonic", ""),
+        f"[f(a=1), g_x(q={NESTED['q']!r})]",
+        ("", "", [F, G]),
+    ),
+    "mistral": (
+        ("mistral", "mistral"),
+        f'[THINK]abc[/THINK]Hi[TOOL_CALLS]f[ARGS]{{"a": 1}}[TOOL_CALLS]g_x{json.dumps(NESTED)}',
+        ("Hi", "abc", [F, G]),
+    ),
+    "mistral_list": (
+        ("mistral_list", ""),
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, '
+        f'{{"name": "g_x", "arguments": {json.dumps(NESTED)}}}]',
+        ("", "", [F, G]),
+    ),
+    "qwen3_coder": (
+        ("qwen3_coder", "qwen3"),
+        "Let me see.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n"
+        "<parameter=b>\nline 1\nline 2\n</parameter>\n</function>\n</tool_call>",
+        ("Let me see.", "", [("f", {"a": 1, "b": "line 1\nline 2"})]),
+    ),
+    "openai": (
+        ("openai", "openai_gptoss"),
+        "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}',
+        ("", "Think.", [F]),
+    ),
+    "openai, text": (
+        ("openai", "openai_gptoss"),
+        "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
+        "<|channel|>final<|message|>Hello",
+        ("Hello", "Think.", []),
+    ),
+    "gemma4": (
+        ("gemma4", "gemma4"),
+        '<|channel>thought\nhm\n<channel|>Text<|tool_call>call:f{a:1,b:<|"|>x{y}<|"|>}<tool_call|>',
+        ("Text", "hm", [("f", {"a": 1, "b": "x{y}"})]),
+    ),
+    "deepseek_v31": (
+        ("deepseek_v31", "deepseek_r1"),
+        "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+        '{"a": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g_x<｜tool▁sep｜>'
+        f"{json.dumps(NESTED)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("Hi", "", [F, G]),
+    ),
+    "deepseek_v3": (
+        ("deepseek_v3", "deepseek_r1"),
+        "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+        '```json\n{"a": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
+        f"<｜tool▁sep｜>g_x\n```json\n{json.dumps(NESTED)}\n```<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        ("Hi", "", [F, G]),
+    ),
+    "a call without arguments": (
+        ("mistral", ""),
+        "[TOOL_CALLS]g_x[ARGS]",
+        ("", "", [("g_x", {})]),
+    ),
+    "a call that cannot be read": (
+        ("hermes", ""),
+        "Hm.<tool_call>\nlook it up\n</tool_call> Sorry.",
+        ("Hm.look it up\n Sorry.", "", []),
+    ),
+    "white space at both ends": (("hermes", "qwen3"), "  a \n b\n\n", ("  a \n b\n\n", "", [])),
+}
+
+
+def read(format: ResponseFormat, chunks: list[str], prefix: str = "") -> ResponseDelta:
+    """Fold the deltas of chunks; each call must begin with its id and its name."""
+    reader = ResponseReader(format, tools=TOOLS, prefix=prefix)
+    whole = ResponseDelta()
+    for chunk in chunks:
+        delta = reader.feed(chunk)
+        for part in delta.tool_calls:
+            is_new = part.index == len(whole.tool_calls)
+            assert (part.name is not None) == (part.id is not None) == is_new
+            whole.add_call(part)
+        delta.tool_calls = []
+        whole += delta
+    whole += reader.finish()
+    assert reader.num_calls == len(whole.tool_calls)
+    return whole
+
+
+def summary(delta: ResponseDelta) -> tuple[str, str, list[tuple[str | None, object]]]:
+    calls = [(call.name, json.loads(call.arguments)) for call in delta.tool_calls]
+    return delta.content, delta.reasoning, calls
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_read_whatever_its_chunks(name: str) -> None:
+    """In one chunk, in single characters, in every two chunks, and in random ones."""
+    parsers, text, expected = ANSWERS[name]
+    format = ResponseFormat(*parsers)
+    assert summary(read(format, [text])) == expected
+    assert summary(read(format, list(text))) == expected
+    for cut in range(len(text)):
+        assert summary(read(format, [text[:cut], text[cut:]])) == expected
+
+    @settings(max_examples=200)
+    @given(st.sets(st.integers(0, len(text)), max_size=12))
+    def check(cuts: set[int]) -> None:
+        places = [0, *sorted(cuts), len(text)]
+        chunks = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+        assert summary(read(format, chunks)) == expected
+
+    check()
+
+
+def test_every_parser_is_an_option() -> None:
+    assert set(TOOL_PARSERS) == {"auto", "none", *TOOL_FORMATS}
+    assert set(REASONING_PARSERS) == {"auto", "none", *REASONING_FORMATS}
+    assert {parsers[0] for parsers, _, _ in ANSWERS.values()} == set(TOOL_FORMATS)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "gemma4"])
+def test_transformers_finds_the_same_calls(name: str) -> None:
+    """Its own way to read a whole answer uses the same template."""
+    parsers, text, (_, reasoning, calls) = ANSWERS[name]
+    template = ResponseFormat(*parsers).response_template(with_tools=True)
+    message = parse_response(text, template, prefix="", tools=TOOLS)
+    assert message.get("reasoning_content", "").strip() == reasoning
+    assert len(message["tool_calls"]) == len(calls)
+
+
+def test_reasoning_that_the_prompt_has_begun() -> None:
+    format = ResponseFormat("hermes", "qwen3")
+    whole = read(format, ["I see", ".\n</thi", "nk>\n\nYes"], prefix="<think>\n")
+    assert (whole.content, whole.reasoning) == ("Yes", "I see.")
+
+
+def test_arguments_arrive_as_they_are_written() -> None:
+    reader = ResponseReader(ResponseFormat("hermes"), tools=TOOLS)
+    deltas = [reader.feed(text) for text in ('<tool_call>{"name": "f", "arg', 'uments": {"b": "on')]
+    parts = [part for delta in deltas for part in delta.tool_calls]
+    assert [(part.name, part.arguments) for part in parts] == [("f", '{"b": "on')]
+    assert [part.arguments for part in reader.feed("ce").tool_calls] == ["ce"]
+
+
+def test_ids_differ_and_have_the_length_of_the_format() -> None:
+    ids = {
+        call.id
+        for _ in range(50)
+        for call in read(ResponseFormat("mistral"), [ANSWERS["mistral"][1]]).tool_calls
+    }
+    assert len(ids) == 100
+    assert {len(call_id or "") for call_id in ids} == {9}
+
+
+def test_without_tools_calls_are_text() -> None:
+    text = ANSWERS["hermes"][1]
+    reader = ResponseReader(ResponseFormat("hermes", "qwen3"))
+    delta = reader.feed(text)
+    delta += reader.finish()
+    assert delta.content == text.split("</think>")[1].strip()
+
+
+def test_a_checkpoints_own_template() -> None:
+    """Its values are taken as they are, and whatever comes after a call that it refuses is text."""
+    template = {
+        "start_anchor": "<|assistant|>",
+        "fields": {
+            "content": {},
+            "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True},
+        },
+    }
+    format = ResponseFormat("hermes", "", template)
+    whole = read(
+        format, ['Yes. <<{"name": "f", ', '"arguments": {"a": 1}}>>'], prefix="<|assistant|>"
+    )
+    assert summary(whole) == ("Yes.", "", [F])
+    assert read(format, ["Yes. <<no", ">> and <<"]).content == "Yes.no and <<"
