@@ -41,8 +41,11 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def num_missing_blocks(self, seq: Sequence) -> int:
-        """Return the number of blocks that the sequence lacks to have a slot for each token."""
-        return self.num_blocks_for(seq.num_tokens) - len(seq.block_ids)
+        """Return the number of blocks that the sequence lacks to have a slot for each token.
+
+        After wrong drafts it may have more blocks than its tokens need.
+        """
+        return max(0, self.num_blocks_for(seq.num_tokens) - len(seq.block_ids))
 
     def find_prefix(self, seq: Sequence) -> list[int]:
         """Return the prefix hits: registered blocks that hold the first tokens of the sequence.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine_without_model import (
     EngineWithoutModel,
+    PrecomputedDrafter,
     RandomDrafter,
     ToyGrammar,
     expected_tokens,
@@ -56,6 +57,14 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     async_scheduling=True,
     caching=False,
     make_drafter=lambda: RandomDrafter(0),
+)
+@example(  # a sequence with forced tokens still has the blocks of wrong drafts
+    wanted=[(plain([*range(1, 30), 1, 1, 2], n=2, max_tokens=6), True)],
+    lives=[],
+    num_blocks=11,
+    async_scheduling=False,
+    caching=True,
+    make_drafter=lambda: PrecomputedDrafter(4, 0),
 )
 @given(
     wanted=wanted,
