@@ -17,6 +17,8 @@ from paged_client._types import (
     Position,
     SequenceView,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
 )
 from paged_client.errors import (
     ClientError,
@@ -50,6 +52,8 @@ __all__ = [
     "ServerError",
     "Stream",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
     "Unavailable",
     "UnknownModel",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from paged_client._types import Answer, Chunk, Completion, Position
+from paged_client._types import Answer, Chunk, Completion, Position, ToolCall, ToolCallDelta
 
 
 @dataclass(slots=True)
@@ -13,8 +13,38 @@ class _PartialAnswer:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Position] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[list[ToolCallDelta]] = field(default_factory=list)  # the parts of each call
     finish_reason: str = ""
     last_token_at: float | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a chunk of this answer."""
+        self.texts.append(chunk.text)
+        self.token_ids.extend(chunk.token_ids)
+        self.logprobs.extend(chunk.logprobs)
+        self.reasoning.append(chunk.reasoning)
+        for part in chunk.tool_calls:
+            if part.index == len(self.tool_calls):
+                self.tool_calls.append([])
+            self.tool_calls[part.index].append(part)
+        self.finish_reason = chunk.finish_reason or ""
+
+    def build(self) -> Answer:
+        """Return the whole answer."""
+        return Answer(
+            "".join(self.texts),
+            tuple(self.token_ids),
+            self.finish_reason,
+            tuple(self.logprobs),
+            "".join(self.reasoning),
+            tuple(map(_whole_call, self.tool_calls)),
+        )
+
+
+def _whole_call(parts: list[ToolCallDelta]) -> ToolCall:
+    arguments = "".join(part.arguments for part in parts)
+    return ToolCall(parts[0].id or "", parts[0].name or "", arguments)
 
 
 class CompletionBuilder:
@@ -34,10 +64,7 @@ class CompletionBuilder:
         """Add a chunk that has just arrived."""
         now = perf_counter()
         answer = self._answers.setdefault(chunk.index, _PartialAnswer())
-        answer.texts.append(chunk.text)
-        answer.token_ids.extend(chunk.token_ids)
-        answer.logprobs.extend(chunk.logprobs)
-        answer.finish_reason = chunk.finish_reason or ""
+        answer.add(chunk)
         self._num_input_tokens = chunk.num_input_tokens
         self._num_cached_tokens = chunk.num_cached_tokens
         self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
@@ -49,15 +76,7 @@ class CompletionBuilder:
         """Return the Completion; call this when the stream has ended."""
         first_token_at = self._ended_at if self._first_token_at is None else self._first_token_at
         return Completion(
-            answers=tuple(
-                Answer(
-                    "".join(answer.texts),
-                    tuple(answer.token_ids),
-                    answer.finish_reason,
-                    tuple(answer.logprobs),
-                )
-                for _, answer in sorted(self._answers.items())
-            ),
+            answers=tuple(answer.build() for _, answer in sorted(self._answers.items())),
             num_input_tokens=self._num_input_tokens,
             ttft_s=first_token_at - self._started_at,
             itl_s=tuple(self._itl_s),

@@ -92,15 +92,23 @@ class Client:
         timeout: float | None = None,
         add_special_tokens: bool = True,
         whole: bool = False,
+        parsed: bool | None = None,
         **params: Any,
     ) -> Stream:
         """Send a prompt with sampling options such as ``max_tokens=64``.
 
         The prompt is a text, token ids, or chat messages for the model's template.
         ``add_special_tokens`` applies to texts; ``whole`` requests one response at the end.
+        ``parsed`` asks for reasoning and tool calls apart from the text; by default, requests with
+        ``tools`` do. ``tools``, ``tool_choice`` and ``parallel_tool_calls`` are OpenAI's.
         """
         request = stream_request(
-            self._model, prompt, params, whole=whole, add_special_tokens=add_special_tokens
+            self._model,
+            prompt,
+            params,
+            whole=whole,
+            add_special_tokens=add_special_tokens,
+            parsed=parsed,
         )
         return Stream(self._call(request, timeout))
 

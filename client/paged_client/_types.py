@@ -25,13 +25,37 @@ Position = tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A part of a tool call; the first part of a call has its ``id`` and the function's ``name``.
+
+    ``arguments`` are new characters of the arguments, which are JSON in the end. ``index`` is the
+    call's in its completion.
+    """
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; ``arguments`` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The part that one response adds to one completion; ``index`` is the completion's, below n.
 
     ``num_output_tokens`` is the number of tokens in this chunk: a server that generates faster than
     the client reads packs several into one chunk. ``finish_reason`` is None until the completion's
     last chunk. ``logprobs`` has one position per token, if requested; ``prompt_logprobs`` come with
-    the first chunk, and the prompt's first token has none.
+    the first chunk, and the prompt's first token has none. ``reasoning`` and ``tool_calls`` are
+    parts of a parsed answer that ``text`` leaves out.
     """
 
     text: str
@@ -43,6 +67,8 @@ class Chunk:
     num_cached_tokens: int = 0
     logprobs: tuple[Position, ...] = ()
     prompt_logprobs: tuple[Position | None, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +111,8 @@ class Answer:
     token_ids: tuple[int, ...]
     finish_reason: str
     logprobs: tuple[Position, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def num_output_tokens(self) -> int:

@@ -22,6 +22,7 @@ from paged_client._types import (
     Position,
     SequenceView,
     TokenLogprob,
+    ToolCallDelta,
 )
 from paged_client.errors import InvalidRequest, ServerError, from_text
 
@@ -47,6 +48,9 @@ _ASKED_FOR = (
     "return_num_cached_tokens",
 )
 _ASKED_FOR_WITH = {"logprobs": "return_logprobs", "prompt_logprobs": "return_prompt_logprobs"}
+# Options that are inputs of their own, not sampling parameters.
+_TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
+_PARSED = ("return_tool_calls", "return_reasoning")
 _NOT_FINISHED = "None"
 
 
@@ -65,13 +69,22 @@ def stream_request(
     *,
     whole: bool = False,
     add_special_tokens: bool = True,
+    parsed: bool | None = None,
     asked_for: Iterable[str] = _ASKED_FOR,
 ) -> Any:
     """Return a ``ModelInferRequest`` to complete a prompt, streamed or in one response (``whole``).
 
+    ``parsed`` asks for reasoning and tool calls apart from the text; by default, it is true if
+    ``params`` has tools.
+
     Raises InvalidRequest for values that cannot be put into tensors.
     """
     request = _request(model, prompt, add_special_tokens)
+    if parsed or (parsed is None and params.get("tools")):
+        asked_for = (*asked_for, *_PARSED)
+    if not params.keys().isdisjoint(_TOOL_OPTIONS):
+        _add_tools(request, params)
+        params = {name: value for name, value in params.items() if name not in _TOOL_OPTIONS}
     if params:
         _add_text(request, "sampling_parameters", _json("sampling_parameters", params))
     _add_flag(request, "exclude_input_in_output" if whole else "stream")
@@ -182,6 +195,8 @@ class StreamDecoder:
         logprobs = _logprobs(result, "logprobs", len(texts))
         (prompt_logprobs,) = _logprobs(result, "prompt_logprobs", 1)
         token_ids = _split(_output(result, "output_ids").tolist(), counts)
+        reasoning = _texts(result, "reasoning", len(texts))
+        tool_calls = _texts(result, "tool_calls", len(texts))
         if self._open is None:
             self._open = set(range(len(texts)))
         chunks = [
@@ -195,6 +210,8 @@ class StreamDecoder:
                 num_cached_tokens=num_cached_tokens,
                 logprobs=logprobs[index],
                 prompt_logprobs=prompt_logprobs,
+                reasoning=reasoning[index],
+                tool_calls=_tool_calls(tool_calls[index]),
             )
             for index in sorted(self._open)
         ]
@@ -222,6 +239,26 @@ def _output(result: InferResult, name: str) -> NDArray[Any]:
     if array is None:
         raise ServerError(f"the response has no output {name!r}")
     return array
+
+
+def _texts(result: InferResult, name: str, count: int) -> list[str]:
+    """Return a text for each of ``count`` completions; empty if they were not requested."""
+    array = result.as_numpy(name)
+    if array is None:
+        return [""] * count
+    return [text.decode(errors="replace") for text in array.tolist()]
+
+
+def _tool_calls(text: str) -> tuple[ToolCallDelta, ...]:
+    return tuple(
+        ToolCallDelta(
+            part["index"],
+            part["function"]["arguments"],
+            part.get("id"),
+            part["function"].get("name"),
+        )
+        for part in json.loads(text or "[]")
+    )
 
 
 def _logprobs(result: InferResult, name: str, count: int) -> list[tuple[Any, ...]]:
@@ -267,6 +304,17 @@ def _request(model: str, prompt: Prompt | None, add_special_tokens: bool) -> Any
         token_ids = _token_ids(prompt)
         _add_tensor(request, "input_ids", "INT32", [len(token_ids)], token_ids.tobytes())
     return request
+
+
+def _add_tools(request: Any, params: Mapping[str, Any]) -> None:
+    if params.get("tools") is not None:
+        _add_text(request, "tools", _json("tools", params["tools"]))
+    if (choice := params.get("tool_choice")) is not None:
+        text = choice if isinstance(choice, str) else _json("tool_choice", choice)
+        _add_text(request, "tool_choice", text)
+    if params.get("parallel_tool_calls") is not None:
+        value = b"\x01" if params["parallel_tool_calls"] else b"\x00"
+        _add_tensor(request, "parallel_tool_calls", "BOOL", [1], value)
 
 
 def _is_chat(prompt: Any) -> bool:

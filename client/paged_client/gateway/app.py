@@ -152,9 +152,14 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     """Create a chat completion."""
     model = await servers.resolve(body.model)
     params = _sampling(request, body)
-    backend_request = BackendRequest(model, body.routed(), params, whole=not body.stream)
-    num_top = (body.top_logprobs or 0) if body.logprobs else None
-    response_format = ChatFormat(num_top, body.prompt_logprobs is not None)
+    backend_request = BackendRequest(
+        model, body.routed(), params, whole=not body.stream, parsed=True
+    )
+    response_format = ChatFormat(
+        num_top=(body.top_logprobs or 0) if body.logprobs else None,
+        with_prompt_logprobs=body.prompt_logprobs is not None,
+        with_reasoning=body.include_reasoning,
+    )
     response = GatewayResponse(model, response_format, [servers.stream(backend_request)])
     return await respond(request, response, _stream(body))
 

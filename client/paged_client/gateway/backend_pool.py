@@ -34,6 +34,7 @@ class BackendRequest:
     params: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = True
     whole: bool = False
+    parsed: bool = False  # reasoning and tool calls apart from the text
 
 
 class Backend:
@@ -193,6 +194,7 @@ class BackendPool:
                         request.prompt,
                         add_special_tokens=request.add_special_tokens,
                         whole=request.whole,
+                        parsed=request.parsed,
                         **request.params,
                     )
                     with self._drain.watching(stream):

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
-from paged_client import Answer, Chunk, Completion, Position, TokenLogprob
+from paged_client import (
+    Answer,
+    Chunk,
+    Completion,
+    Position,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+)
 
 Json = dict[str, Any]
 
@@ -39,9 +47,12 @@ class ChatFormat:
     chunk_object: ClassVar[str] = "chat.completion.chunk"
     counts_output = True
 
-    def __init__(self, num_top: int | None, with_prompt_logprobs: bool) -> None:
+    def __init__(
+        self, *, num_top: int | None, with_prompt_logprobs: bool, with_reasoning: bool
+    ) -> None:
         self._num_top = num_top  # most likely tokens to show; None: no log-probabilities at all
         self._with_prompt_logprobs = with_prompt_logprobs
+        self._with_reasoning = with_reasoning
         self._begun: set[int] = set()
 
     def choices(self, prompt: int, chunk: Chunk) -> list[Json]:
@@ -50,18 +61,28 @@ class ChatFormat:
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
             choices.append(_chat_choice(chunk.index, {"role": "assistant", "content": ""}))
-        if chunk.text or chunk.finish_reason or chunk.logprobs:
+        if chunk.reasoning and self._with_reasoning:
+            choices.append(_chat_choice(chunk.index, _reasoning(chunk.reasoning)))
+        if chunk.text or chunk.finish_reason or chunk.logprobs or chunk.tool_calls:
             logprobs = self._logprobs(chunk.logprobs)
-            delta = {"content": chunk.text}
+            delta: Json = {"content": chunk.text} if chunk.text or not chunk.tool_calls else {}
+            if chunk.tool_calls:
+                delta["tool_calls"] = list(map(_tool_call_delta, chunk.tool_calls))
             choices.append(_chat_choice(chunk.index, delta, logprobs, chunk.finish_reason))
         return choices
 
     def choice(self, prompt: int, index: int, completion: Completion) -> Json:
         """Return a choice with the message and its finish reason."""
         answer = completion.answers[index]
+        content = answer.text if answer.text or not answer.tool_calls else None
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning and self._with_reasoning:
+            message |= _reasoning(answer.reasoning)
+        if answer.tool_calls:
+            message["tool_calls"] = list(map(_tool_call, answer.tool_calls))
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(answer.logprobs),
             "finish_reason": answer.finish_reason,
         }
@@ -222,6 +243,23 @@ def _chat_choice(
     index: int, delta: Json, logprobs: Json | None = None, finish_reason: str | None = None
 ) -> Json:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _reasoning(text: str) -> Json:
+    """Return reasoning by both of the names that clients know."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _tool_call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _tool_call_delta(part: ToolCallDelta) -> Json:
+    if part.id is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}
 
 
 def _chat_token(token: TokenLogprob) -> Json:

@@ -35,6 +35,7 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_CHOICES = 4096
+MAX_TOOLS = 512
 MAX_IDS = 2**20
 MAX_ALLOWED_IDS = 2**18
 MAX_NAME_LENGTH = 64  # longer field names are truncated in errors and get no suggestion
@@ -47,7 +48,7 @@ _WORDS = re.compile(r"^\w+ should")  # how pydantic's messages begin
 # Fields that have no meaning here; ignoring them does not change the completions.
 _IGNORED = frozenset(
     (
-        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier"),
+        *("user", "metadata", "store", "service_tier", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
         *("spaces_between_special_tokens", "request_id"),
     )
@@ -57,7 +58,7 @@ _NOT_SUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("tools", "functions"), []),
     **dict.fromkeys(("tool_choice", "function_call"), "none"),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), None),
-    **dict.fromkeys(("reasoning_effort", "verbosity", "logits_processors", "documents"), None),
+    **dict.fromkeys(("verbosity", "logits_processors", "documents"), None),
     "guided_decoding": None,
     **dict.fromkeys(("chat_template", "truncate_prompt_tokens", "prompt_embeds"), None),
     **dict.fromkeys(("use_beam_search", "early_stopping", "return_token_strs"), False),
@@ -219,6 +220,7 @@ class GenerateRequest(RequestBody):
     guided_choice: list[str] | None = Field(None, max_length=MAX_CHOICES, fail_fast=True)
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = Field(None, max_length=256)
+    thinking_token_budget: int | None = Field(None, ge=0, le=INT32_MAX)
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
@@ -265,25 +267,63 @@ Content = Annotated[
 ]
 
 
+class CalledFunction(RequestBody):
+    """The function of a call in the history."""
+
+    name: str = Field(min_length=1, max_length=128)
+    arguments: str = ""
+
+
+class MessageToolCall(RequestBody):
+    """A call in the history."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(("index",))
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the call in the engine's format."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class Message(RequestBody):
     """One turn of a conversation."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(("annotations", "refusal"))
     not_supported: ClassVar[Mapping[str, Any]] = {
-        **{"tool_calls": [], "function_call": None, "tool_call_id": None, "audio": None},
-        **{"reasoning_content": "", "reasoning": ""},
+        **{"function_call": None, "audio": None},
     }
     role: str = Field(min_length=1, max_length=64)
-    content: Content
+    content: Content | None = None
     name: str | None = Field(None, max_length=256)
+    tool_calls: list[MessageToolCall] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise _problem("content", "is missing")
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the message in the engine's format."""
         content: Any = self.content
-        if not isinstance(content, str):
+        if isinstance(content, list):
             content = [{"type": part.type, "text": part.text} for part in content]
         message = {"role": self.role, "content": content}
-        return message if self.name is None else message | {"name": self.name}
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_json() for call in self.tool_calls]
+        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
+        optional = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": reasoning,
+        }
+        return message | {name: value for name, value in optional.items() if value is not None}
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -295,6 +335,7 @@ class ChatOptions(RequestBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
+    reasoning_effort: str | None = Field(None, max_length=64)
 
 
 def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> dict[str, Any]:
@@ -315,6 +356,11 @@ class ChatRequest(GenerateRequest, ChatOptions):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: Literal[False] | None = Field(None, description="the template adds them")
+    # The engine reads these, too.
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
     _prompt: dict[str, Any] = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
@@ -335,7 +381,18 @@ class ChatRequest(GenerateRequest, ChatOptions):
         values["max_tokens"] = next((limit for limit in limits if limit is not None), None)
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
-        return values
+        return values | self._tools()
+
+    def _tools(self) -> dict[str, Any]:
+        if not self.tools:
+            # What a choice may be without tools is the engine's decision.
+            return {} if self.tool_choice is None else {"tool_choice": self.tool_choice}
+        options = {
+            "tools": self.tools,
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
 
 TextOrIds: TypeAlias = str | Ids

@@ -190,7 +190,7 @@ class RequestParser:
             call_id=self._call_id(tensors) or "",
         )
         parsed = ParsedRequest(request, options, prompt_text, own.timeout_s)
-        if not is_parsed:
+        if not is_parsed or self._tool_use.is_plain:
             return parsed
         return replace(
             parsed,

@@ -62,6 +62,11 @@ class ToolUse:
         self._options = options
         self._max_json_depth = max_json_depth
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the model's answers are text only."""
+        return self._format.is_plain
+
     @functools.cached_property
     def kept_special_ids(self) -> frozenset[int]:
         """The special tokens that the format of the answers needs."""
