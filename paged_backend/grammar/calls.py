@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from paged_backend.grammar.errors import ConstraintError
 from paged_backend.grammar.json_schema import (
-    JSON_WHITESPACE,
     SchemaError,
     checked_schema,
     parse_schema,
@@ -36,7 +35,8 @@ from paged_backend.parsers.formats import (
 from paged_backend.tool_choice import Tool, ToolChoice
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_OPTIONS = {"whitespace_pattern": JSON_WHITESPACE}
+# One space at most: models write arguments in one line, compact or not.
+_OPTIONS = {"whitespace_pattern": " ?"}
 
 
 def write_calls(writer: GrammarWriter, constraint: OutputConstraint, content: str | None) -> str:
