@@ -84,6 +84,15 @@ OUTPUTS = (
 )
 
 
+# The input of a pipeline's last step that has the text of a parsed answer.
+PARSED_TEXT = "parsed_text"
+# Inputs that a pipeline's first step and its model both need.
+TOOL_INPUTS = (
+    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("return_tool_calls", "return_reasoning"),
+)
+
+
 def named(specs: Iterable[TensorSpec], *names: str) -> tuple[TensorSpec, ...]:
     """Return the specs with one of these names."""
     return tuple(spec for spec in specs if spec.name in names)

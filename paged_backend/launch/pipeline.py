@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paged_backend import contract
-from paged_backend.contract import TensorSpec, named
+from paged_backend.contract import PARSED_TEXT, TensorSpec, named
 from paged_backend.launch.server_version import server_is_from
 
 # Maximum number of responses that wait for the next step, and of requests that wait for the model:
@@ -28,12 +28,14 @@ _LLM_OUTPUTS = named(
     contract.OUTPUTS,
     *("text_output", "finish_reason", "logprobs", "num_output_tokens", "output_ids"),
     *("cumulative_logprob", "num_input_tokens", "num_cached_tokens", "prompt_logprobs"),
+    *("tool_calls", "reasoning"),
 )
 # These tensors come from the model unchanged; the others pass through postprocess.
 _LLM_DIRECT = (
     *("num_input_tokens", "num_cached_tokens"),
     *("logprobs", "cumulative_logprob", "prompt_logprobs"),
 )
+_LLM_PARSED = ("tool_calls", "reasoning")  # the same, but the first step needs their flags, too
 
 
 def _specs(data_type: str, dims: tuple[int, ...], *names: str) -> list[TensorSpec]:
@@ -97,9 +99,17 @@ class _Face:
     required: Sequence[str] = ()
     direct: Sequence[str] = ()  # outputs of the model that the caller can request
     through: Sequence[str] = ()  # outputs that the steps compute or change
+    shared: Sequence[str] = ()  # inputs of both the first step and the model
+    parsed: Sequence[str] = ()  # outputs of the model that make it leave them out of its text
 
 
-_LLM = _Face(_LLM_INPUTS, _LLM_OUTPUTS, direct=_LLM_DIRECT)
+_LLM = _Face(
+    _LLM_INPUTS,
+    _LLM_OUTPUTS,
+    direct=_LLM_DIRECT,
+    shared=contract.TOOL_INPUTS,
+    parsed=_LLM_PARSED,
+)
 _TENSORRTLLM = _Face(
     _TENSORRTLLM_INPUTS,
     _TENSORRTLLM_OUTPUTS,
@@ -163,10 +173,20 @@ def _ensemble(face: _Face, pre: str, llm: str, post: str, *, bounded: bool) -> s
     flags = [f"return_{name}" for name in face.direct]
     to_model = _inner("to", [*_TO_MODEL, *(f"return_{name}" for name in face.through)])
     from_model = _inner("from", [*_FROM_MODEL, *face.through])
+    text = {"text_output": PARSED_TEXT} if face.parsed else {}
+    unchanged = [*face.direct, *face.parsed]
     steps = (
         (pre, _same(name for name in given if name not in flags), to_model),
-        (llm, to_model | _same(flags), from_model | _same(face.direct)),
-        (post, from_model, _same(name for name in wanted if name not in face.direct)),
+        (
+            llm,
+            to_model | _same([*flags, *face.shared]),
+            from_model | text | _same(unchanged),
+        ),
+        (
+            post,
+            from_model | _same(text.values()),
+            _same(name for name in wanted if name not in unchanged),
+        ),
     )
     lines = [
         'platform: "ensemble"',

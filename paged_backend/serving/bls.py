@@ -32,7 +32,8 @@ _FLAGS = tuple(
     for spec in contract.INPUTS
     if spec.name.startswith("return_") and spec.name not in _STEP_INPUTS
 )
-_DIRECT = [spec.name.removeprefix("return_") for spec in _FLAGS]
+_PARSED = ("tool_calls", "reasoning")
+_DIRECT = [*(spec.name.removeprefix("return_") for spec in _FLAGS), *_PARSED]
 _INPUTS = (*preprocess.INPUTS, *_FLAGS)
 _OUTPUTS = (*postprocess.OUTPUTS, *named(contract.OUTPUTS, *_DIRECT))
 
@@ -89,11 +90,14 @@ class TritonPythonModel:
     ) -> Iterator[dict[str, Array]]:
         """Run the pipeline for one request; each dictionary of outputs is a response."""
         flags = {spec.name: tensors.pop(spec.name) for spec in _FLAGS if spec.name in tensors}
+        shared = {name: tensors[name] for name in contract.TOOL_INPUTS if name in tensors}
         prompt = triton.call(self._preprocess, tensors, _readable(parameters))
         caller.call_id = fields.string("call_id", prompt["call_id"])
-        for part in triton.stream(self._llm.name, prompt | flags):
+        for part in triton.stream(self._llm.name, prompt | flags | shared):
             ids = {spec.name: part[spec.name] for spec in postprocess.INPUTS}
-            text = triton.call(self._postprocess, ids)
+            is_parsed = not part.keys().isdisjoint(_PARSED)
+            parsed = {contract.PARSED_TEXT: part["text_output"]} if is_parsed else {}
+            text = triton.call(self._postprocess, ids | parsed)
             yield text | {name: part[name] for name in _DIRECT if name in part}
 
     def _watch(self) -> None:

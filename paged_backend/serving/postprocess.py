@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from paged_backend import contract
-from paged_backend.contract import named
+from paged_backend.contract import TensorSpec, named
 from paged_backend.errors import InvalidRequest
 from paged_backend.outputs import FinishReason
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
+from paged_backend.serving.requests.tool_use import PARSED
 from paged_backend.text.text_stream import StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ INPUTS = tuple(
         *("context_ids", "num_context_ids", "num_held_ids", "pass_through"),
     )
 )
+_PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # of the model
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
 _LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a request
@@ -40,7 +42,7 @@ class TritonPythonModel:
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
         """Add the tensors."""
-        return triton.complete_config(config, INPUTS, OUTPUTS)
+        return triton.complete_config(config, (*INPUTS, _PARSED), OUTPUTS)
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer of the pipeline's model."""
@@ -52,10 +54,15 @@ class TritonPythonModel:
         return [triton.respond(partial(self._answer, request)) for request in requests]
 
     def _answer(self, request: Any) -> dict[str, Array]:
-        tensors = triton.read_tensors(request, INPUTS)
+        tensors = triton.read_tensors(request, (*INPUTS, _PARSED))
         passed = PassThrough.from_tensor(tensors["pass_through"])
         self._leavers.look(request, passed)
-        texts = new_texts(self._llm.tokenizer, tensors, passed)
+        texts: Iterable[str]
+        if PARSED.isdisjoint(passed.wanted):
+            texts = new_texts(self._llm.tokenizer, tensors, passed)
+        else:  # only the model knows what is reasoning and what is a tool call
+            parsed = fields.strings(contract.PARSED_TEXT, tensors[contract.PARSED_TEXT])
+            texts = (passed.prompt + text for text in parsed)
         passed_on = {name: tensors[name] for name in _PASSED_ON if name in passed.wanted}
         return {"text_output": as_strings(texts), **passed_on}
 

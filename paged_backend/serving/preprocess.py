@@ -26,6 +26,7 @@ INPUTS = named(
     *("add_special_tokens", "stream", "exclude_input_in_output"),
     *("sampling_parameters", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
     *("return_finish_reason", "return_num_output_tokens", "return_output_ids"),
+    *contract.TOOL_INPUTS,
 )
 
 _FOR_MODEL = named(contract.INPUTS, "input_ids", "stream", "sampling_parameters")
