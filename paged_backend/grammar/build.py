@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
-from paged_backend.grammar.json_schema import JSON_WHITESPACE, checked_schema, parse_schema
+from paged_backend.grammar.json_schema import (
+    JSON_WHITESPACE,
+    STRICT_OPTIONS,
+    checked_schema,
+    parse_schema,
+)
 from paged_backend.grammar.lark import to_lark
 from paged_backend.grammar.structural_tag import structural_tag_to_grammar
 from paged_backend.structured_outputs import StructuredOutputsParams
@@ -38,9 +43,7 @@ def _from_json_object(params: StructuredOutputsParams) -> str:
 
 def _from_schema(schema: object, params: StructuredOutputsParams) -> str:
     options: JsonCompileOptions = {
-        # These would weaken the schema, which can ask for them itself under "x-guidance".
-        "lenient": False,
-        "coerce_one_of": False,
+        **STRICT_OPTIONS,
         "whitespace_flexible": not params.disable_any_whitespace,
     }
     if not params.disable_any_whitespace:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paged_backend.grammar.json_schema import JSON_WHITESPACE, checked_schema
+from paged_backend.grammar.json_schema import JSON_WHITESPACE, STRICT_OPTIONS, checked_schema
 from paged_backend.grammar.lark import to_lark
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -104,7 +104,7 @@ class _Writer:
 
     def _json_schema(self, format: Mapping[str, Any]) -> str:
         schema = checked_schema(_get(format, "json_schema", dict))
-        schema["x-guidance"] = {"lenient": False, "whitespace_pattern": JSON_WHITESPACE}
+        schema["x-guidance"] = {**STRICT_OPTIONS, "whitespace_pattern": JSON_WHITESPACE}
         return self._rule(f"%json {json.dumps(schema)}")
 
     def _any_text(self, format: Mapping[str, Any]) -> str:
