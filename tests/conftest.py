@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-for folder in ("", "core", "faults"):
+for folder in ("", "core", "faults", "grammar"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # The time that an example takes depends on the machine and on what else it does.

@@ -8,11 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from paged_backend.grammar.errors import ConstraintError
-from paged_backend.grammar.json_schema import (
-    SchemaError,
-    checked_schema,
-    parse_schema,
-)
+from paged_backend.grammar.json_schema import checked_schema, parse_schema
 from paged_backend.grammar.literals import (
     GEMMA,
     PYTHON,
@@ -21,6 +17,7 @@ from paged_backend.grammar.literals import (
     listed_values,
     properties_of,
 )
+from paged_backend.grammar.schema_walk import SchemaError
 from paged_backend.grammar.writer import GrammarWriter
 from paged_backend.output_constraint import OutputConstraint
 from paged_backend.parsers.formats import (

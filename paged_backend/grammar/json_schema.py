@@ -1,33 +1,49 @@
 """Checks and changes a JSON schema before llguidance compiles it.
 
-llguidance refuses the keywords that it does not know how to enforce, except those below, which it
-would ignore.
+llguidance refuses or enforces most keywords. What it would ignore, or would not enforce as the
+specification says, is refused here or rewritten into what it does enforce.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paged_backend.grammar.schema_numbers import INTEGER_FORMATS, check_numbers
+from paged_backend.grammar.schema_strings import check_constants, rewrite_strings
+from paged_backend.grammar.schema_walk import MAX_DEPTH, SchemaError, subschemas
+
+if TYPE_CHECKING:  # a type that only the stub file has
+    from llguidance._lib import JsonCompileOptions
 
 # Optional whitespace: enough for indented JSON, but without the endless line breaks into which
 # models fall.
 JSON_WHITESPACE = r"[ \t]{0,2}(\r?\n[ \t]{0,40})?"
-MAX_DEPTH = 128  # of the schema
+# Options of llguidance. The first two would weaken schemas, which can ask for them themselves under
+# "x-guidance". Without \u among the escapes, each name of a property can be written in one way
+# only; with it, "\u0061" would be one of the additional properties beside a property "a".
+STRICT_OPTIONS: JsonCompileOptions = {
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 MAX_COUNT = 2**24  # of items or characters; no output is as long
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 # Keywords of old drafts, by what replaced them.
 _OBSOLETE = {"divisibleBy": "multipleOf", "extends": "allOf", "disallow": "not"}
-_OF_NUMBERS = ("exclusiveMinimum", "exclusiveMaximum", "minimum", "maximum", "multipleOf")
-# Keywords whose value is a schema, a list of schemas, or an object of schemas.
-_SCHEMA = ("items", "additionalItems", "additionalProperties")
-_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-
-
-class SchemaError(ValueError):
-    """A schema that cannot be enforced; the message names the keyword."""
+# llguidance refuses these only in schemas of the drafts that define them.
+_UNSUPPORTED = (
+    *("if", "then", "else", "not", "contains", "minContains", "maxContains", "uniqueItems"),
+    *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+    *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+)
+_METASCHEMAS = "//json-schema.org/"
+_OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07", "2019-09")
+_NUMBERS = {"integer", "number"}
+_ALL_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_FORMATS_OF_ANY_NUMBER = ("float", "double")
 
 
 def parse_schema(text: str) -> Any:
@@ -37,11 +53,15 @@ def parse_schema(text: str) -> Any:
         SchemaError: it is not JSON.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         raise SchemaError(f"is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise SchemaError(f"is not valid JSON: {error}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def checked_schema(schema: Any, *, disable_additional_properties: bool = False) -> dict[str, Any]:
@@ -59,47 +79,85 @@ def checked_schema(schema: Any, *, disable_additional_properties: bool = False) 
         return {}
     if not isinstance(schema, dict):
         raise SchemaError("must be a JSON object; false allows no output")
-    for part, depth in _schemas(schema):
-        if depth > MAX_DEPTH:
-            raise SchemaError(f"is nested deeper than {MAX_DEPTH} levels")
+    parts = subschemas(schema)
+    for part in parts:
         _check(part)
+    _check_draft(parts)
+    check_numbers(parts)
     result: dict[str, Any] = copy.deepcopy(schema)
-    for part, _ in _schemas(result):
-        part.pop("x-guidance", None)  # options of llguidance, some of which weaken the schema
+    for part in subschemas(result):
+        _rewrite(part)
+        rewrite_strings(part)
         if disable_additional_properties and _describes_object(part):
             part.setdefault("additionalProperties", False)
     return result
-
-
-def _schemas(schema: Any) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the schema and all schemas in it, without recursion, with their depth."""
-    waiting = [(schema, 0)]
-    while waiting:
-        part, depth = waiting.pop()
-        if not isinstance(part, dict):
-            continue
-        yield part, depth
-        inner = [part[name] for name in _SCHEMA if isinstance(part.get(name), dict)]
-        for name in _SCHEMAS:
-            inner += part[name] if isinstance(part.get(name), list) else []
-        for name in _NAMED_SCHEMAS:
-            inner += part[name].values() if isinstance(part.get(name), dict) else []
-        waiting += [(item, depth + 1) for item in inner]
 
 
 def _check(schema: Mapping[str, Any]) -> None:
     for name, replacement in _OBSOLETE.items():
         if name in schema:
             raise SchemaError(f"the keyword {name} is not supported; use {replacement}")
+    for name in _UNSUPPORTED:
+        if name in schema and not (name == "uniqueItems" and schema[name] is False):
+            raise SchemaError(f"the keyword {name} is not supported")
+    if _METASCHEMAS in str(schema.get("$ref")):  # llguidance has them, but has them unchecked
+        raise SchemaError(f"the keyword $ref cannot lead to a schema of {_METASCHEMAS}")
     for name in _COUNTS:
         value = schema.get(name, 0)
         whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value % 1 == 0
         if not whole or not 0 <= value <= MAX_COUNT:
             raise SchemaError(f"the keyword {name} must be an integer from 0 to {MAX_COUNT}")
-    for name in _OF_NUMBERS:
-        value = schema.get(name, 0)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise SchemaError(f"the keyword {name} must be a number")
+    _check_min_properties(schema)
+    _check_number_format(schema)
+    check_constants(schema)
+
+
+def _check_min_properties(schema: Mapping[str, Any]) -> None:
+    """Refuse what llguidance would meet with the same property twice."""
+    required = schema.get("required")
+    limit = 1 + (len(required) if isinstance(required, list) else 0)
+    if schema.get("minProperties", 0) > limit:
+        raise SchemaError(f"the keyword minProperties must be at most {limit} here")
+
+
+def _check_number_format(schema: Mapping[str, Any]) -> None:
+    """Refuse a format of numbers that is not known; llguidance looks at those of strings only."""
+    name, types = schema.get("format"), _types(schema)
+    known = name in INTEGER_FORMATS or name in _FORMATS_OF_ANY_NUMBER
+    if isinstance(name, str) and not known and "string" not in types and types & _NUMBERS:
+        raise SchemaError(f"the format {name} is not supported")
+
+
+def _check_draft(schemas: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ``prefixItems`` where llguidance would follow a draft that did not have it."""
+    drafts = [str(schema["$schema"]) for schema in schemas if "$schema" in schema]
+    is_old = any(name in draft for draft in drafts for name in _OLD_DRAFTS)
+    for schema in schemas:
+        older = is_old or "additionalItems" in schema or isinstance(schema.get("items"), list)
+        if "prefixItems" in schema and older:
+            raise SchemaError("the keyword prefixItems is not supported in schemas of old drafts")
+
+
+def _rewrite(schema: dict[str, Any]) -> None:
+    """Change a schema in place into one that means the same and that llguidance enforces."""
+    schema.pop("x-guidance", None)  # options of llguidance, some of which weaken the schema
+    schema.pop("uniqueItems", None)  # false
+    for name in _COUNTS:
+        if name in schema:
+            schema[name] = int(schema[name])
+    if "additionalItems" in schema and "items" in schema:  # ignored if they are apart
+        for name in ("items", "additionalItems"):
+            schema[name] = schema.pop(name)
+    if schema.get("format") in INTEGER_FORMATS and "string" not in _types(schema):
+        smallest, largest = INTEGER_FORMATS[schema["format"]]
+        bounds = {"minimum": smallest, "maximum": largest}
+        schema["allOf"] = [*schema.get("allOf", []), bounds]
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema names; all if it names none."""
+    types = schema.get("type", _ALL_TYPES)
+    return {types} if isinstance(types, str) else {str(name) for name in types}
 
 
 def _describes_object(schema: Mapping[str, Any]) -> bool:

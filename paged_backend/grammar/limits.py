@@ -6,7 +6,7 @@ from llguidance import LLParserLimits
 
 # Work is counted in "fuel". One step of a hostile grammar takes a few milliseconds at most, in
 # which the other sequences of the step wait.
-STEP_LEXER_FUEL = 50_000
+STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 20_000
 MAX_GRAMMAR_SIZE = 100_000  # symbols
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paged_backend.grammar.json_schema import SchemaError
+from paged_backend.grammar.schema_walk import SchemaError
 from paged_backend.grammar.writer import GrammarWriter
 
 # Keywords that allow and forbid nothing.

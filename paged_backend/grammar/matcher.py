@@ -67,8 +67,10 @@ class Matcher:
         return self._matcher.consume_tokens(added)
 
     def mask(self) -> bytes:
-        """Return the mask of the next token."""
+        """Return the mask of the next token; it is empty if the grammar has failed."""
         mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():  # llguidance allows the end of the output then
+            return bytes(len(mask))
         if not self.may_end or not (self._stop_token_ids or self._ignore_eos):
             return mask
         bits = bytearray(mask)
@@ -93,7 +95,7 @@ class Matcher:
 
     def forced_token_ids(self) -> list[int]:
         """Return the tokens that must follow, in the canonical tokenization of their text."""
-        if self.is_finished:
+        if self.is_finished and not self._matcher.is_error():
             return list(self._eos_token_ids[:1])
         return self._matcher.compute_ff_tokens()
 
@@ -116,6 +118,19 @@ def _reason(error: str) -> str:
     told = [line for line in lines if line and not line.startswith("<") and "|" not in line[:8]]
     if not told or told[0].startswith("NoExtension"):
         return "allows no output"
-    found = [line.removeprefix("error: ") for line in told if line.startswith("error: ")]
     reason = _PLACE.sub("", told[0])
+    for beginning, meaning in _MEANINGS.items():
+        if reason.startswith(beginning):
+            return meaning
+    found = [line.removeprefix("error: ") for line in told if line.startswith("error: ")]
     return f"{reason} {found[0]}" if found else reason
+
+
+# What errors of llguidance mean to somebody who does not know its options.
+_MEANINGS = {
+    "oneOf constraints": "the keyword oneOf needs schemas that clearly exclude each other",
+    "min/maxProperties only": "the keywords minProperties and maxProperties can be combined with "
+    "properties only if all of these are required",
+    "Failed to generate regex for": "the keywords minimum and maximum have values that are too far "
+    "from zero",
+}

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from paged_backend.grammar.json_schema import STRICT_OPTIONS
+
 ANY_TEXT = r"/(.|\n)*/"
 
 
@@ -101,8 +103,7 @@ class GrammarWriter:
             schema: a JSON schema.
             options: of llguidance, for the white space.
         """
-        # The first two would weaken the schema.
-        guidance = {"lenient": False, "coerce_one_of": False, **options}
+        guidance = {**STRICT_OPTIONS, **options}
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': guidance})}")
 
     def regex(self, pattern: str) -> str:

@@ -16,6 +16,7 @@ from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.core import scheduler
 from paged_backend.engine import Engine
 from paged_backend.errors import InvalidRequest
+from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.grammar.matcher import Matcher, compile_grammar
@@ -200,6 +201,12 @@ def test_preempted_answers_are_the_same(llm):
 def test_parameters_that_leave_no_token_end_the_request_with_a_reason(llm):
     asked = request(llm, "a", {"regex": "[0-9]+"}, PROMPTS[0], allowed_token_ids=[5])
     assert run(llm.engine, [asked]) == {("a", 0): ([], "error")}
+
+
+def test_a_grammar_that_meets_a_limit_ends_the_request_with_a_reason(llm, monkeypatch):
+    monkeypatch.setattr(limits, "STEP_LEXER_FUEL", 50_000)
+    schema = {"type": "object", "patternProperties": {"^.{1,255}$": {}}, "minProperties": 1}
+    assert run(llm.engine, [request(llm, "a", {"json": schema}, PROMPTS[0])])["a", 0][1] == "error"
 
 
 def test_ignore_eos_goes_on_where_the_grammar_can(llm):

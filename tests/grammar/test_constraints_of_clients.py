@@ -145,6 +145,14 @@ def nested(depth: int) -> str:
             {"structured_outputs": {"json": {"type": "array", "minItems": 2**63}}},
             r".*json: the keyword minItems must be an integer from 0 to 16777216",
         ),
+        (
+            {"guided_json": '{"minimum": 1e400}'},
+            "guided_json: the keyword minimum must be a number",
+        ),
+        (
+            {"guided_json": '{"minimum": NaN}'},
+            "guided_json: is not valid JSON: NaN is not a number",
+        ),
         ({"guided_json": {"not": {}}}, r"guided_json: .*not"),
         ({"guided_json": {"divisibleBy": 2}}, "guided_json: the keyword divisibleBy is not supp"),
         ({"guided_json": {"exclusiveMinimum": True}}, "guided_json: the keyword exclusiveMinimum"),

@@ -9,6 +9,7 @@ import pytest
 import regex
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.matcher import Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
@@ -160,3 +161,15 @@ def test_forced_tokens_are_the_only_ones_allowed(kind):
 def test_constraints_without_an_output_are_refused(constraint):
     with pytest.raises(ValueError):
         matcher(constraint)
+
+
+def test_a_grammar_that_fails_allows_no_token(monkeypatch):
+    """Not even one that ends the output, which would seem to be complete."""
+    monkeypatch.setattr(limits, "STEP_LEXER_FUEL", 50_000)
+    state = matcher({"json": {"type": "object", "patternProperties": {"^.{1,255}$": {}}}})
+    for token in TOKENIZER.encode('{"a', add_special_tokens=False):
+        state.accept([token])
+        mask = state.mask()
+    assert not any(mask)
+    assert state.forced_token_ids() == []
+    assert not state.may_end
