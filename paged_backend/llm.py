@@ -94,9 +94,7 @@ class LLM:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         params = resolve_bad_words(self.tokenizer, self.engine.limits.bounded(params))
         self._num_requests += 1
-        grammar = ""
-        if params.structured_outputs is not None:
-            grammar = self._checker.grammar(params.structured_outputs)
+        params, grammar = self._checker.resolve(params)
         request = Request(str(self._num_requests), ids, params, grammar=grammar)
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import OrderedDict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from paged_backend.grammar.compile_process import TIME_LIMIT_S
+from paged_backend.sampling_params import SamplingParams
 from paged_backend.sandbox.client import NoAnswer, Sandbox
 from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.validation import shorten
@@ -38,6 +39,21 @@ class GrammarChecker:
         self._cache: OrderedDict[StructuredOutputsParams, str] = OrderedDict()
         self._cached_length = 0
 
+    def resolve(self, params: SamplingParams) -> tuple[SamplingParams, str]:
+        """Translate the constraint of a request.
+
+        Returns:
+            The parameters without the constraint, and its grammar; empty without one.
+
+        Raises:
+            InvalidRequest: the constraint cannot be enforced, or takes too much time or memory.
+            RequestRefused: the constraints of other requests took all of the time.
+        """
+        if params.structured_outputs is None:
+            return params, ""
+        grammar = self.grammar(params.structured_outputs)
+        return replace(params, structured_outputs=None), grammar
+
     def grammar(self, params: StructuredOutputsParams) -> str:
         """Return the grammar of a constraint, which an engine can compile.
 
@@ -55,7 +71,7 @@ class GrammarChecker:
         return grammar
 
     def _ask(self, params: StructuredOutputsParams) -> str:
-        given = {name: value for name, value in dataclasses.asdict(params).items() if value}
+        given = {name: value for name, value in asdict(params).items() if value}
         given.pop("origin")
         try:
             answer = self._sandbox.ask(given)

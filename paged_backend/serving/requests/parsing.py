@@ -160,6 +160,9 @@ class RequestParser:
             prompt_text = prompt.text or self._tokenizer.decode(
                 prompt.token_ids, skip_special_tokens=params.skip_special_tokens
             )
+        grammar = ""
+        if self._grammars is not None:
+            params, grammar = self._grammars.resolve(params)
         request = Request(
             request_id,
             prompt.token_ids,
@@ -167,16 +170,10 @@ class RequestParser:
             own.cache_salt,
             own.priority,
             own.tenant,
-            self._grammar(params),
+            grammar,
             call_id=self._call_id(tensors) or "",
         )
         return ParsedRequest(request, options, prompt_text, own.timeout_s)
-
-    def _grammar(self, params: SamplingParams) -> str:
-        """Return the grammar of a request's constraint; empty without one."""
-        if params.structured_outputs is None or self._grammars is None:
-            return ""
-        return self._grammars.grammar(params.structured_outputs)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
         """Return the sampling parameters of a request by name.
