@@ -124,7 +124,7 @@ def expected(folder: Path) -> Answers:
         engine = constrained_engine(folder, "cpu")
         assert isinstance(engine.executor.platform, CpuPlatform)
     found = answers(engine)
-    assert engine.scheduler.counters.num_forced_tokens > 0
+    assert engine.stats().num_forced_tokens > 0
     assert {answer.reason for answer in found.values()} == {"stop", "length"}
     return found
 
