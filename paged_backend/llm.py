@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from tqdm import tqdm
@@ -98,6 +99,7 @@ class LLM:
         grammar = ""
         if params.structured_outputs is not None:
             grammar = self._checker.grammar(OutputConstraint(params.structured_outputs))
+            params = replace(params, structured_outputs=None)  # it has become the grammar
         request = Request(str(self._num_requests), ids, params, grammar=grammar)
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)

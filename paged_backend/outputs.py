@@ -103,6 +103,7 @@ class EngineStats:
     num_preemptions: int
     num_prompt_tokens: int
     num_generation_tokens: int
+    num_forced_tokens: int  # of these, the ones that a grammar forced
     num_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
@@ -122,6 +123,7 @@ class EngineStats:
             num_preemptions=self.num_preemptions + earlier.num_preemptions,
             num_prompt_tokens=self.num_prompt_tokens + earlier.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens + earlier.num_generation_tokens,
+            num_forced_tokens=self.num_forced_tokens + earlier.num_forced_tokens,
             num_cache_hits=self.num_cache_hits + earlier.num_cache_hits,
             num_steps=self.num_steps + earlier.num_steps,
             finished=dict(Counter(self.finished) + Counter(earlier.finished)),

@@ -58,7 +58,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workloads": {"checkpoint"},
     "top": {"scrape"},
     "plan": {"checkpoint"},
-    "bench": {"checkpoint", "core", "engine", "machine", "platforms", "worker", "workloads"},
+    "bench": {
+        "checkpoint",
+        "core",
+        "engine",
+        "grammar",
+        "machine",
+        "platforms",
+        "worker",
+        "workloads",
+    },
     "cli": {"bench", "demo", "launch", "plan", "top", "workloads"},
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.

@@ -17,7 +17,7 @@ from paged_backend.executor.base import Executor
 
 class MaskedStep(NamedTuple):
     step: LaunchedStep
-    masks: TokenMasks
+    masks: TokenMasks | None
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
         assert masks is None
@@ -37,5 +37,5 @@ class MaskingExecutor:
     def launch(self, output: SchedulerOutput) -> MaskedStep:
         seq_ids = [seq_id for item in output.slices for seq_id in item.sample_seq_ids]
         masked = [index for index, seq_id in enumerate(seq_ids) if seq_id % 2]
-        masks = TokenMasks(masked, self._mask * len(masked))
+        masks = TokenMasks(masked, self._mask * len(masked)) if masked else None
         return MaskedStep(self._executor.launch(output), masks)

@@ -9,6 +9,7 @@ import torch
 from checkpoints import make_checkpoint
 
 from paged_backend.config import EngineConfig
+from paged_backend.core.compiling import GrammarCompiler
 from paged_backend.core.drafter import Drafter
 from paged_backend.engine import Engine
 from paged_backend.outputs import SequenceOutput
@@ -95,11 +96,17 @@ class Oracle:
             assert torch.allclose(torch.tensor(entry.top_logprobs), top.values, atol=1e-4)
 
 
-def make_engine(folder: Path, *, drafter: Drafter | None = None, **options: object) -> Engine:
+def make_engine(
+    folder: Path,
+    *,
+    drafter: Drafter | None = None,
+    grammars: GrammarCompiler | None = None,
+    **options: object,
+) -> Engine:
     """An engine in float32 over a small pool."""
     values = {"dtype": "float32", "kv_cache_memory_bytes": 16 * 2**20, **options}
     config = EngineConfig.from_mapping({"model": str(folder), **values})
-    return Engine(config, Worker(config, folder), drafter)
+    return Engine(config, Worker(config, folder), drafter, grammars)
 
 
 def run(engine: Engine, work: Work) -> dict[str, list[SequenceOutput]]:

@@ -102,6 +102,42 @@ def test_bench_offline_measures_both_on_one_trace(capsys, folder, tmp_path):
     assert "output tokens/s" in capsys.readouterr().out
 
 
+def test_bench_offline_constrains_a_part_of_the_requests(capsys, tmp_path):
+    report = tmp_path / "report.json"
+    schema = {"type": "array", "items": {"enum": ["function", "module"]}, "minItems": 90}
+    constraint = json.dumps({"json": schema, "disable_any_whitespace": True})
+    argv = [*OFFLINE, "demo", "--no-peer", "--num-prompts", "5", "--output-len", "20"]
+    argv += ["--structured-outputs", constraint, "--structured-output-ratio", "0.4"]
+    assert main([*argv, "--json", str(report)]) == 0
+    values = json.loads(report.read_text())
+    assert values["constraint"] == {"structured_outputs": constraint, "ratio": 0.4}
+    assert values["num_constrained_requests"] == 2
+    assert values["output_tokens"] == 5 * 20
+    assert values["engine"]["num_forced_tokens"] > 0
+    assert values["engine"]["median_itl_ms_unconstrained"] > 0
+    assert "2 (json)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        ("{", "structured_outputs"),
+        ('{"regex": "["}', "structured_outputs.regex"),
+        ('{"choice": []}', "structured_outputs.choice"),
+    ],
+)
+def test_a_constraint_of_bench_offline_is_checked(capsys, constraint, message):
+    argv = [*OFFLINE, "demo", "--no-peer", "--num-prompts", "1"]
+    assert message in fails(capsys, *argv, "--structured-outputs", constraint)
+
+
+@pytest.mark.parametrize("ratio", ["0", "1.5"])
+def test_a_share_of_constrained_requests_is_above_zero_and_at_most_one(capsys, ratio):
+    with pytest.raises(SystemExit):
+        main([*OFFLINE, "demo", "--structured-output-ratio", ratio])
+    assert "--structured-output-ratio" in capsys.readouterr().err
+
+
 def test_the_shapes_to_measure_are_those_of_the_readme():
     from paged_backend.checkpoint.model_config import load_model_config
 

@@ -24,6 +24,7 @@ from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
 from paged_kernels.sampling import SamplingState, sample
 from paged_kernels.silu_and_mul import silu_and_mul
+from paged_kernels.token_masks import apply_token_masks
 
 _ARCHS = (80, 90, 100)
 _BLOCK_SIZE = 16
@@ -255,6 +256,14 @@ def _penalties(vocab: int) -> Case:
     return Case("penalties", f"{vocab} tokens", call)
 
 
+def _token_masks(vocab: int) -> Case:
+    def call(num_seqs: int) -> None:
+        logits = _empty(num_seqs, vocab, dtype=_FP32)
+        apply_token_masks(logits, _ints(num_seqs), _ints(num_seqs, -(-vocab // 32)))
+
+    return Case("token masks", f"{vocab} tokens", call)
+
+
 def _attention() -> tuple[Case, ...]:
     cases = []
     for make in (_decode, _prefill):
@@ -304,6 +313,7 @@ CASES = {
         _sample(151936),
         _logprobs(128256, 20),
         _penalties(128256),
+        _token_masks(128256),
     )
 }
 """Every case by its name."""

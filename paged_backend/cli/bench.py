@@ -45,6 +45,17 @@ def _add_offline(kinds: Subparsers) -> None:
     group.add_argument(
         "--concurrency", type=_count, default=16, help="requests at once (default: 16)"
     )
+    group.add_argument(
+        "--structured-outputs",
+        metavar="JSON",
+        help="constrain requests, in the form of the request field of that name",
+    )
+    group.add_argument(
+        "--structured-output-ratio",
+        type=_share,
+        default=1.0,
+        help="part of the requests that are constrained (default: 1)",
+    )
     group.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
     group.add_argument("--json", type=Path, help="write the figures there, too")
     group.add_argument("--no-peer", action="store_true", help="leave transformers out")
@@ -112,11 +123,17 @@ def run_host(args: argparse.Namespace) -> int:
 
 def run_offline(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from paged_backend.tools.bench.constrained import Constraint
     from paged_backend.tools.bench.offline import OfflineBench
 
+    constraint = None
+    if args.structured_outputs is not None:
+        constraint = Constraint(args.structured_outputs, args.structured_output_ratio)
     workload = WorkloadOptions(**flag_values(args, WorkloadOptions))
     bench = OfflineBench(engine_options(args), threads=args.threads)
-    report = bench.run(workload, concurrency=args.concurrency, peer=not args.no_peer)
+    report = bench.run(
+        workload, concurrency=args.concurrency, peer=not args.no_peer, constraint=constraint
+    )
     report.print()
     if args.json is not None:
         report.save(args.json)
@@ -142,6 +159,13 @@ def run_decode(args: argparse.Namespace) -> int:
 def _counts(text: str) -> list[int]:
     """Parse whole numbers of at least 1, separated by commas."""
     return [_count(part) for part in text.split(",")]
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
+    return value
 
 
 def _count(text: str) -> int:

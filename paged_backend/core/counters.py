@@ -77,6 +77,7 @@ class EngineCounters:
             num_preemptions=self.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
+            num_forced_tokens=self.num_forced_tokens,
             num_cache_hits=self._num_cache_hits,
             num_steps=self.num_steps,
             finished=dict(self._finished),

@@ -453,7 +453,10 @@ class Scheduler:
         """
         if seq.grammar is None or not can_be_forced(seq):
             return [], None
-        token_ids, reason = cut_at_end(seq, seq.grammar.forced_token_ids(), self.config)
+        forced = seq.grammar.forced_token_ids()
+        if not forced:
+            return [], None
+        token_ids, reason = cut_at_end(seq, forced, self.config)
         token_ids, reason = accept_tokens(seq, token_ids, reason, self.config.eos_token_ids)
         seq.add_tokens(token_ids)
         self.counters.num_forced_tokens += len(token_ids)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paged_backend.core.grammar import Grammar
 from paged_backend.request import Request
 
-if TYPE_CHECKING:  # loaded with the first grammar, as most deployments need none
-    from llguidance import LLTokenizer
+if TYPE_CHECKING:  # imported with the vocabulary
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_SHARED = 32  # grammars whose matcher is kept for later requests
 
 
 class GrammarCompiler:
     """Makes the matchers of one model's requests.
 
-    The vocabulary is loaded when the first grammar is compiled.
+    Requests with the same grammar share a compiled matcher and its lexer, which finds its states as
+    the outputs need them.
 
     Args:
         tokenizer: folder or Hugging Face id.
@@ -33,6 +38,17 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._thread = ThreadPoolExecutor(1, "grammars")
+        self._shared = _SharedMatchers()
+
+    def load(self) -> None:
+        """Load the vocabulary now instead of with the first grammar.
+
+        No other thread runs meanwhile, for about a second with 131,072 tokens.
+
+        Raises:
+            ConfigError: the tokenizer cannot be used for grammars.
+        """
+        self._vocabulary  # noqa: B018  # a cached property
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -43,7 +59,7 @@ class GrammarCompiler:
     def start(
         self, request: Request, progress: Collection[Collection[int] | None]
     ) -> Future[Mapping[int, Grammar]]:
-        """Start to compile a request's grammar.
+        """Start to compile a request's grammar; a new request with a known grammar is ready.
 
         Args:
             request: a request with a grammar.
@@ -53,19 +69,33 @@ class GrammarCompiler:
             A future of the matchers of the unfinished completions, by their index. It raises
             GrammarError if the grammar cannot be compiled or does not allow the tokens so far.
         """
-        return self._thread.submit(self._compile, request, progress)
+        shared = None if progress else self._shared.get(request.grammar)
+        if shared is None:
+            return self._thread.submit(self._compile, request, progress)
+        ready: Future[Mapping[int, Grammar]] = Future()
+        ready.set_result(self._matchers(shared, request, progress))
+        return ready
 
     def _compile(
         self, request: Request, progress: Collection[Collection[int] | None]
     ) -> Mapping[int, Grammar]:
-        from paged_backend.grammar.matcher import Matcher, compile_grammar
+        return self._matchers(self._shared_matcher(request.grammar), request, progress)
+
+    def _matchers(
+        self,
+        shared: LLMatcher,
+        request: Request,
+        progress: Collection[Collection[int] | None],
+    ) -> Mapping[int, Grammar]:
+        from paged_backend.grammar.matcher import Matcher
 
         params = request.params
         first = Matcher(
-            compile_grammar(self._vocabulary, request.grammar),
+            shared,
             self._eos_token_ids,
             params.stop_token_ids,
             ignore_eos=params.ignore_eos,
+            recompile=partial(self._recompile, request.grammar),
         )
         matchers: dict[int, Grammar] = {}
         for index, token_ids in enumerate(progress or [()] * params.n):
@@ -73,3 +103,50 @@ class GrammarCompiler:
                 matchers[index] = first.copy()
                 matchers[index].accept(token_ids)
         return matchers
+
+    def _shared_matcher(self, grammar: str) -> LLMatcher:
+        """Return a matcher at the start of the output, which is copied and never moves."""
+        from paged_backend.grammar.limits import SHARED_LEXER_STATES
+        from paged_backend.grammar.matcher import GrammarError, compile_grammar
+
+        matcher = self._shared.get(grammar)
+        if matcher is not None:
+            return matcher
+        try:
+            matcher = compile_grammar(self._vocabulary, grammar, SHARED_LEXER_STATES)
+        except GrammarError:  # a large grammar may need more states
+            return compile_grammar(self._vocabulary, grammar)
+        self._shared.add(grammar, matcher)
+        return matcher
+
+    def _recompile(self, grammar: str) -> LLMatcher:
+        """Compile a grammar for one completion only; the engine's thread calls this."""
+        from paged_backend.grammar.matcher import compile_grammar
+
+        self._shared.discard(grammar)
+        return compile_grammar(self._vocabulary, grammar)
+
+
+class _SharedMatchers:
+    """The matchers of the grammars that were used last; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_grammar: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def get(self, grammar: str) -> LLMatcher | None:
+        with self._lock:
+            matcher = self._by_grammar.get(grammar)
+            if matcher is not None:
+                self._by_grammar.move_to_end(grammar)
+            return matcher
+
+    def add(self, grammar: str, matcher: LLMatcher) -> None:
+        with self._lock:
+            self._by_grammar[grammar] = matcher
+            if len(self._by_grammar) > MAX_SHARED:
+                self._by_grammar.popitem(last=False)
+
+    def discard(self, grammar: str) -> None:
+        with self._lock:
+            self._by_grammar.pop(grammar, None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from llguidance import LLMatcher, LLTokenizer
 
-from paged_backend.grammar.limits import parser_limits
+from paged_backend.grammar.limits import LEXER_STATES, parser_limits
 
 # Where llguidance found an error in the grammar that we have written.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -25,6 +25,8 @@ class Matcher:
         eos_token_ids: tokens that end the output. They are allowed where it is complete.
         stop_token_ids: more tokens of this kind.
         ignore_eos: end the output only where the grammar allows nothing else.
+        recompile: compiles the grammar again. It is called if ``matcher`` fails, because copies
+            share a lexer with a limited number of states.
     """
 
     def __init__(
@@ -34,8 +36,11 @@ class Matcher:
         stop_token_ids: tuple[int, ...] = (),
         *,
         ignore_eos: bool = False,
+        recompile: Callable[[], LLMatcher] | None = None,
     ) -> None:
         self._matcher = matcher
+        self._recompile = recompile
+        self._token_ids: list[int] = []
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
         self._ignore_eos = ignore_eos
@@ -52,26 +57,36 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Return an independent copy, for another completion of the request."""
-        return Matcher(
+        copy = Matcher(
             self._matcher.deep_copy(),
             self._eos_token_ids,
             self._stop_token_ids,
             ignore_eos=self._ignore_eos,
+            recompile=self._recompile,
         )
+        copy._token_ids = list(self._token_ids)
+        return copy
 
     def accept(self, token_ids: Iterable[int]) -> bool:
         """Add tokens to the output; returns False if the grammar does not allow them."""
         added = list(token_ids)
         if self.is_finished and not self._matcher.is_error():  # llguidance takes nothing any more
             return all(token_id in self._eos_token_ids for token_id in added)
-        return self._matcher.consume_tokens(added)
+        if not self._matcher.consume_tokens(added):
+            return self._recover() and self.accept(added)
+        self._token_ids += added
+        return True
 
     def mask(self) -> bytes:
         """Return the mask of the next token; it is empty if the grammar has failed."""
+        mask = self._mask()
+        return self._mask() if self._recover() else mask
+
+    def _mask(self) -> bytes:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():  # llguidance allows the end of the output then
             return bytes(len(mask))
-        if not self.may_end or not (self._stop_token_ids or self._ignore_eos):
+        if not (self._stop_token_ids or self._ignore_eos) or not self.may_end:
             return mask
         bits = bytearray(mask)
         for token_id in self._stop_token_ids:
@@ -89,7 +104,10 @@ class Matcher:
             if self.is_finished or self._matcher.try_consume_tokens([token_id]) == 0:
                 break
             num_accepted += 1
-            masks.append(self.mask())
+            mask = self._mask()
+            if self._matcher.is_error():
+                break
+            masks.append(mask)
         self._matcher.rollback(num_accepted)
         return masks
 
@@ -99,14 +117,25 @@ class Matcher:
             return list(self._eos_token_ids[:1])
         return self._matcher.compute_ff_tokens()
 
+    def _recover(self) -> bool:
+        """Replace a matcher that has failed, once; returns True if the new one works."""
+        if self._recompile is None or not self._matcher.is_error():
+            return False
+        self._matcher, self._recompile = self._recompile(), None
+        return self._matcher.consume_tokens(self._token_ids)
 
-def compile_grammar(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+
+def compile_grammar(
+    vocabulary: LLTokenizer, grammar: str, max_lexer_states: int = LEXER_STATES
+) -> LLMatcher:
     """Compile a grammar and find its first tokens; other threads may run meanwhile.
+
+    Deep copies of the matcher share its lexer. What one of them has found out is known to all.
 
     Raises:
         GrammarError: the grammar is invalid, too large, or allows no output.
     """
-    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits(max_lexer_states))
     if not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error():
         return matcher
     raise GrammarError(_reason(matcher.get_error()))

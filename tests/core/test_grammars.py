@@ -123,8 +123,8 @@ def test_forced_tokens_are_computed_in_one_step():
     engine.scheduler.add_request(request, 1, (), grammars(request, []))
     engine.run()
     confirm(request, True, engine.tokens)
-    stats, num_forced = engine.scheduler.stats(), engine.scheduler.counters.num_forced_tokens
-    assert num_forced > 0
+    stats = engine.scheduler.stats()
+    assert stats.num_forced_tokens > 0
     assert stats.num_generation_tokens == 12
     # Each step samples one token; the forced ones are computed with it.
-    assert stats.num_steps + num_forced <= 12 + 1
+    assert stats.num_steps + stats.num_forced_tokens <= 12 + 1

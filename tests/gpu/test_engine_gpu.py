@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 from checkpoints import FAMILIES
+from masking import MaskingExecutor
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 
 pytestmark = [
@@ -50,6 +51,8 @@ def test_nothing_is_compiled_after_warm_up(tmp_path, monkeypatch):
         triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr)
     )
     run(engine, mixed_work(40, seed=1))
+    engine.executor = MaskingExecutor(engine.executor, list(range(2, 90)))
+    run(engine, mixed_work(40, seed=2))
     assert compiled == []
 
 

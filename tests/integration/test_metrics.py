@@ -171,6 +171,24 @@ def test_counts_and_sizes_are_exact(small, client):
     assert grew("inter_token_latency_seconds_count") == 19 + 29 + 3 * 4
 
 
+def test_forced_tokens_are_those_of_constrained_answers(small, client):
+    before = settled(small)
+    client.generate([12] * 30, **exactly(25))
+    after = settled(small, before, 1)
+    assert Growth(before, after)("forced_tokens_total") == 0
+    schema = {"type": "object", "properties": {"a_long_name": {"type": "boolean"}}}
+    schema |= {"required": ["a_long_name"], "additionalProperties": False}
+    constraint = {"json": schema, "disable_any_whitespace": True}
+    answer = client.generate("Is it?", max_tokens=60, structured_outputs=constraint)
+    assert answer.finish_reason == "stop"
+    grew = Growth(after, settled(small, after, 1))
+    # Only the value is sampled. Each step, the first included, samples one token.
+    assert grew("forced_tokens_total") == grew("generation_tokens_total") - grew(
+        "engine_steps_total"
+    )
+    assert grew("forced_tokens_total") > len(answer.token_ids) / 2
+
+
 def test_tokens_that_arrive_together_count_one_by_one(small, client):
     """A front end that stood still finds a whole answer at once.
 

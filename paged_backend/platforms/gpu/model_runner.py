@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from paged_kernels.token_masks import apply_token_masks
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import (
@@ -45,7 +46,6 @@ from paged_backend.sampling.logprobs import (
     places_with_logprobs,
     split_by_prompt,
 )
-from paged_backend.sampling.token_masks import apply_token_masks, mask_words
 from paged_backend.sampling_params import SamplingParams
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
@@ -177,8 +177,7 @@ class GpuModelRunner:
         index = self._transfer.send(np.array(places, np.int64)) if places else None
         untouched = None if index is None else logits.index_select(0, index)
         if masks is not None:
-            indices, words = np.array(masks.indices, np.int64), mask_words(masks).copy()
-            apply_token_masks(logits, self._transfer.send(indices), self._transfer.send(words))
+            self._apply_masks(logits, masks)
         tokens = self._sampler.sample(
             logits,
             samples,
@@ -228,7 +227,8 @@ class GpuModelRunner:
             spec = SampleSpec(seq_id, params, 0, length, length, tokens)
             blocks = [0] * -(-length // self._block_size)
             scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
-        self.launch(ScheduledBatch(scheduled, [], [])).sample().result()
+        everything = TokenMasks([0], b"\xff" * (-(-self._model.config.vocab_size // 32) * 4))
+        self.launch(ScheduledBatch(scheduled, [], [])).sample(everything).result()
         self._release([item.seq_id for item in scheduled])
 
     def _release(self, seq_ids: list[int]) -> None:
@@ -310,6 +310,11 @@ class GpuModelRunner:
         num_samples = shape.num_samples
         self._logits[:num_samples].copy_(self._model.compute_logits(hidden[:num_samples]))
         return hidden[num_samples:]
+
+    def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
+        rows = np.array(masks.indices, np.int32)
+        words = np.frombuffer(masks.bits, "<i4").reshape(len(rows), -1).copy()
+        apply_token_masks(logits, self._transfer.send(rows), self._transfer.send(words))
 
     def _prompt_logprobs(
         self, hidden: Tensor, specs: list[PromptLogprobsSpec]

@@ -28,7 +28,7 @@ from paged_backend.sampling.logprobs import (
     split_by_prompt,
 )
 from paged_backend.sampling.sampler import Sampler
-from paged_backend.sampling.token_masks import apply_token_masks, mask_words
+from paged_backend.sampling.token_masks import apply_token_masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ class ComputedStep:
         places = places_with_logprobs(self.samples)
         untouched = self.logits[places] if places else self.logits[:0]
         if masks is not None:
-            indices, words = torch.tensor(masks.indices), mask_words(masks)
-            apply_token_masks(self.logits, indices, torch.from_numpy(words.copy()))
+            apply_token_masks(self.logits, masks)
         token_ids = self.sampler.sample(self.logits, self.samples)
         if not places:
             return token_ids, {}

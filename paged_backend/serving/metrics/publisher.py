@@ -53,6 +53,10 @@ VLLM_COUNTERS: Table = {
 COUNTERS: Table = {
     **VLLM_COUNTERS,
     "engine_steps_total": ("Steps of the engine", lambda s: s.num_steps),
+    "forced_tokens_total": (
+        "Generated tokens that a grammar forced, without sampling",
+        lambda s: s.num_forced_tokens,
+    ),
 }
 
 # TensorRT-LLM's gauges: the server's ORCA header and the Gateway API Inference Extension read them.

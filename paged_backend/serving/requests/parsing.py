@@ -179,6 +179,9 @@ class RequestParser:
         constraint = self._tool_use.constraint(
             params, tools, prompt, own.thinking_token_budget, is_parsed=is_parsed
         )
+        grammar = self._grammar(params, constraint)
+        if grammar:  # the constraint has become the grammar
+            params = replace(params, structured_outputs=None)
         request = Request(
             request_id,
             prompt.token_ids,
@@ -186,7 +189,7 @@ class RequestParser:
             own.cache_salt,
             own.priority,
             own.tenant,
-            self._grammar(params, constraint),
+            grammar,
             call_id=self._call_id(tensors) or "",
         )
         parsed = ParsedRequest(request, options, prompt_text, own.timeout_s)

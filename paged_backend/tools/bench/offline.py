@@ -2,7 +2,7 @@
 
 Both get the same requests in the same order. The engine keeps ``concurrency`` requests in flight;
 the peer runs batches of the same number, padded to the longest prompt, until the last request has
-its tokens. Only requested tokens count.
+its tokens. Only requested tokens count. Structured outputs constrain the engine's requests only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from tqdm import tqdm
 from paged_backend import engine_args
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.engine import Engine
+from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.outputs import SequenceOutput
+from paged_backend.tools.bench.constrained import Constraint
 from paged_backend.tools.bench.environment import environment
 from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.tools.bench.requests import drain, greedy, prompt_ids
@@ -52,6 +54,8 @@ class EngineFigures:
     num_preemptions: int
     median_ttft_ms: float
     median_itl_ms: float
+    num_forced_tokens: int  # that a structured output forced, without sampling
+    median_itl_ms_unconstrained: float | None  # None if all requests are constrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,9 @@ class OfflineReport:
     model: str
     workload: dict[str, Any]
     concurrency: int
+    constraint: Constraint | None
     num_requests: int
+    num_constrained_requests: int
     prompt_tokens: int
     output_tokens: int
     engine: EngineFigures
@@ -91,6 +97,8 @@ class OfflineReport:
     def _rows(self) -> Iterator[tuple[str, str]]:
         engine = self.engine
         yield "requests, at once", f"{self.num_requests}, {self.concurrency}"
+        if self.constraint is not None:
+            yield from self._constraint_rows(self.constraint)
         yield "prompt, output tokens", f"{self.prompt_tokens}, {self.output_tokens}"
         yield "duration", f"{engine.seconds:.2f} s in {engine.num_steps} steps"
         yield "output tokens/s", f"{engine.output_tokens_per_s:.1f}"
@@ -104,6 +112,13 @@ class OfflineReport:
         yield "preemptions", str(engine.num_preemptions)
         if self.prefix is not None:
             yield self._prefix_row(self.prefix)
+
+    def _constraint_rows(self, constraint: Constraint) -> Iterator[tuple[str, str]]:
+        yield "constrained requests", f"{self.num_constrained_requests} ({constraint.kind})"
+        yield "forced tokens", str(self.engine.num_forced_tokens)
+        itl_ms = self.engine.median_itl_ms_unconstrained
+        if itl_ms is not None:
+            yield "median ITL of the other requests", f"{itl_ms:.2f} ms"
 
     def _prefix_row(self, prefix: PrefixFigures) -> tuple[str, str]:
         length = prefix.prefix_tokens + prefix.suffix_tokens
@@ -127,17 +142,33 @@ class OfflineBench:
         self._config = engine_args.from_mapping(options).config
         self._folder = resolve_model(self._config.model)
         self._worker = Worker(self._config, self._folder)
-        self._engine = Engine(self._config, self._worker)
+        self._tokenizer = self._config.tokenizer or str(self._folder)
+        info = self._worker.info
+        grammars = GrammarCompiler(self._tokenizer, info.vocab_size, info.eos_token_ids)
+        self._engine = Engine(self._config, self._worker, grammars=grammars)
 
-    def run(self, workload: WorkloadOptions, *, concurrency: int, peer: bool) -> OfflineReport:
+    def run(
+        self,
+        workload: WorkloadOptions,
+        *,
+        concurrency: int,
+        peer: bool,
+        constraint: Constraint | None = None,
+    ) -> OfflineReport:
         """Measure the engine and the peer on the workload, and the gain of a cached prefix.
 
         Raises:
             ConfigError: the workload cannot be made, or does not fit the model.
+            InvalidRequest: the constraint cannot be enforced.
         """
         requests = make_requests(workload, self._material())
-        self._warm_up()
-        figures = self._run_requests(requests, concurrency)
+        grammars = [""] * len(requests)
+        if constraint is not None:
+            grammars = constraint.grammars(
+                len(requests), self._tokenizer, self._engine.limits.vocab_size
+            )
+        self._warm_up(max(grammars))
+        figures, num_tokens = self._run_requests(requests, grammars, concurrency)
         rng = np.random.default_rng(self._config.seed)
         prefix = time_prefix(self._engine, self._config, PREFIX_TOKENS, rng)
         rate = self._run_peer(requests, concurrency) if peer else None
@@ -145,9 +176,11 @@ class OfflineBench:
             model=self._folder.name,
             workload=asdict(workload),
             concurrency=concurrency,
+            constraint=constraint,
             num_requests=len(requests),
+            num_constrained_requests=sum(map(bool, grammars)),
             prompt_tokens=sum(len(request.prompt) for request in requests),
-            output_tokens=sum(request.max_tokens for request in requests),
+            output_tokens=num_tokens,
             engine=figures,
             peer_output_tokens_per_s=rate,
             prefix=prefix,
@@ -156,10 +189,9 @@ class OfflineBench:
 
     def _material(self) -> TokenizerContext:
         limits = self._engine.limits
-        tokenizer = self._config.tokenizer or str(self._folder)
-        return TokenizerContext(limits.vocab_size, limits.max_model_len, tokenizer)
+        return TokenizerContext(limits.vocab_size, limits.max_model_len, self._tokenizer)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, grammar: str) -> None:
         half = self._engine.limits.max_model_len // 2
         options = WorkloadOptions(
             num_prompts=4,
@@ -168,13 +200,16 @@ class OfflineBench:
             output_len=str(min(half, 8)),
         )
         for index, request in enumerate(make_requests(options, self._material())):
-            self._submit(f"warm-up-{index}", request)
+            self._submit(f"warm-up-{index}", request, grammar)
         drain(self._engine)
 
-    def _submit(self, name: str, request: Request) -> None:
-        self._engine.add_request(greedy(name, prompt_ids(request), request.max_tokens))
+    def _submit(self, name: str, request: Request, grammar: str) -> None:
+        self._engine.add_request(greedy(name, prompt_ids(request), request.max_tokens, grammar))
 
-    def _run_requests(self, requests: list[Request], concurrency: int) -> EngineFigures:
+    def _run_requests(
+        self, requests: list[Request], grammars: list[str], concurrency: int
+    ) -> tuple[EngineFigures, int]:
+        """Return the figures and the number of output tokens."""
         engine, total = self._engine, sum(r.max_tokens for r in requests)
         runner = self._worker.model_runner
         before, model_before = engine.stats(), runner.model_seconds
@@ -187,23 +222,30 @@ class OfflineBench:
                 while pending and num_open < concurrency:
                     index, request = pending.popleft()
                     clock.submitted(str(index))
-                    self._submit(str(index), request)
+                    self._submit(str(index), request, grammars[index])
                     num_open += 1
                 outputs = clock.time(engine)
                 num_open -= sum(output.finish_reason is not None for output in outputs)
-                bar.update(len(outputs))
+                bar.update(sum(len(output.new_token_ids) for output in outputs))
         seconds = time.perf_counter() - started
         after = engine.stats()
-        return EngineFigures(
+        num_tokens = after.num_generation_tokens - before.num_generation_tokens
+        unconstrained = [str(index) for index, grammar in enumerate(grammars) if not grammar]
+        figures = EngineFigures(
             seconds=seconds,
-            output_tokens_per_s=total / seconds,
+            output_tokens_per_s=num_tokens / seconds,
             outside_model_share=_rest(model_before, runner.model_seconds, clock.stepping),
             kv_utilization=statistics.fmean(clock.utilization),
             num_steps=after.num_steps - before.num_steps,
             num_preemptions=after.num_preemptions - before.num_preemptions,
             median_ttft_ms=statistics.median(clock.ttft) * 1e3,
-            median_itl_ms=statistics.median(clock.itl or [0.0]) * 1e3,
+            median_itl_ms=statistics.median(clock.itl_of(map(str, range(len(requests))))) * 1e3,
+            num_forced_tokens=after.num_forced_tokens - before.num_forced_tokens,
+            median_itl_ms_unconstrained=(
+                statistics.median(clock.itl_of(unconstrained)) * 1e3 if unconstrained else None
+            ),
         )
+        return figures, num_tokens
 
     def _run_peer(self, requests: list[Request], concurrency: int) -> float:
         peer = TransformersPeer(self._folder, self._config, self._worker.platform.device)
@@ -216,10 +258,10 @@ class StepClock:
     def __init__(self) -> None:
         self.stepping = 0.0  # total over all steps
         self.ttft: list[float] = []
-        self.itl: list[float] = []
         self.utilization: list[float] = []  # after each step, while blocks are in use
         self._submitted: dict[str, float] = {}
         self._last_token: dict[str, float] = {}
+        self._itl: defaultdict[str, list[float]] = defaultdict(list)
 
     def submitted(self, name: str) -> None:
         """Record that a request is submitted to the engine now."""
@@ -238,9 +280,13 @@ class StepClock:
             self._take(output.request_id, now)
         return outputs
 
+    def itl_of(self, names: Iterable[str]) -> list[float]:
+        """Return all ITLs of these requests; zero if there are none."""
+        return [itl for name in names for itl in self._itl.get(name, ())] or [0.0]
+
     def _take(self, name: str, now: float) -> None:
         if name in self._last_token:
-            self.itl.append(now - self._last_token[name])
+            self._itl[name].append(now - self._last_token[name])
         else:
             self.ttft.append(now - self._submitted[name])
         self._last_token[name] = now

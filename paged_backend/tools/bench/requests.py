@@ -15,10 +15,12 @@ def prompt_ids(work: Work) -> list[int]:
     return list(cast(tuple[int, ...], work.prompt))
 
 
-def greedy(name: str, tokens: list[int], max_tokens: int | None = None) -> Request:
+def greedy(
+    name: str, tokens: list[int], max_tokens: int | None = None, grammar: str = ""
+) -> Request:
     """Make a greedy request that ignores the end-of-sequence token."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    return Request(name, tokens, params)
+    return Request(name, tokens, params, grammar=grammar)
 
 
 def drain(engine: Engine) -> None:

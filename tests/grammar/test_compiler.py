@@ -1,0 +1,106 @@
+"""Matchers that share a lexer, and a lexer that has no room for more states."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.errors import ConfigError
+from paged_backend.grammar.build import build_grammar
+from paged_backend.grammar.compiler import MAX_SHARED, GrammarCompiler
+from paged_backend.grammar.matcher import Matcher, compile_grammar
+from paged_backend.grammar.vocabulary import load_vocabulary
+from paged_backend.output_constraint import OutputConstraint
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.structured_outputs import StructuredOutputsParams
+
+EOS, VOCAB_SIZE = 1, 2048
+VOCABULARY = load_vocabulary(MODEL_DIR, VOCAB_SIZE, [EOS])
+
+
+def grammar_of(params: StructuredOutputsParams) -> str:
+    return build_grammar(OutputConstraint(params), {})
+
+
+MANY_STATES = grammar_of(StructuredOutputsParams(regex="(.{0,40}a.{0,12}b)*"))
+"""Every hundred random tokens need about a thousand new states of the lexer."""
+
+
+@pytest.fixture
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(MODEL_DIR, VOCAB_SIZE, [EOS])
+
+
+def request(grammar: str, n: int = 1) -> Request:
+    return Request("r", [5], SamplingParams(n=n), grammar=grammar)
+
+
+def matcher(compiler: GrammarCompiler, grammar: str) -> Matcher:
+    (found,) = compiler.start(request(grammar), ()).result().values()
+    assert isinstance(found, Matcher)
+    return found
+
+
+def allowed(mask: bytes) -> list[int]:
+    return [token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1]
+
+
+def test_completions_that_need_too_many_states_together_go_on_alone(compiler):
+    """Their masks, with drafts and without, are those of a matcher of their own."""
+    rng = random.Random(0)
+    num_alone = 0
+    for _ in range(4):
+        several = [matcher(compiler, MANY_STATES) for _ in range(4)]
+        alone = [
+            Matcher(compile_grammar(VOCABULARY, MANY_STATES), (EOS,)) for _ in range(len(several))
+        ]
+        for _ in range(80):
+            for state, other in zip(several, alone, strict=True):
+                expected = other.mask()
+                drafts = [rng.choice(allowed(expected)) for _ in range(2)]
+                masks = state.masks_along(drafts)
+                assert masks == other.masks_along(drafts)[: len(masks)]
+                assert state.mask() == expected
+                token = rng.choice([token for token in allowed(expected) if token != EOS])
+                assert state.accept([token]) and other.accept([token])
+                assert state.forced_token_ids() == other.forced_token_ids()
+        num_alone += sum(state._recompile is None for state in several)
+    assert num_alone > 0
+
+
+def test_a_token_that_is_not_allowed_is_refused_once_and_for_all(compiler):
+    state = matcher(compiler, grammar_of(StructuredOutputsParams(choice=["abc"])))
+    assert not state.accept([VOCAB_SIZE - 1])
+    assert not state.accept([VOCAB_SIZE - 1])
+
+
+def test_a_known_grammar_is_ready_at_once(compiler):
+    first = compiler.start(request(MANY_STATES, n=2), ())
+    assert set(first.result()) == {0, 1}
+    again = compiler.start(request(MANY_STATES, n=2), ())
+    assert again.done()
+    states = [*first.result().values(), *again.result().values()]
+    assert len({id(state) for state in states}) == 4
+    before = states[0].masks_along([])
+    assert states[3].accept([40])
+    assert [state.masks_along([]) for state in states[:3]] == [before] * 3
+
+
+def test_grammars_that_were_not_used_for_long_are_forgotten(compiler):
+    others = [
+        grammar_of(StructuredOutputsParams(choice=[str(number)])) for number in range(MAX_SHARED)
+    ]
+    for grammar in (MANY_STATES, *others[:-1], MANY_STATES, others[-1]):
+        compiler.start(request(grammar), ()).result()
+    assert compiler.start(request(MANY_STATES), ()).done()
+    assert compiler._shared.get(others[0]) is None
+
+
+def test_the_vocabulary_can_be_loaded_before_the_first_grammar(compiler, tmp_path):
+    compiler.load()
+    assert "_vocabulary" in vars(compiler)
+    with pytest.raises(ConfigError):
+        GrammarCompiler(tmp_path, VOCAB_SIZE, [EOS]).load()

@@ -1,0 +1,170 @@
+"""Constrained answers of the engine on the Triton kernels: those of the CPU's platform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from oracle import EOS, make_engine
+
+from paged_backend.engine import Engine
+from paged_backend.outputs import TokenLogprobs
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
+from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.structured_outputs import StructuredOutputsParams
+
+pytest.importorskip("llguidance", reason="compiles the grammars")
+pytest.importorskip("numba", reason="the CPU's platform needs it")
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
+
+from paged_backend.grammar.build import build_grammar  # noqa: E402
+from paged_backend.grammar.compiler import GrammarCompiler  # noqa: E402
+
+VOCAB_SIZE = 301  # more than the tokenizer has
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["class", "module"]}, "score": {"type": "integer"}},
+    "required": ["kind", "score"],
+    "additionalProperties": False,
+}
+JSON = {"json": SCHEMA, "disable_any_whitespace": True}
+ASKED: list[tuple[dict[str, object] | None, dict[str, object]]] = [
+    (JSON, {"temperature": 0}),
+    (None, {"temperature": 1.0}),
+    ({"regex": "[a-f]{4,9}-[0-9]{2,4}"}, {"n": 2, "top_p": 0.9}),
+    (JSON, {"temperature": 1.5, "logprobs": 3}),
+    ({"choice": ["yes", "yesterday", "no"]}, {"top_k": 40, "ignore_eos": True}),
+    (None, {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1}),
+    (
+        {"regex": "[a-z ]*"},
+        {
+            "repetition_penalty": 1.4,
+            "presence_penalty": 0.8,
+            "frequency_penalty": 0.5,
+            "top_k": 30,
+        },
+    ),
+    (
+        {"regex": "[0-9]{3,12}"},
+        {"logit_bias": {21: 4.0}, "bad_words_token_ids": ((20, 21),), "logprobs": 0},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights, and a tokenizer whose words are mostly single bytes."""
+    folder: Path = tmp_path_factory.mktemp("smollm")
+    make_checkpoint(
+        "smollm", folder, num_hidden_layers=2, intermediate_size=40, vocab_size=VOCAB_SIZE
+    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - 12,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(['{"kind":"class","score":12}', "yesterday, a module"], trainer)
+    assert tokenizer.token_to_id("</s>") == EOS
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    reason: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+Answers = dict[tuple[str, int], Answer]
+
+
+def answers(engine: Engine) -> Answers:
+    """The completions of all requests, in fewer seats than there are requests."""
+    for number, (constraint, more) in enumerate(ASKED):
+        params = SamplingParams.from_mapping({"max_tokens": 14, "seed": number, **more})
+        grammar = build_grammar(StructuredOutputsParams.of(constraint)) if constraint else ""
+        prompt = [5 + (7 * number + step) % 90 for step in range(3 + 5 * number)]
+        engine.add_request(Request(str(number), prompt, params, grammar=grammar))
+    found: Answers = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            answer = found.setdefault((output.request_id, output.index), Answer())
+            answer.tokens += output.new_token_ids
+            answer.reason = output.finish_reason
+            answer.logprobs += output.logprobs or []
+            answer.prompt_logprobs += output.prompt_logprobs or []
+        engine.scheduler.check_invariants()
+    return found
+
+
+def constrained_engine(folder: Path, device: str, **options: object) -> Engine:
+    grammars = GrammarCompiler(folder, VOCAB_SIZE, [EOS])
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20}
+    return make_engine(folder, grammars=grammars, device=device, **sizes, **options)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Answers:
+    """The answers of the CPU's platform."""
+    from paged_backend.platforms.cpu.platform import CpuPlatform
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        engine = constrained_engine(folder, "cpu")
+        assert isinstance(engine.executor.platform, CpuPlatform)
+    found = answers(engine)
+    assert engine.stats().num_forced_tokens > 0
+    assert {answer.reason for answer in found.values()} == {"stop", "length"}
+    return found
+
+
+@pytest.mark.parametrize("steps", ["one by one", "ahead", "padded"])
+def test_constrained_answers_are_those_of_a_cpu(folder, expected, steps):
+    """With steps scheduled ahead, and with steps padded to the shapes of graphs."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = constrained_engine(folder, device, async_scheduling=steps == "ahead")
+    runner = engine.executor.model_runner
+    assert isinstance(runner, GpuModelRunner)
+    replayed: list[StepShape] = []
+    if steps == "padded":
+        replace_graphs(runner, replayed)
+    found = answers(engine)
+    assert found.keys() == expected.keys()
+    for key, answer in found.items():
+        assert (answer.tokens, answer.reason) == (expected[key].tokens, expected[key].reason)
+        confirm_logprobs(answer.logprobs, expected[key].logprobs)
+        confirm_logprobs(answer.prompt_logprobs, expected[key].prompt_logprobs)
+    assert set(replayed) == ({StepShape.decodes(4)} if steps == "padded" else set())
+
+
+def replace_graphs(runner: GpuModelRunner, replayed: list[StepShape]) -> None:
+    """Launch each captured shape anew instead of replaying a graph of it."""
+
+    def capture(shape: StepShape):
+        def replay() -> torch.Tensor:
+            replayed.append(shape)
+            return runner._run(shape)
+
+        return replay
+
+    runner._graphs = StepGraphs([StepShape.decodes(4)], capture)
+
+
+def confirm_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs]) -> None:
+    """Those of the model, which no mask changes."""
+    assert len(found) == len(expected)
+    for entry, other in zip(found, expected, strict=True):
+        assert (entry.rank, entry.top_token_ids) == (other.rank, other.top_token_ids)
+        assert entry.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert entry.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-4)
