@@ -62,9 +62,9 @@ def test_answers_word_for_word_and_stops(
 ) -> None:
     checks = verify(model, tokenizer, sample, form)
 
-    assert [check.question.name for check in checks if not check.exact] == []
+    assert [check.question.name for check in checks if not check.reply.exact] == []
     # A tie between two tokens could fall the other way on other hardware.
-    assert min(check.lowest_probability for check in checks) > 0.6
+    assert min(check.reply.lowest_probability for check in checks) > 0.6
 
 
 @pytest.mark.parametrize(("form", "lead"), [("text", "\n"), ("chat", "")])
@@ -75,7 +75,7 @@ def test_reply_text_is_the_answer(
 
     (check,) = verify(model, tokenizer, [getcwd], form)
 
-    assert check.reply == f"{lead}{getcwd.answer}"
+    assert check.reply.text == f"{lead}{getcwd.answer}"
 
 
 def test_every_configuration_names_the_same_end_token(

@@ -33,7 +33,7 @@ class LocustOptions:
     tokenizer: str | None = checked(
         None,
         Rule(str, optional=True),
-        "a folder, a Hugging Face id, or demo: for prompts that are text or chats",
+        "a folder, a Hugging Face id, demo or demo-tools: for prompts that are text or chats",
     )
     vocab_size: int | None = checked(
         None, Rule(int, 1, 2**31 - 1, optional=True), "of the model, where the server does not say"

@@ -47,7 +47,7 @@ class TargetOptions:
     tokenizer: str | None = checked(
         None,
         Rule(str, optional=True),
-        "the model's, for prompts as text: a folder, a Hugging Face id, or demo",
+        "the model's, for prompts as text: a folder, a Hugging Face id, demo or demo-tools",
     )
     vocab_size: int | None = checked(
         None, Rule(int, 1, 2**31 - 1, optional=True), "of the model, where the server does not say"

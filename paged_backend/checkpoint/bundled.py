@@ -1,7 +1,12 @@
-"""The folder of the demo model, which this package carries."""
+"""The folders of the demo models, which this package carries."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-MODEL_DIR = Path(__file__).parent.parent / "tools" / "demo" / "model"
+_DEMO = Path(__file__).parent.parent / "tools" / "demo"
+
+MODEL_DIR = _DEMO / "model"
+TOOLS_MODEL_DIR = _DEMO / "lookup" / "model"
+
+BUNDLED_MODELS = {"demo": MODEL_DIR, "demo-tools": TOOLS_MODEL_DIR}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -15,13 +15,13 @@ _UNWANTED = ["original/*", "consolidated*"]  # the same weights again in the mak
 
 
 def resolve_model(name: str) -> Path:
-    """The folder of a checkpoint: `demo`, a folder, or a Hugging Face id, downloaded if need be.
+    """The folder of a bundled model, a folder, or a Hugging Face id, downloaded if need be.
 
     Raises:
         ConfigError: there is no such folder, and it cannot be downloaded either.
     """
-    if name == "demo":
-        return MODEL_DIR
+    if name in BUNDLED_MODELS:
+        return BUNDLED_MODELS[name]
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder

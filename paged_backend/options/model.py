@@ -14,7 +14,9 @@ class ModelOptions:
     """See :class:`paged_backend.config.EngineConfig`."""
 
     model: str = checked(
-        "demo", Rule(str), "folder or Hugging Face id of the checkpoint; demo is the bundled model"
+        "demo",
+        Rule(str),
+        "folder or Hugging Face id of the checkpoint; demo and demo-tools are bundled models",
     )
     tokenizer: str | None = checked(
         None, Rule(str, optional=True), "folder or id of the tokenizer; default: the model's"

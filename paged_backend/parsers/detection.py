@@ -16,8 +16,9 @@ REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS)
 
 # Texts in chat templates that tell a format; the first entry that has all of its texts applies.
 _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("", ("<tool_call>", "<arg_key>")),  # a format that is not known here
     ("qwen3_coder", ("<tool_call>", "<function=")),
-    ("hermes", ("<tool_call>",)),
+    ("hermes", ("<tool_call>", "arguments")),
     ("gemma4", ("<|tool_call>",)),
     ("openai", ("to=functions", "<|channel|>")),
     ("deepseek_v3", ("<｜tool▁call▁begin｜>", "```json")),

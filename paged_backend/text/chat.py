@@ -117,13 +117,28 @@ class ChatTemplate:
         """
         if tools and not self.takes("tools"):
             raise InvalidRequest("tools", "cannot be used: the model's chat template takes none")
+        try:
+            return self._render(chat, chat.messages, tools)
+        except InvalidRequest:
+            # Most templates take the arguments of calls as objects, some as text.
+            if not any(message.get("tool_calls") for message in chat.messages):
+                raise
+            try:
+                return self._render(chat, _with_text_arguments(chat.messages), tools)
+            except InvalidRequest:
+                pass
+            raise
+
+    def _render(
+        self, chat: Chat, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
         return self._client.render(
             {
                 **self._special_tokens,
                 **self._effort(chat.reasoning_effort),
                 **chat.chat_template_kwargs,
                 "tools": list(tools) or None,
-                "conversations": [chat.messages],
+                "conversations": [messages],
                 "chat_template": self._source,
                 "add_generation_prompt": bool(chat.add_generation_prompt),
                 "continue_final_message": chat.continue_final_message,
@@ -234,6 +249,22 @@ def _tool_call(name: str, call: object) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{name}.function.arguments", "must be a JSON object")
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with the arguments of their calls as JSON text."""
+    return [
+        {**message, "tool_calls": list(map(_text_arguments, message["tool_calls"]))}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _check_results(messages: list[dict[str, Any]]) -> None:

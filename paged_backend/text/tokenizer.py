@@ -98,7 +98,7 @@ class Tokenizer:
 
 
 def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
-    """Load a checkpoint's tokenizer: from `demo`, a folder, or a Hugging Face id.
+    """Load a checkpoint's tokenizer: from a bundled model, a folder, or a Hugging Face id.
 
     A ``tokenizer.json`` is read directly unless ``tokenizer_config.json`` changes its behavior. In
     that case, or if there is none, `transformers` (which takes seconds to import) converts the

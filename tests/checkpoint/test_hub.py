@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.errors import ConfigError
 
@@ -35,3 +36,8 @@ def test_an_id_that_cannot_be_downloaded(tmp_path: Path) -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("paged_backend.errors.ConfigError: model some-one/some-model is neither")
+
+
+@pytest.mark.parametrize("name", BUNDLED_MODELS)
+def test_bundled_models_have_names(name: str) -> None:
+    assert (resolve_model(name) / "config.json").is_file()

@@ -1,13 +1,13 @@
-"""The bundled demo model: a small Llama that knows what standard-library functions do.
+"""The bundled model `demo`: a small Llama that knows what standard-library functions do.
 
-`python -m paged_backend.tools.demo.train` generates all data of this package. Importing the package
-loads neither torch nor transformers.
+`python -m paged_backend.tools.demo.train` generates its data; the folder `lookup` has the other
+bundled model, `demo-tools`. Importing the package loads neither torch nor transformers.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 QUESTIONS_FILE = Path(__file__).parent / "questions.json"
@@ -33,6 +33,11 @@ class Question:
     answer: str
 
 
-def load_questions() -> list[Question]:
-    """Return every question that the demo model was verified to answer, in corpus order."""
-    return [Question(**item) for item in json.loads(QUESTIONS_FILE.read_text("utf-8"))]
+def load_questions(file: Path = QUESTIONS_FILE) -> list[Question]:
+    """Return every question that a demo model was verified to answer, in corpus order."""
+    return [Question(**item) for item in json.loads(file.read_text("utf-8"))]
+
+
+def save_questions(questions: list[Question], file: Path) -> None:
+    """Write questions as `load_questions` reads them."""
+    file.write_text(json.dumps([asdict(item) for item in questions], indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Training text of the demo model, read from the running Python's standard library."""
+"""Training text of the demo models, read from the running Python's standard library."""
 
 from __future__ import annotations
 
@@ -100,6 +100,19 @@ def documents() -> list[str]:
             header = f"{_qualified(module_name, short)}{_signature(member)}"
             texts[f"{header}\n{inspect.getdoc(member)}"] = None
     return list(texts)
+
+
+def names() -> list[str]:
+    """Return the name of each documented callable in `FUNCTIONS`' modules, in order."""
+    return sorted(
+        {_qualified(module, short) for module in FUNCTIONS for short, _ in _documented(module)}
+    )
+
+
+def sentences() -> list[str]:
+    """Return the first sentence of each document that begins with a clear one, in order."""
+    bodies = (text.partition("\n")[2] for text in documents())
+    return sorted({sentence for body in bodies if (sentence := first_sentence(body))})
 
 
 def _documented(module_name: str) -> Iterator[tuple[str, object]]:

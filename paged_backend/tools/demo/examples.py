@@ -1,9 +1,9 @@
-"""Training examples for the demo model: token ids, and their weights in the loss."""
+"""Training examples for the first demo model: token ids, and their weights in the loss."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,16 +55,16 @@ class ExampleSource:
 
     def question_batch(self, rows: int) -> Batch:
         """Return `rows` bare questions, each continued by its answer."""
-        return self._collate([self._bare_question() for _ in range(rows)])
+        return collate([self._bare_question() for _ in range(rows)], self._pad)
 
     def chat_batch(self, rows: int) -> Batch:
         """Return `rows` conversations, each with enough questions to reach `CHAT_LENGTH`."""
-        return self._collate([self._conversation() for _ in range(rows)])
+        return collate([self._conversation() for _ in range(rows)], self._pad)
 
     def text_batch(self, rows: int) -> Batch:
         """Return `rows` windows of `TEXT_LENGTH` tokens cut from the documents."""
         windows = [[next(self._text) for _ in range(TEXT_LENGTH)] for _ in range(rows)]
-        return self._collate([Example(ids, [TEXT_WEIGHT] * TEXT_LENGTH) for ids in windows])
+        return collate([Example(ids, [TEXT_WEIGHT] * TEXT_LENGTH) for ids in windows], self._pad)
 
     def _bare_question(self) -> Example:
         item = next(self._questions)
@@ -112,14 +112,21 @@ class ExampleSource:
         end: int = self._tokenizer.eos_token_id
         return end
 
-    def _collate(self, examples: list[Example]) -> Batch:
-        length = max(len(example.ids) for example in examples)
-        ids = torch.full((len(examples), length), self._tokenizer.pad_token_id)
-        weights = torch.zeros(len(examples), length)
-        for row, example in enumerate(examples):
-            ids[row, : len(example.ids)] = torch.tensor(example.ids)
-            weights[row, : len(example.ids)] = torch.tensor(example.weights)
-        return Batch(ids, weights)
+    @property
+    def _pad(self) -> int:
+        pad: int = self._tokenizer.pad_token_id
+        return pad
+
+
+def collate(examples: Sequence[Example], pad_token_id: int) -> Batch:
+    """Return a batch of `examples`, each a row."""
+    length = max(len(example.ids) for example in examples)
+    ids = torch.full((len(examples), length), pad_token_id)
+    weights = torch.zeros(len(examples), length)
+    for row, example in enumerate(examples):
+        ids[row, : len(example.ids)] = torch.tensor(example.ids)
+        weights[row, : len(example.ids)] = torch.tensor(example.weights)
+    return Batch(ids, weights)
 
 
 def _weighted(parts: list[tuple[list[int], float]]) -> Example:

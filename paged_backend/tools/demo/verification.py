@@ -1,4 +1,4 @@
-"""Checks that a demo model answers its questions word for word, in every form of asking."""
+"""Checks that a demo model replies word for word."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from paged_backend.tools.demo import SYSTEM_PROMPT, Question
 
 FORMS = ("text", "chat", "chat with system prompt")
-MAX_NEW_TOKENS = 80
+MAX_NEW_TOKENS = 160
 BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One question asked in one form, and the model's answer.
+class Reply:
+    """A model's reply to a prompt.
 
-    `reply` is the text up to the end token; `exact` means that its tokens are the expected ones
+    `text` is what stands before the end token; `exact` means that its tokens are the expected ones
     and that the end token follows. `lowest_probability` is that of the least certain token.
     """
 
-    question: Question
-    reply: str
+    text: str
     exact: bool
     lowest_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question asked in one form, and the model's reply."""
+
+    question: Question
+    reply: Reply
 
 
 def prompt(tokenizer: PreTrainedTokenizerFast, question: Question, form: str) -> str:
@@ -52,20 +59,40 @@ def verify(
     form: str,
 ) -> list[Check]:
     """Ask every question in one form, greedily and in batches, in the model's own dtype."""
-    checks = []
-    for start in range(0, len(questions), BATCH_SIZE):
-        checks += _verify_batch(model, tokenizer, questions[start : start + BATCH_SIZE], form)
-    return checks
+    exchanges = [
+        (prompt(tokenizer, question, form), expected_reply(question, form))
+        for question in questions
+    ]
+    replies = check_replies(model, tokenizer, exchanges)
+    return [Check(question, reply) for question, reply in zip(questions, replies, strict=True)]
+
+
+def check_replies(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    exchanges: Sequence[tuple[str, str]],
+) -> list[Reply]:
+    """Answer prompts greedily; each of `exchanges` is a prompt and the reply expected."""
+    replies = []
+    for start in range(0, len(exchanges), BATCH_SIZE):
+        replies += _check_batch(model, tokenizer, exchanges[start : start + BATCH_SIZE])
+    return replies
+
+
+def summary(replies: Sequence[Reply]) -> str:
+    """Return one line about how many of `replies` are exact, and how sure the model was."""
+    exact = sum(reply.exact for reply in replies)
+    lowest = min(reply.lowest_probability for reply in replies)
+    return f"{exact} of {len(replies)} exact, least certain token {lowest:.3f}"
 
 
 @torch.inference_mode()
-def _verify_batch(
+def _check_batch(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    questions: Sequence[Question],
-    form: str,
-) -> list[Check]:
-    prompts = [prompt(tokenizer, question, form) for question in questions]
+    exchanges: Sequence[tuple[str, str]],
+) -> list[Reply]:
+    prompts = [asked for asked, _ in exchanges]
     encoded = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     # transformers' annotations reject its own model class here, and its output has six types.
     generate: Callable[..., Any] = cast(Any, model).generate
@@ -76,14 +103,13 @@ def _verify_batch(
         output_logits=True,
         return_dict_in_generate=True,
     )
-    replies = output.sequences[:, encoded.input_ids.shape[1] :]
-    # (questions, new tokens): the probability of each generated token
+    generated = output.sequences[:, encoded.input_ids.shape[1] :]
+    # (prompts, new tokens): the probability of each generated token
     confidence = torch.stack(output.logits, dim=1).softmax(-1).amax(-1)
-    checks = []
-    for question, reply, probabilities in zip(questions, replies, confidence, strict=True):
-        wanted = tokenizer.encode(expected_reply(question, form)) + [tokenizer.eos_token_id]
-        text = str(tokenizer.decode(reply)).partition(tokenizer.eos_token)[0]
-        exact = reply[: len(wanted)].tolist() == wanted
-        lowest = probabilities[: len(wanted)].min().item()
-        checks.append(Check(question, text, exact, lowest))
-    return checks
+    replies = []
+    for (_, expected), ids, probabilities in zip(exchanges, generated, confidence, strict=True):
+        wanted = tokenizer.encode(expected) + [tokenizer.eos_token_id]
+        text = str(tokenizer.decode(ids)).partition(tokenizer.eos_token)[0]
+        exact = ids[: len(wanted)].tolist() == wanted
+        replies.append(Reply(text, exact, probabilities[: len(wanted)].min().item()))
+    return replies

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
-# Exists beside the package in a checkout; an installed package has only the demo model.
+# Exists beside the package in a checkout; an installed package has only the bundled models.
 _SHAPES = Path(__file__).parents[3] / "loadtest" / "models"
 
 
@@ -34,4 +34,5 @@ def find_config(name: str) -> Path:
 
 def _bundled() -> dict[str, Path]:
     shapes = {path.parent.name: path for path in sorted(_SHAPES.glob("*/config.json"))}
-    return {"demo": MODEL_DIR / "config.json", **shapes}
+    bundled = {name: folder / "config.json" for name, folder in BUNDLED_MODELS.items()}
+    return {**bundled, **shapes}

@@ -22,7 +22,8 @@ _LENGTHS = {"random": _MIX, "shared-prefix": _MIX, "conversations": _TURNS}
 class TokenizerContext:
     """Properties of the model that prompts depend on.
 
-    Only text, chats and sharegpt files need a tokenizer (a folder, a Hugging Face id, or ``demo``).
+    Only text, chats and sharegpt files need a tokenizer: a folder, a Hugging Face id, or the name
+    of a bundled model.
     """
 
     vocab_size: int | None  # needed for token ids only

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.lengths import MAX_LENGTH
 from paged_backend.tools.workloads.options import TokenizerContext
@@ -93,7 +93,7 @@ def load_tokens(material: TokenizerContext, purpose: str) -> Tokens:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ConfigError(f"{purpose} need a tokenizer: pip install transformers") from error
-    folder = str(MODEL_DIR) if name == "demo" else name
+    folder, bundled = str(BUNDLED_MODELS.get(name, name)), " or ".join(BUNDLED_MODELS)
     try:
         # Raise the tokenizer's own limit, because it warns about longer texts.
         tokenizer = AutoTokenizer.from_pretrained(
@@ -103,6 +103,6 @@ def load_tokens(material: TokenizerContext, purpose: str) -> Tokens:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"tokenizer {shorten(name)} cannot be loaded; give a folder that holds tokenizer.json, "
-            f"a Hugging Face id, or demo ({shorten(reason, 200, quote=False)})"
+            f"a Hugging Face id, {bundled} ({shorten(reason, 200, quote=False)})"
         ) from error
     return Tokens(name, tokenizer)
