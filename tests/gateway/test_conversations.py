@@ -89,7 +89,7 @@ def test_texts_around_results_stay_in_order():
     assert roles == [("assistant", ""), ("user", "a"), ("tool", ""), ("user", "b")]
 
 
-def test_instructions_at_the_beginning_are_one_message():
+def test_instructions_are_one_message_at_the_beginning_and_else_of_the_user():
     items = [
         {"role": "developer", "content": "B"},
         {"role": "user", "content": "x"},
@@ -98,7 +98,7 @@ def test_instructions_at_the_beginning_are_one_message():
     roles = [
         (m["role"], m["content"]) for m in messages_of(response(instructions="A", input=items))
     ]
-    assert roles == [("system", "A\n\nB"), ("user", "x"), ("system", "C")]
+    assert roles == [("system", "A\n\nB"), ("user", "x\n\nC")]
 
 
 def test_an_answer_that_the_client_has_begun_goes_on():

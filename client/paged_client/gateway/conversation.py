@@ -9,8 +9,8 @@ from paged_client.gateway.events import Json
 class Conversation:
     """Chat messages in the engine's format, in the order in which their pieces are added.
 
-    What the assistant says, thinks and calls between two other turns is one message, as chat
-    templates expect.
+    The rules are those that every chat template knows: what one side says between two turns of
+    others is one message, and only the first message can be of the system.
     """
 
     def __init__(self) -> None:
@@ -18,15 +18,13 @@ class Conversation:
         self._called: set[str] = set()
 
     def system(self, text: str) -> None:
-        """Add instructions; those at the beginning are one message."""
-        if len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            self.messages[0]["content"] += f"\n\n{text}"
-        else:
-            self.messages.append({"role": "system", "content": text})
+        """Add instructions; those after the beginning become a part of the user's turn."""
+        is_beginning = all(message["role"] == "system" for message in self.messages)
+        self._say("system" if is_beginning else "user", text)
 
     def user(self, text: str) -> None:
-        """Add a turn of the user."""
-        self.messages.append({"role": "user", "content": text})
+        """Add a text of the user."""
+        self._say("user", text)
 
     def assistant(self, text: str) -> None:
         """Add a text of the assistant."""
@@ -55,6 +53,12 @@ class Conversation:
         return bool(self.messages) and (
             self.messages[-1]["role"] == "assistant" and "tool_calls" not in self.messages[-1]
         )
+
+    def _say(self, role: str, text: str) -> None:
+        if self.messages and self.messages[-1]["role"] == role:
+            self.messages[-1]["content"] += f"\n\n{text}"
+        else:
+            self.messages.append({"role": role, "content": text})
 
     def _turn(self) -> Json:
         if not self.messages or self.messages[-1]["role"] != "assistant":
