@@ -62,7 +62,7 @@ class ChoicesFormat:
         if not self._options.include_usage:
             return _DONE
         head = self._head(self._choices.chunk_object)
-        return data_event({**head, "choices": [], "usage": _as_json(self._usage)}) + _DONE
+        return data_event({**head, "usage": _as_json(self._usage), "choices": []}) + _DONE
 
     def failure(self, error: ApiError) -> bytes:
         """Return the event of an error, and the end."""
