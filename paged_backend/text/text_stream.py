@@ -131,10 +131,9 @@ class TextStream:
         if self._num_tokens <= self._min_tokens:
             self._matcher.skip(piece)
         elif match := self._matcher.find(piece):
+            self._stop_string = self._matcher.found
             self._held = ""
-            read = len(text) - len(piece)
-            self._stop_string = text[read + match.start : read + match.end]
-            return text[: read + (match.end if self._keeps_stop else match.start)]
+            return text[: len(text) - len(piece) + (match.end if self._keeps_stop else match.start)]
         undecided = 0 if self._keeps_stop else self._matcher.num_undecided
         clear = len(text) - undecided
         self._held = text[clear:]
