@@ -49,6 +49,7 @@ INPUTS = (
     TensorSpec("add_special_tokens", "TYPE_BOOL", 1),
     TensorSpec("exclude_input_in_output", "TYPE_BOOL", 1),
     TensorSpec("return_finish_reason", "TYPE_BOOL", 1),
+    TensorSpec("return_stop_reason", "TYPE_BOOL", 1),
     TensorSpec("return_cumulative_logprob", "TYPE_BOOL", 1),
     TensorSpec("return_logprobs", "TYPE_BOOL", 1),
     TensorSpec("return_prompt_logprobs", "TYPE_BOOL", 1),
@@ -64,6 +65,7 @@ INPUTS = (
 OUTPUTS = (
     TensorSpec("text_output", "TYPE_STRING", -1, optional=False),
     TensorSpec("finish_reason", "TYPE_STRING", -1, optional=False),
+    TensorSpec("stop_reason", "TYPE_STRING", -1, optional=False),
     TensorSpec("cumulative_logprob", "TYPE_FP32", -1, optional=False),
     TensorSpec("logprobs", "TYPE_STRING", -1, optional=False),
     TensorSpec("prompt_logprobs", "TYPE_STRING", 1, optional=False),

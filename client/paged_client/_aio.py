@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
@@ -18,6 +18,7 @@ from paged_client.protocol import (
     READY_TIMEOUT_S,
     Prompt,
     StreamDecoder,
+    Tools,
     channel_options,
     config_request,
     decode_info,
@@ -148,11 +149,25 @@ class AsyncClient:
         return builder.build()
 
     async def tokenize(
-        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str | None = None
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        tenant: str | None = None,
+        tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Return the token ids of a prompt. The request counts against the tenant's rate limit."""
+        """Return the token ids of a prompt. The request counts against the tenant's rate limit.
+
+        Chat messages are tokenized with the ``tools`` that the model may call.
+        """
         request = task_request(
-            "tokenize", self._model, prompt, add_special_tokens=add_special_tokens, tenant=tenant
+            "tokenize",
+            self._model,
+            prompt,
+            add_special_tokens=add_special_tokens,
+            tenant=tenant,
+            tool_options={"tools": tools, "tool_choice": tool_choice},
         )
         return decode_token_ids(await self._answer(request))
 

@@ -16,6 +16,7 @@ class _PartialAnswer:
     reasoning: list[str] = field(default_factory=list)
     tool_calls: list[list[ToolCallDelta]] = field(default_factory=list)  # the parts of each call
     finish_reason: str = ""
+    stop_reason: str = ""
     last_token_at: float | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -29,6 +30,7 @@ class _PartialAnswer:
                 self.tool_calls.append([])
             self.tool_calls[part.index].append(part)
         self.finish_reason = chunk.finish_reason or ""
+        self.stop_reason = chunk.stop_reason
 
     def build(self) -> Answer:
         """Return the whole answer."""
@@ -39,6 +41,7 @@ class _PartialAnswer:
             tuple(self.logprobs),
             "".join(self.reasoning),
             tuple(map(_whole_call, self.tool_calls)),
+            self.stop_reason,
         )
 
 

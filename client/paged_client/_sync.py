@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
@@ -17,6 +17,7 @@ from paged_client.protocol import (
     READY_TIMEOUT_S,
     Prompt,
     StreamDecoder,
+    Tools,
     channel_options,
     decode_info,
     decode_text,
@@ -123,11 +124,25 @@ class Client:
         return builder.build()
 
     def tokenize(
-        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str | None = None
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        tenant: str | None = None,
+        tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Return the token ids of a prompt. The request counts against the tenant's rate limit."""
+        """Return the token ids of a prompt. The request counts against the tenant's rate limit.
+
+        Chat messages are tokenized with the ``tools`` that the model may call.
+        """
         request = task_request(
-            "tokenize", self._model, prompt, add_special_tokens=add_special_tokens, tenant=tenant
+            "tokenize",
+            self._model,
+            prompt,
+            add_special_tokens=add_special_tokens,
+            tenant=tenant,
+            tool_options={"tools": tools, "tool_choice": tool_choice},
         )
         return decode_token_ids(self._answer(request))
 

@@ -55,7 +55,8 @@ class Chunk:
     the client reads packs several into one chunk. ``finish_reason`` is None until the completion's
     last chunk. ``logprobs`` has one position per token, if requested; ``prompt_logprobs`` come with
     the first chunk, and the prompt's first token has none. ``reasoning`` and ``tool_calls`` are
-    parts of a parsed answer that ``text`` leaves out.
+    parts of a parsed answer that ``text`` leaves out. A parsed answer's last chunk has the stop
+    string that ended it as ``stop_reason``, if one did.
     """
 
     text: str
@@ -69,6 +70,7 @@ class Chunk:
     prompt_logprobs: tuple[Position | None, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Answer:
     logprobs: tuple[Position, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_reason: str = ""
 
     @property
     def num_output_tokens(self) -> int:

@@ -27,6 +27,7 @@ from paged_client._types import (
 from paged_client.errors import InvalidRequest, ServerError, from_text
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages | Mapping[str, Any]
 """A text, token ids, chat messages, or an object with chat messages and rendering options."""
 
@@ -50,7 +51,7 @@ _ASKED_FOR = (
 _ASKED_FOR_WITH = {"logprobs": "return_logprobs", "prompt_logprobs": "return_prompt_logprobs"}
 # Options that are inputs of their own, not sampling parameters.
 _TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
-_PARSED = ("return_tool_calls", "return_reasoning")
+_PARSED = ("return_tool_calls", "return_reasoning", "return_stop_reason")
 _NOT_FINISHED = "None"
 
 
@@ -74,8 +75,8 @@ def stream_request(
 ) -> Any:
     """Return a ``ModelInferRequest`` to complete a prompt, streamed or in one response (``whole``).
 
-    ``parsed`` asks for reasoning and tool calls apart from the text; by default, it is true if
-    ``params`` has tools.
+    ``parsed`` asks for reasoning and tool calls apart from the text, and for the stop string that
+    ended it; by default, it is true if ``params`` has tools.
 
     Raises InvalidRequest for values that cannot be put into tensors.
     """
@@ -103,10 +104,15 @@ def task_request(
     *,
     add_special_tokens: bool = True,
     tenant: str | None = None,
+    tool_options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a ``ModelInferRequest`` for a task that the model performs without generating."""
+    """Return a ``ModelInferRequest`` for a task that the model performs without generating.
+
+    ``tool_options`` may have ``tools`` and ``tool_choice`` for the task ``tokenize``.
+    """
     request = _request(model, prompt, add_special_tokens)
     _add_text(request, "task", task)
+    _add_tools(request, tool_options or {})
     if tenant is not None:
         request.parameters["tenant"].string_param = tenant
     return request
@@ -197,6 +203,7 @@ class StreamDecoder:
         token_ids = _split(_output(result, "output_ids").tolist(), counts)
         reasoning = _texts(result, "reasoning", len(texts))
         tool_calls = _texts(result, "tool_calls", len(texts))
+        stop_reasons = _texts(result, "stop_reason", len(texts))
         if self._open is None:
             self._open = set(range(len(texts)))
         chunks = [
@@ -212,6 +219,7 @@ class StreamDecoder:
                 prompt_logprobs=prompt_logprobs,
                 reasoning=reasoning[index],
                 tool_calls=_tool_calls(tool_calls[index]),
+                stop_reason=stop_reasons[index],
             )
             for index in sorted(self._open)
         ]
@@ -225,7 +233,8 @@ class StreamDecoder:
 
 
 def _says_something(chunk: Chunk) -> bool:
-    return bool(chunk.num_output_tokens or chunk.text or chunk.finish_reason)
+    content = (chunk.text, chunk.reasoning, chunk.tool_calls)
+    return bool(chunk.num_output_tokens or chunk.finish_reason or any(content))
 
 
 def _result(response: Any) -> InferResult:

@@ -24,7 +24,7 @@ class StopMatcher:
     def __init__(self, stop_strings: Iterable[str]) -> None:
         self._next: list[dict[str, int]] = [{}]  # state -> character -> state
         self._depth = [0]  # characters of the longest suffix that begins a stop string
-        self._match = [0]  # characters of the longest suffix that is one; 0 for none
+        self._match = [""]  # the longest suffix that is one; empty for none
         self._fallback = [0]
         self._state = 0
         for stop in stop_strings:
@@ -36,13 +36,18 @@ class StopMatcher:
         """Number of trailing characters that may be the beginning of a stop string."""
         return self._depth[self._state]
 
+    @property
+    def found(self) -> str:
+        """The stop string that ends with the last character that was read; empty if none does."""
+        return self._match[self._state]
+
     def find(self, piece: str) -> Match | None:
         """Read ``piece`` up to the first match; the rest of it is not read."""
         for position, character in enumerate(piece, 1):
             self._state = self._step(self._state, character)
-            length = self._match[self._state]
-            if length:
-                return Match(position - length, position)
+            stop = self._match[self._state]
+            if stop:
+                return Match(position - len(stop), position)
         return None
 
     def skip(self, piece: str) -> None:
@@ -59,10 +64,10 @@ class StopMatcher:
                 self._next[state][character] = following
                 self._next.append({})
                 self._depth.append(self._depth[state] + 1)
-                self._match.append(0)
+                self._match.append("")
                 self._fallback.append(0)
             state = following
-        self._match[state] = len(stop)
+        self._match[state] = stop
 
     def _link(self) -> None:
         queue = deque(self._next[0].values())

@@ -58,7 +58,7 @@ class TextStream:
         self._keeps_stop = params.include_stop_str_in_output
         self._num_tokens = 0
         self._held = ""
-        self._stopped = False
+        self._stop_string = ""  # that was found
         self._shown_context_ids: list[int] = []  # of the detokenizer, before the held ones
         self._held_ids: list[int] = []  # text that may become a stop string
 
@@ -81,7 +81,12 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found, so that the engine can end the sequence."""
-        return self._stopped
+        return bool(self._stop_string)
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that was found; empty if none was."""
+        return self._stop_string
 
     def append(
         self, new_token_ids: list[int], finish_reason: FinishReason | None = None
@@ -90,7 +95,7 @@ class TextStream:
 
         Tokens after the one that completes a stop string are dropped, and so are later tokens.
         """
-        if self._stopped:
+        if self.stopped:
             return TextDelta("", [], FinishReason.STOP)
         pieces: list[str] = []
         hidden = finish_reason is FinishReason.STOP and not self._keeps_stop
@@ -100,11 +105,11 @@ class TextStream:
                 break  # the token that ended the sequence has no text
             pieces.append(self._release(self._detokenizer.append((token_id,))))
             self._keep_context(token_id)
-            if self._stopped:
+            if self.stopped:
                 return TextDelta("".join(pieces), new_token_ids[:count], FinishReason.STOP)
         if finish_reason is not None:
             pieces.append(self._release(self._detokenizer.finish()))
-            if self._stopped:
+            if self.stopped:
                 finish_reason = FinishReason.STOP
             else:
                 pieces.append(self._held)
@@ -126,7 +131,7 @@ class TextStream:
         if self._num_tokens <= self._min_tokens:
             self._matcher.skip(piece)
         elif match := self._matcher.find(piece):
-            self._stopped = True
+            self._stop_string = self._matcher.found
             self._held = ""
             return text[: len(text) - len(piece) + (match.end if self._keeps_stop else match.start)]
         undecided = 0 if self._keeps_stop else self._matcher.num_undecided

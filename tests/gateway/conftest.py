@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import anthropic
 import openai
 import pytest
 from gateways import Gateway, running_gateway
-from integration.conftest import Server, client, nothing_left, server
+from integration.conftest import MODEL, Server, client, nothing_left, server
+from tool_models import write_tool_model
+
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import start_server
 
 __all__ = ["client", "nothing_left", "server"]  # fixtures of these tests, too
 
@@ -16,6 +21,33 @@ __all__ = ["client", "nothing_left", "server"]  # fixtures of these tests, too
 def gateway(server: Server) -> Iterator[Gateway]:
     with running_gateway("--triton", server.running.grpc_url) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def tools_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway in front of a model that can be made to reason and to call tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    model = write_tool_model(folder / "model")
+    write_model_repository(folder / "repository", MODEL, {"model": str(model)}, instances=1)
+    with (
+        start_server(folder / "repository") as server,
+        running_gateway("--triton", server.grpc_url) as gateway,
+    ):
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def claude(tools_gateway: Gateway) -> Iterator[anthropic.Anthropic]:
+    """The client of the Messages API."""
+    url = f"http://{tools_gateway.address}"
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tools_api(tools_gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with tools_gateway.sdk() as api:
+        yield api
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,7 @@ def log(tmp_path_factory):
 def test_a_fault_is_logged_without_its_text(server, tmp_path):
     """Its exception holds what the gateway was working on, which is a prompt or an answer."""
     before = """
-from paged_client.gateway.app import GatewayOptions
+from paged_client.gateway.options import GatewayOptions
 from paged_client.gateway.schema import CompletionRequest
 def sampling(self):
     raise ValueError(self.prompt)

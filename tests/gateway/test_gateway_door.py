@@ -15,6 +15,9 @@ BODY = {"model": MODEL, "prompt": "x", "max_tokens": 1}
 ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL}"),
     ("POST", "/tokenize"),
@@ -61,20 +64,30 @@ def test_no_route_answers_without_a_key(guarded, method, path):
         {"Authorization": "Basic first"},
         {"Authorization": "first"},
         {"Authorization": "Bearer \u00e9"},
-        {"X-Api-Key": "first"},
+        {"X-Api-Key": "wrong"},
+        {"X-Api-Key": "Bearer first"},
+        {"Authorization": "Bearer wrong", "X-Api-Key": "first"},
     ):
         response = guarded.request(method, path, b"{}", headers)
         assert response.status == 401, headers
         assert response.headers["www-authenticate"] == "Bearer"
-        assert response.error["code"] == "invalid_api_key"
+        if path.startswith("/v1/messages"):
+            assert response.error["type"] == "authentication_error"
+        else:
+            assert response.error["code"] == "invalid_api_key"
 
 
 @pytest.mark.server
 @pytest.mark.parametrize("key", ["first", "second"])
 def test_each_key_opens_every_route(guarded, key):
     for method, path in ROUTES:
-        for scheme in ("Bearer", "bearer"):
-            headers = {"Authorization": f"{scheme} {key}", "Content-Type": "application/json"}
+        for given in (
+            {"Authorization": f"Bearer {key}"},
+            {"Authorization": f"bearer {key}"},
+            {"X-Api-Key": key},
+            {"Authorization": f"Bearer {key}", "X-Api-Key": "of something else"},
+        ):
+            headers = {**given, "Content-Type": "application/json"}
             response = guarded.request(method, path, json.dumps(BODY).encode(), headers)
             assert response.status != 401
 

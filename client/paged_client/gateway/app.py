@@ -8,9 +8,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from hashlib import sha256
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -19,24 +17,29 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from paged_client import ClientError, InvalidRequest, Unavailable
-from paged_client.gateway.auth import ApiKey, RequireApiKey, tenant_of
+from paged_client.gateway.auth import RequireApiKey, tenant_of
 from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
+from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
-from paged_client.gateway.limits import DEFAULT_BODY_BYTES, RequestLimits
+from paged_client.gateway.limits import RequestLimits
+from paged_client.gateway.messages_api.route import count_tokens, create_message
+from paged_client.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
 from paged_client.gateway.metrics import GatewayMetrics, RequestMetrics
+from paged_client.gateway.openai_format import ChoicesFormat
+from paged_client.gateway.options import GatewayOptions
 from paged_client.gateway.response_formats import ChatFormat, CompletionFormat, EchoedPrompt
 from paged_client.gateway.responses import ClientGone, GatewayResponse, respond, while_connected
+from paged_client.gateway.responses_api.route import create_response
+from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    GenerateRequest,
     RequestBody,
-    StreamOptions,
     TextOrIds,
     TokenizeRequest,
 )
@@ -45,35 +48,6 @@ _STARTED_AT = int(time.time())
 _CLIENT_CLOSED_REQUEST = 499  # appears only in the metrics
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayOptions:
-    """The operator's options.
-
-    ``api_keys``: without any, the gateway requires no key.
-    ``request_timeout_s``: for a whole response.
-    ``max_stream_backlog``: maximum number of a stream's tokens that wait for the client; a stream
-    that exceeds it is ended.
-    ``drain_timeout_s``: how long running requests may continue after a signal to stop.
-    ``share_prefix_cache``: whether tenants with API keys share cached blocks of prompts that have
-    no salt.
-    """
-
-    triton: tuple[str, ...] = ("127.0.0.1:8001",)
-    api_keys: tuple[ApiKey, ...] = ()
-    request_timeout_s: float | None = None
-    max_body_bytes: int = DEFAULT_BODY_BYTES
-    max_stream_backlog: int = 4096
-    drain_timeout_s: float = 20.0
-    share_prefix_cache: bool = False
-
-
-async def _pool(request: Request) -> BackendPool:  # FastAPI would run a plain function in a thread
-    request.app.state.drain.check()
-    pool: BackendPool = request.app.state.pool
-    return pool
-
-
-Servers: TypeAlias = Annotated[BackendPool, Depends(_pool)]
 ChatBody = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
 CompletionBody = Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
 TokenizeBody = Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
@@ -110,6 +84,9 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
 _BODIES: dict[str, type[RequestBody]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -140,6 +117,9 @@ class _Documented(FastAPI):
 def _add_routes(app: FastAPI) -> None:
     app.post("/v1/chat/completions")(chat)
     app.post("/v1/completions")(complete)
+    app.post("/v1/responses")(create_response)
+    app.post("/v1/messages")(create_message)
+    app.post("/v1/messages/count_tokens")(count_tokens)
     app.get("/v1/models")(list_models)
     app.get("/v1/models/{model}")(show_model)
     app.post("/tokenize")(tokenize)
@@ -151,23 +131,24 @@ def _add_routes(app: FastAPI) -> None:
 async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     """Create a chat completion."""
     model = await servers.resolve(body.model)
-    params = _sampling(request, body)
+    params = engine_params(request, body)
     backend_request = BackendRequest(
         model, body.routed(), params, whole=not body.stream, parsed=True
     )
-    response_format = ChatFormat(
+    choices = ChatFormat(
         num_top=(body.top_logprobs or 0) if body.logprobs else None,
         with_prompt_logprobs=body.prompt_logprobs is not None,
         with_reasoning=body.include_reasoning,
     )
-    response = GatewayResponse(model, response_format, [servers.stream(backend_request)])
-    return await respond(request, response, _stream(body))
+    response_format = ChoicesFormat(model, choices, body.stream_options)
+    response = GatewayResponse(response_format, [servers.stream(backend_request)])
+    return await respond(request, response, stream=body.stream)
 
 
 async def complete(request: Request, body: CompletionBody, servers: Servers) -> Response:
     """Create completions of one or more prompts."""
     model = await servers.resolve(body.model)
-    params = _sampling(request, body)
+    params = engine_params(request, body)
     # With ``whole`` there is no early first chunk at which Backlog could start the next request.
     whole = not body.stream and len(body.prompt) <= MAX_STARTING
     backend_requests = [
@@ -178,7 +159,7 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
     if body.echo:
         tenant = tenant_of(request) or body.tenant
         echoed = await while_connected(request, _echoed_prompts(servers, model, body, tenant))
-    response_format = CompletionFormat(
+    choices = CompletionFormat(
         n=body.n or 1,
         num_top=body.logprobs,
         echoed=echoed,
@@ -186,8 +167,9 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
     streams = [servers.stream(backend_request) for backend_request in backend_requests]
-    response = GatewayResponse(model, response_format, streams)
-    return await respond(request, response, _stream(body))
+    response_format = ChoicesFormat(model, choices, body.stream_options)
+    response = GatewayResponse(response_format, streams)
+    return await respond(request, response, stream=body.stream)
 
 
 async def list_models(servers: Servers) -> Response:
@@ -227,8 +209,12 @@ async def detokenize(request: Request, body: DetokenizeBody, servers: Servers) -
     try:
         text = await _text(servers, model, body.tokens, tenant_of(request))
     except InvalidRequest as error:
-        raise ApiError.from_client(error, {"input_ids": "tokens"}) from None
+        raise ApiError.from_client(error, _detokenize_field) from None
     return JSONResponse({"prompt": text})
+
+
+def _detokenize_field(name: str) -> str:
+    return "tokens" if name == "input_ids" else name
 
 
 async def health(servers: Servers) -> Response:
@@ -287,48 +273,26 @@ async def _model_card(servers: BackendPool, model: str) -> dict[str, Any]:
     }
 
 
-def _sampling(request: Request, body: GenerateRequest) -> dict[str, Any]:
-    """Return the engine's fields.
-
-    With API keys, a request can neither name a tenant nor overtake others by a negative priority.
-    """
-    params, tenant = body.sampling(), tenant_of(request)
-    if tenant is None:
-        return params
-    if body.tenant is not None:
-        raise ApiError.field("tenant", "is that of the API key; leave it out")
-    if body.priority is not None and body.priority < 0:
-        raise ApiError.field("priority", "must be at least 0 with an API key")
-    options: GatewayOptions = request.app.state.options
-    if body.cache_salt is not None or not options.share_prefix_cache:
-        # A client's salt is never empty, so the empty one is another separate salt of the tenant.
-        salt = f"{tenant}\0{body.cache_salt or ''}"
-        params["cache_salt"] = sha256(salt.encode()).hexdigest()
-    return params | {"tenant": tenant}
-
-
-def _stream(body: GenerateRequest) -> StreamOptions | None:
-    return (body.stream_options or StreamOptions()) if body.stream else None
-
-
 def _add_error_handlers(app: FastAPI) -> None:
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error.response(request.scope)
 
     async def client_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClientError)
-        return ApiError.from_client(error).response()
+        return ApiError.from_client(error).response(request.scope)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+        refusal = ApiError(error.status_code, str(error.detail), headers=error.headers)
+        return refusal.response(request.scope)
 
     async def client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
     async def fault(request: Request, error: Exception) -> Response:
-        return ApiError(500, "internal error; the gateway's log has more").response()
+        refusal = ApiError(500, "internal error; the gateway's log has more")
+        return refusal.response(request.scope)
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(ClientError, client_error)

@@ -78,7 +78,10 @@ def _api_key(source: str, words: list[str]) -> ApiKey:
 
 
 class RequireApiKey:
-    """ASGI middleware that requires a key in ``Authorization`` for every path but ``/health``."""
+    """ASGI middleware that requires a key for every path but ``/health``.
+
+    The key is in ``Authorization``, or else in ``x-api-key``.
+    """
 
     def __init__(self, app: ASGIApp, keys: Iterable[ApiKey]) -> None:
         self._app = app
@@ -94,23 +97,32 @@ class RequireApiKey:
             return await self._app(scope, receive, send)
         refusal = ApiError(
             401,
-            "give one of this server's API keys as 'Authorization: Bearer KEY'",
+            "give one of this server's API keys as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
         )
-        await refusal.response()(scope, receive, send)
+        await refusal.response(scope)(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
         return bool(scope["type"] == "http" and scope["raw_path"] == _OPEN_PATH)
 
     def _tenant(self, scope: Scope) -> str | None:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
+        key = _key(scope["headers"])
+        if key is None:
             return None
-        scheme, _, key = given[0].partition(b" ")
-        if scheme.lower() != b"bearer":
-            return None
-        digest = sha256(key.strip()).digest()
+        digest = sha256(key).digest()
         # Constant time over all keys: timing reveals neither which key matched nor how much of it.
         matches = [hmac.compare_digest(digest, known) for known in self._tenants]
         return next(compress(self._tenants.values(), matches), None)
+
+
+def _key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the key that a request gives; None if it gives none, or a header twice."""
+    bearers = [value for name, value in headers if name == b"authorization"]
+    if not bearers:
+        keys = [value for name, value in headers if name == b"x-api-key"]
+        return keys[0].strip() if len(keys) == 1 else None
+    if len(bearers) > 1:
+        return None
+    scheme, _, key = bearers[0].partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else None

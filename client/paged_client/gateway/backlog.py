@@ -105,6 +105,8 @@ def _joined(first: Chunk, second: Chunk) -> Chunk:
         num_output_tokens=first.num_output_tokens + second.num_output_tokens,
         logprobs=first.logprobs + second.logprobs,
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        reasoning=first.reasoning + second.reasoning,
+        tool_calls=first.tool_calls + second.tool_calls,
     )
 
 

@@ -1,20 +1,40 @@
-"""Errors in OpenAI's format."""
+"""Errors in the formats of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from paged_client import ClientError, InvalidRequest, RequestTimeout, Unavailable, UnknownModel
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
 _FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*): ")
-# The engine's field names that differ from the gateway's, with the gateway's names.
+_HEAD = re.compile(r"[a-z_]*")
+# The engine's field names that differ from OpenAI's, with OpenAI's names.
 _NAMES = {"text_input": "prompt", "input_ids": "prompt"}
+_MESSAGES_PATH = "/v1/messages"  # below it errors have Anthropic's format
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def openai_field(name: str) -> str:
+    """Return the name in chats and completions for one of the engine's fields."""
+    head = _HEAD.match(name)
+    assert head is not None
+    return _NAMES.get(head[0], head[0]) + name[head.end() :]
 
 
 class ApiError(Exception):
@@ -47,14 +67,16 @@ class ApiError(Exception):
         return cls(400, f"{name}: {problem}", param=name)
 
     @classmethod
-    def from_client(cls, error: ClientError, names: Mapping[str, str] = _NAMES) -> ApiError:
-        """Convert a server's error; ``names`` maps the engine's field names to the gateway's."""
+    def from_client(
+        cls, error: ClientError, field_name: Callable[[str], str] = openai_field
+    ) -> ApiError:
+        """Convert a server's error; ``field_name`` maps the engine's field names to the API's."""
         message = str(error)
         match error:
             case UnknownModel():
                 return cls(404, message, param="model", code="model_not_found")
             case InvalidRequest():
-                return cls._from_refusal(message, names)
+                return cls._from_refusal(message, field_name)
             case RequestTimeout():
                 if error.reason is None:
                     message = "deadline: the answer took longer than is allowed"
@@ -65,12 +87,11 @@ class ApiError(Exception):
                 return cls(500, message, code=error.reason)
 
     @classmethod
-    def _from_refusal(cls, message: str, names: Mapping[str, str]) -> ApiError:
+    def _from_refusal(cls, message: str, field_name: Callable[[str], str]) -> ApiError:
         found = _FIELD.match(message)
         if found is None:
             return cls(400, message)
-        param = names.get(found[1], found[1]) + found[2]
-        return cls.field(param, message[found.end() :])
+        return cls.field(field_name(found[1] + found[2]), message[found.end() :])
 
     @classmethod
     def _later(cls, error: Unavailable) -> ApiError:
@@ -83,6 +104,15 @@ class ApiError(Exception):
             headers={"Retry-After": str(wait_s)},
         )
 
-    def response(self) -> JSONResponse:
-        """Return the HTTP response."""
-        return JSONResponse(self.body, self.status, self.headers)
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The body in Anthropic's format."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
+
+    def response(self, scope: Scope) -> JSONResponse:
+        """Return the HTTP response to a request, in the format of the API of its path."""
+        path = scope["path"]
+        is_messages = path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/")
+        body = self.anthropic_body if is_messages else self.body
+        return JSONResponse(body, self.status, self.headers)

@@ -32,7 +32,7 @@ class RequestLimits:
             _check_headers(scope["headers"])
             body = await self._read(scope, receive)
         except ApiError as error:
-            return await error.response()(scope, receive, send)
+            return await error.response(scope)(scope, receive, send)
         if body is None:
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

@@ -1,4 +1,4 @@
-"""Converts chunks of streams and whole completions to OpenAI's response formats."""
+"""Converts chunks of streams and whole completions to choices of OpenAI's completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from paged_client import (
     Answer,
@@ -17,11 +17,10 @@ from paged_client import (
     ToolCall,
     ToolCallDelta,
 )
+from paged_client.gateway.events import Json
 
-Json = dict[str, Any]
 
-
-class ResponseFormat(Protocol):
+class ChoiceFormat(Protocol):
     """The differences between chat and text completion responses; one object per request."""
 
     id_prefix: ClassVar[str]

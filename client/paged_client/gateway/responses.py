@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
-import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -18,15 +15,10 @@ from starlette.types import Receive, Scope, Send
 from paged_client import Chunk, ClientError, Completion, CompletionBuilder
 from paged_client.gateway.backlog import Backlog
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.response_formats import Json, ResponseFormat
-from paged_client.gateway.schema import StreamOptions
+from paged_client.gateway.events import Json, to_json
 
 T = TypeVar("T")
 Chunks = AsyncGenerator[Chunk, None]
-
-_DONE = b"data: [DONE]\n\n"
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
-
 
 MAX_LOGPROBS = 2**17  # of a whole response, over all prompts
 _MANY_LOGPROBS = 2**9
@@ -36,112 +28,75 @@ class ClientGone(Exception):
     """The client has disconnected before its response."""
 
 
-class Usage:
-    """Token counts of a request so far."""
+class ResponseFormat(Protocol):
+    """How an API writes an answer; one object per HTTP request."""
 
-    def __init__(self, counts_output: bool) -> None:
-        self._counts_output = counts_output
-        self._prompts: dict[int, tuple[int, int]] = {}  # number of tokens and of cached tokens
-        self._num_output_tokens = 0
+    def field_name(self, name: str) -> str:
+        """Return the API's name for one of the engine's fields."""
 
-    def count(self, prompt: int, chunk: Chunk) -> None:
-        """Count the tokens of a chunk of one of the prompts."""
-        self._prompts[prompt] = (chunk.num_input_tokens, chunk.num_cached_tokens)
-        if self._counts_output:
-            self._num_output_tokens += chunk.num_output_tokens
+    def whole(self, completions: Sequence[Completion]) -> Json:
+        """Return the completions of all prompts as one object. Raises ApiError."""
 
-    def as_json(self) -> Json:
-        """Return OpenAI's ``usage`` object."""
-        num_prompt_tokens = sum(tokens for tokens, _ in self._prompts.values())
-        return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": self._num_output_tokens,
-            "total_tokens": num_prompt_tokens + self._num_output_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(cached for _, cached in self._prompts.values())
-            },
-        }
+    def events(self, prompt: int, chunk: Chunk) -> bytes:
+        """Return the events for a chunk of one of the prompts; none is empty. Raises ApiError."""
+
+    def end(self) -> bytes:
+        """Return the last events."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last events after an error."""
 
 
 class GatewayResponse:
     """The response to one HTTP request; ``streams`` has the chunks of each of its prompts."""
 
-    def __init__(
-        self, model: str, response_format: ResponseFormat, streams: Sequence[Chunks]
-    ) -> None:
-        self._model = model
+    def __init__(self, response_format: ResponseFormat, streams: Sequence[Chunks]) -> None:
         self._format = response_format
         self._streams = streams
-        self._usage = Usage(response_format.counts_output)
-        self._id = response_format.id_prefix + uuid.uuid4().hex
-        self._created = int(time.time())
 
     async def whole(self) -> Json:
-        """Return the response as one JSON object. Raises ClientError or ApiError."""
+        """Return the response as one JSON object. Raises ApiError."""
         builders = [CompletionBuilder() for _ in self._streams]
         num_logprobs = 0
-        async with Backlog(self._streams, math.inf) as chunks:
-            async for prompt, chunk in chunks:
-                self._usage.count(prompt, chunk)
-                num_logprobs += _num_logprobs(chunk)
-                if num_logprobs > MAX_LOGPROBS:
-                    raise ApiError.field(
-                        "logprobs", f"a whole answer has at most {MAX_LOGPROBS} in all; stream it"
-                    )
-                builders[prompt].add(chunk)
+        try:
+            async with Backlog(self._streams, math.inf) as chunks:
+                async for prompt, chunk in chunks:
+                    num_logprobs += _num_logprobs(chunk)
+                    if num_logprobs > MAX_LOGPROBS:
+                        raise _too_many_logprobs()
+                    builders[prompt].add(chunk)
+        except ClientError as error:
+            raise self._refusal(error) from None
         completions = [builder.build() for builder in builders]
         if num_logprobs > _MANY_LOGPROBS:  # must not block the event loop
-            return await asyncio.to_thread(self._content, completions)
-        return self._content(completions)
+            return await asyncio.to_thread(self._format.whole, completions)
+        return self._format.whole(completions)
 
-    def _content(self, completions: Sequence[Completion]) -> Json:
-        choices = [
-            self._format.choice(prompt, index, completion)
-            for prompt, completion in enumerate(completions)
-            for index in range(len(completion.answers))
-        ]
-        return {
-            **self._head(self._format.whole_object),
-            "choices": choices,
-            "usage": self._usage.as_json(),
-            **self._format.extras(completions),
-        }
-
-    async def events(self, options: StreamOptions, max_backlog: int) -> AsyncGenerator[bytes, None]:
+    async def events(self, max_backlog: int) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events.
 
-        Raises ClientError or ApiError before the first event; later errors are sent as an event.
+        Raises ApiError before the first event; later errors are sent as an event.
         """
-        head = self._head(self._format.chunk_object)
         has_begun = False
         try:
             async with Backlog(self._streams, max_backlog) as chunks:
                 async for prompt, chunk in chunks:
-                    self._usage.count(prompt, chunk)
-                    if options.continuous_usage_stats:
-                        head["usage"] = self._usage.as_json()
-                    elif options.include_usage:
-                        head["usage"] = None
-                    choices = self._format.choices(prompt, chunk)
-                    if choices:
+                    events = self._format.events(prompt, chunk)
+                    if events:
                         has_begun = True
-                        yield b"".join(_event({**head, "choices": [choice]}) for choice in choices)
-            if options.include_usage:
-                yield _event({**head, "choices": [], "usage": self._usage.as_json()})
+                        yield events
+            end = self._format.end()
         except (ApiError, ClientError) as error:
+            refusal = self._refusal(error)
             if not has_begun:
-                raise
-            refusal = error if isinstance(error, ApiError) else ApiError.from_client(error)
-            yield _event(refusal.body)
-        yield _DONE
+                raise refusal from None
+            end = self._format.failure(refusal)
+        yield end
 
-    def _head(self, object_name: str) -> Json:
-        return {
-            "id": self._id,
-            "object": object_name,
-            "created": self._created,
-            "model": self._model,
-        }
+    def _refusal(self, error: ApiError | ClientError) -> ApiError:
+        if isinstance(error, ApiError):
+            return error
+        return ApiError.from_client(error, self._format.field_name)
 
 
 class EventStream(StreamingResponse):
@@ -160,14 +115,12 @@ class EventStream(StreamingResponse):
             await self._rest.aclose()
 
 
-async def respond(
-    request: Request, response: GatewayResponse, stream: StreamOptions | None
-) -> Response:
-    """Return the HTTP response. Raises ClientError, ApiError, or ClientGone if the client left."""
-    if stream is None:
+async def respond(request: Request, response: GatewayResponse, *, stream: bool) -> Response:
+    """Return the HTTP response. Raises ApiError, or ClientGone if the client left."""
+    if not stream:
         content = await while_connected(request, response.whole())
-        return Response(_to_json(content), media_type="application/json")
-    events = response.events(stream, request.app.state.options.max_stream_backlog)
+        return Response(to_json(content), media_type="application/json")
+    events = response.events(request.app.state.options.max_stream_backlog)
     return EventStream(await while_connected(request, _next(events)), events)
 
 
@@ -185,6 +138,12 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         if working.cancel():
             with contextlib.suppress(asyncio.CancelledError):
                 await working
+
+
+def _too_many_logprobs() -> ApiError:
+    return ApiError.field(
+        "logprobs", f"a whole answer has at most {MAX_LOGPROBS} in all; stream it"
+    )
 
 
 def _num_logprobs(chunk: Chunk) -> int:
@@ -205,7 +164,3 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
     yield first
     async for event in rest:
         yield event
-
-
-def _event(content: Json) -> bytes:
-    return f"data: {_to_json(content)}\n\n".encode()

@@ -83,21 +83,21 @@ class RequestBody(BaseModel):
     def _sort_out(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        given = {name: value for name, value in body.items() if value is not None}
+        fields = {name: value for name, value in body.items() if value is not None}
         known = cls.model_fields
-        for name in [name for name in given if name not in known]:
-            value = given.pop(name)
+        for name in [name for name in fields if name not in known]:
+            value = fields.pop(name)
             if name in cls.not_supported:
                 neutral = cls.not_supported[name]
                 if neutral is None or value != neutral:
                     exception = f", except {json.dumps(neutral)}" if neutral else ""
-                    raise _problem(name, f"is not supported yet{exception}")
+                    raise field_problem(name, f"is not supported yet{exception}")
             elif name not in cls.ignored:
-                raise _problem(_short(name), f"is not known{_hint(name, known)}")
-        return given
+                raise field_problem(short(name), f"is not known{_hint(name, known)}")
+        return fields
 
 
-def _problem(name: str, problem: str) -> PydanticCustomError:
+def field_problem(name: str, problem: str) -> PydanticCustomError:
     """Return the error for a field; pydantic adds the location of the object with the field."""
     return PydanticCustomError(_OWN_ERROR, "{problem}", {"name": name, "problem": problem})
 
@@ -110,7 +110,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]}?" if near else ""
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """Return a name for an error message, as printable ASCII of limited length."""
     if not text:
         return '""'
@@ -183,13 +183,11 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool = False
 
 
-class GenerateRequest(RequestBody):
-    """Fields common to chat and completion requests."""
+class SamplingFields(RequestBody):
+    """Fields of every request for new tokens; most are vLLM's."""
 
     model: str | None = Field(None, max_length=256, description="may be left out if it is the only")
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_N)
     temperature: float | None = Field(None, ge=0, le=100)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -200,27 +198,55 @@ class GenerateRequest(RequestBody):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     ignore_eos: bool | None = None
-    stop: StopStrings | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=256, fail_fast=True)
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_few_biases)] | None = None
     allowed_token_ids: AllowedIds | None = None
     bad_words: list[BadWord] | None = Field(None, max_length=128, fail_fast=True)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     tenant: str | None = Field(None, max_length=256, description="only without API keys")
     timeout_s: float | None = Field(None, gt=0, le=86400)
+    # The engine reads it; an object or its text.
+    structured_outputs: dict[str, Any] | str | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=INT32_MAX)
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the fields that the engine takes under the same names."""
+        values = given(self, _SAMPLING_FIELDS)
+        if self.seed is not None:
+            values["seed"] = self.seed % 2**64
+        if self.allowed_token_ids is not None:
+            values["allowed_token_ids"] = self.allowed_token_ids.tolist()
+        return values
+
+
+_SAMPLING_FIELDS = tuple(
+    name for name in SamplingFields.model_fields if name not in ("model", "stream")
+)
+
+
+def given(body: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the fields that a body has."""
+    values = {name: getattr(body, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class GenerateRequest(SamplingFields):
+    """Fields common to chat and completion requests."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N)
+    stop: StopStrings | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # The engine reads these; each is an object, some also its text.
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, max_length=MAX_CHOICES, fail_fast=True)
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = Field(None, max_length=256)
-    thinking_token_budget: int | None = Field(None, ge=0, le=INT32_MAX)
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
@@ -231,18 +257,13 @@ class GenerateRequest(RequestBody):
 
     def sampling(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
-        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
-        if self.seed is not None:
-            values["seed"] = self.seed % 2**64
-        if self.allowed_token_ids is not None:
-            values["allowed_token_ids"] = self.allowed_token_ids.tolist()
-        return {name: value for name, value in values.items() if value is not None}
+        return super().sampling() | given(self, _GENERATE_FIELDS)
 
 
-_SAMPLING_FIELDS = tuple(
+_GENERATE_FIELDS = tuple(
     name
     for name in GenerateRequest.model_fields
-    if name not in ("model", "stream", "stream_options")
+    if name not in SamplingFields.model_fields and name != "stream_options"
 )
 
 
@@ -306,7 +327,7 @@ class Message(RequestBody):
     @model_validator(mode="after")
     def _check_content(self) -> Message:
         if self.content is None and not self.tool_calls:
-            raise _problem("content", "is missing")
+            raise field_problem("content", "is missing")
         return self
 
     def as_json(self) -> dict[str, Any]:
@@ -340,10 +361,9 @@ class ChatOptions(RequestBody):
 
 def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> dict[str, Any]:
     """Return messages and their options in the engine's format."""
-    given = {name: getattr(options, name) for name in ChatOptions.model_fields}
     return {
         "messages": [message.as_json() for message in messages],
-        **{name: value for name, value in given.items() if value is not None},
+        **given(options, ChatOptions.model_fields),
     }
 
 
@@ -387,12 +407,7 @@ class ChatRequest(GenerateRequest, ChatOptions):
         if not self.tools:
             # What a choice may be without tools is the engine's decision.
             return {} if self.tool_choice is None else {"tool_choice": self.tool_choice}
-        options = {
-            "tools": self.tools,
-            "tool_choice": self.tool_choice,
-            "parallel_tool_calls": self.parallel_tool_calls,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        return given(self, ("tools", "tool_choice", "parallel_tool_calls"))
 
 
 TextOrIds: TypeAlias = str | Ids
@@ -512,5 +527,5 @@ def _path(location: Sequence[str | int]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not part.startswith(("(", "[")):  # pydantic's own names, not fields
-            path += f".{_short(part)}" if path else part
+            path += f".{short(part)}" if path else part
     return path

@@ -10,10 +10,11 @@ import time
 
 import uvicorn
 
-from paged_client.gateway.app import GatewayOptions, create_app
+from paged_client.gateway.app import create_app
 from paged_client.gateway.connections import TimedConnection
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.limits import MAX_HEADER_BYTES
+from paged_client.gateway.options import GatewayOptions
 
 CLOSE_S = 5  # time for connections to close after the drain
 # Longer than clients keep idle connections, so that none closes just when a client reuses it.

@@ -149,6 +149,9 @@ class Answer:
     def _finish_reasons(self, name: str) -> dict[str, Array]:
         return {name: as_strings(b.shown_finish_reason for b in self._completions)}
 
+    def _stop_reasons(self, name: str) -> dict[str, Array]:
+        return {name: as_strings(b.stream.stop_string for b in self._completions)}
+
     def _tool_calls(self, name: str) -> dict[str, Array]:
         calls = ([part.as_json() for part in b.parsed.tool_calls] for b in self._completions)
         return {name: as_strings(map(json.dumps, calls))}
@@ -201,6 +204,7 @@ class Answer:
 
 _OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
     "finish_reason": Answer._finish_reasons,
+    "stop_reason": Answer._stop_reasons,
     "cumulative_logprob": Answer._cumulative_logprobs,
     "logprobs": Answer._token_logprobs,
     "prompt_logprobs": Answer._logprobs_of_prompt,

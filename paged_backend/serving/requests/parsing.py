@@ -97,7 +97,7 @@ class RequestParser:
         self._tokenizer = tokenizer
         self._limits = limits
         self._prompts = PromptReader(tokenizer, limits)
-        self._tasks = TaskReader(tokenizer, limits, self._prompts)
+        self._tasks = TaskReader(tokenizer, limits, self._prompts, self._tool_use)
 
     def read(self, tensors: Tensors, parameters_json: str) -> Task:
         """Return what a request asks for; this does not tokenize, so it is quick.

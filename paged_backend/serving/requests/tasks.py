@@ -13,6 +13,7 @@ from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.prompts import PromptReader
+from paged_backend.serving.requests.tool_use import ToolUse
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import shorten
 
@@ -58,10 +59,17 @@ class TaskReader:
     These are all tasks except ``generate``, ``cancel`` and ``inspect``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, prompts: PromptReader) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: RequestLimits,
+        prompts: PromptReader,
+        tool_use: ToolUse,
+    ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._prompts = prompts
+        self._tool_use = tool_use
         self._tasks = {
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
@@ -91,7 +99,9 @@ class TaskReader:
         return self._tasks[task.name](tensors)
 
     def _tokenize(self, tensors: Tensors) -> dict[str, Array]:
-        token_ids = self._prompts.read(tensors).token_ids
+        # A prompt has the tools that it would have for the task ``generate``.
+        tools = self._tool_use.read(tensors)
+        token_ids = self._prompts.read(tensors, tools.definitions).token_ids
         self._check(token_ids)
         return {
             "output_ids": np.array(token_ids, np.int32),

@@ -1,0 +1,78 @@
+"""The messages of ``/v1/messages`` and their content blocks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from paged_client.gateway.items import OpenObject, known_type, tag_of, text_or_list
+from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
+
+
+class TextBlock(OpenObject):
+    """A text."""
+
+    text: str
+
+
+_Text = Annotated[TextBlock, BeforeValidator(known_type("text"))]
+Texts: TypeAlias = Annotated[
+    Annotated[str, Tag("(text)")]
+    | Annotated[list[_Text], Field(max_length=MAX_PARTS, fail_fast=True), Tag("(list)")],
+    Discriminator(text_or_list),
+]
+
+
+class ThinkingBlock(OpenObject):
+    """Reasoning in the history; signatures are not checked."""
+
+    thinking: str
+
+
+class RedactedThinkingBlock(OpenObject):
+    """Encrypted reasoning, which is not read."""
+
+
+class ToolUseBlock(OpenObject):
+    """A call in the history."""
+
+    id: str = Field(max_length=256)
+    name: str = Field(min_length=1, max_length=128)
+    input: dict[str, Any]
+
+
+class ToolResultBlock(OpenObject):
+    """The result of a call."""
+
+    tool_use_id: str = Field(max_length=256)
+    content: Texts = ""
+
+
+_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+Block: TypeAlias = Annotated[
+    Annotated[TextBlock, Tag("(text)")]
+    | Annotated[ThinkingBlock, Tag("(thinking)")]
+    | Annotated[RedactedThinkingBlock, Tag("(redacted_thinking)")]
+    | Annotated[ToolUseBlock, Tag("(tool_use)")]
+    | Annotated[ToolResultBlock, Tag("(tool_result)")],
+    Discriminator(tag_of()),
+    BeforeValidator(known_type(*_TYPES)),
+]
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("(text)")]
+    | Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True), Tag("(list)")],
+    Discriminator(text_or_list),
+]
+
+
+class Message(OpenObject):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+Messages: TypeAlias = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]

@@ -1,0 +1,30 @@
+"""The operator's options for the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_client.gateway.auth import ApiKey
+from paged_client.gateway.limits import DEFAULT_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """The operator's options.
+
+    ``api_keys``: without any, the gateway requires no key.
+    ``request_timeout_s``: for a whole response.
+    ``max_stream_backlog``: maximum number of a stream's tokens that wait for the client; a stream
+    that exceeds it is ended.
+    ``drain_timeout_s``: how long running requests may continue after a signal to stop.
+    ``share_prefix_cache``: whether tenants with API keys share cached blocks of prompts that have
+    no salt.
+    """
+
+    triton: tuple[str, ...] = ("127.0.0.1:8001",)
+    api_keys: tuple[ApiKey, ...] = ()
+    request_timeout_s: float | None = None
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    max_stream_backlog: int = 4096
+    drain_timeout_s: float = 20.0
+    share_prefix_cache: bool = False

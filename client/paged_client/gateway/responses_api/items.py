@@ -1,0 +1,85 @@
+"""The items of the input of ``/v1/responses``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from paged_client.gateway.items import OpenObject, known_type, tag_of, text_or_list
+from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
+
+# Items of Codex and of built-in tools that say nothing to the model.
+SKIPPED_ITEMS = ("ghost_snapshot", "web_search_call", "image_generation_call", "additional_tools")
+
+
+class TextPart(OpenObject):
+    """A part of a message, of a function's output or of reasoning."""
+
+    text: str
+
+
+_Part = Annotated[TextPart, BeforeValidator(known_type("input_text", "output_text", "text"))]
+Text: TypeAlias = Annotated[
+    Annotated[str, Tag("(text)")]
+    | Annotated[list[_Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag("(list)")],
+    Discriminator(text_or_list),
+]
+
+
+class MessageItem(OpenObject):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+
+
+class FunctionCall(OpenObject):
+    """A call in the history."""
+
+    call_id: str = Field(max_length=256)
+    name: str = Field(min_length=1, max_length=128)
+    arguments: str = ""
+
+
+class FunctionCallOutput(OpenObject):
+    """The result of a call."""
+
+    call_id: str = Field(max_length=256)
+    output: Text
+
+
+class ReasoningItem(OpenObject):
+    """Reasoning in the history; encrypted content is not read."""
+
+    summary: list[TextPart] = Field([], max_length=MAX_PARTS, fail_fast=True)
+    content: list[TextPart] = Field([], max_length=MAX_PARTS, fail_fast=True)
+
+
+class SkippedItem(OpenObject):
+    """An item that the model does not see."""
+
+
+_SKIPPED = SKIPPED_ITEMS[0]
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _item_tag(value: Any) -> str:
+    tag = tag_of("message")(value)
+    return f"({_SKIPPED})" if tag[1:-1] in SKIPPED_ITEMS else tag
+
+
+Item: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag("(message)")]
+    | Annotated[FunctionCall, Tag("(function_call)")]
+    | Annotated[FunctionCallOutput, Tag("(function_call_output)")]
+    | Annotated[ReasoningItem, Tag("(reasoning)")]
+    | Annotated[SkippedItem, Tag(f"({_SKIPPED})")],
+    Discriminator(_item_tag),
+    BeforeValidator(known_type(*_ITEMS, *SKIPPED_ITEMS, default="message")),
+]
+Input: TypeAlias = Annotated[
+    Annotated[str, Tag("(text)")]
+    | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("(list)")],
+    Discriminator(text_or_list),
+]

@@ -1,0 +1,260 @@
+"""Requests of the Responses and Messages APIs as the engine gets them; no server is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paged_client.gateway.bodies import read_body
+from paged_client.gateway.errors import ApiError
+from paged_client.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
+from paged_client.gateway.responses_api.schema import ResponsesRequest
+
+RECORDED = json.loads((Path(__file__).parent / "recorded_requests.json").read_text())
+BODIES = {
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
+}
+SCHEMA = {"type": "object", "properties": {}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+
+
+def response(**fields: Any) -> ResponsesRequest:
+    return read_body(json.dumps({"input": "x", **fields}).encode(), ResponsesRequest)
+
+
+def message(**fields: Any) -> MessagesRequest:
+    user = {"role": "user", "content": "x"}
+    body = {"max_tokens": 5, "messages": [user], **fields}
+    return read_body(json.dumps(body).encode(), MessagesRequest)
+
+
+def messages_of(body: ResponsesRequest | MessagesRequest) -> list[dict[str, Any]]:
+    prompt = body.routed()
+    assert isinstance(prompt, dict)
+    return prompt["messages"]
+
+
+@pytest.mark.parametrize("request_", RECORDED, ids=lambda request: request["name"])
+def test_recorded_requests_are_read(request_):
+    body = read_body(json.dumps(request_["body"]).encode(), BODIES[request_["path"]])
+    assert body.routed()["messages"] == request_["messages"]
+    options = body.tool_options if request_["path"] != "/v1/responses" else body.sampling()
+    names = [tool["function"]["name"] for tool in options.get("tools", [])]
+    assert names == request_["tools"]
+
+
+def test_what_the_assistant_did_between_two_turns_is_one_message():
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": "I look."},
+        {"type": "function_call", "call_id": "c1", "name": "lookup", "arguments": "{}"},
+        {"type": "ghost_snapshot", "ghost_commit": {}},
+        {"type": "function_call_output", "call_id": "c1", "output": "found"},
+    ]
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "c1", "name": "lookup", "input": {}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "found", "is_error": True}
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [result]},
+    ]
+    expected = [
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "I look.",
+            "tool_calls": [CALL],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "found"},
+    ]
+    assert messages_of(response(input=items)) == messages_of(message(messages=turns)) == expected
+
+
+def test_texts_around_results_stay_in_order():
+    use = {"type": "tool_use", "id": "c1", "name": "lookup", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": ""}
+    content = [{"type": "text", "text": "a"}, result, {"type": "text", "text": "b"}]
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": content}]
+    roles = [(m["role"], m["content"]) for m in messages_of(message(messages=turns))]
+    assert roles == [("assistant", ""), ("user", "a"), ("tool", ""), ("user", "b")]
+
+
+def test_instructions_are_one_message_at_the_beginning_and_else_of_the_user():
+    items = [
+        {"role": "developer", "content": "B"},
+        {"role": "user", "content": "x"},
+        {"role": "developer", "content": "C"},
+    ]
+    roles = [
+        (m["role"], m["content"]) for m in messages_of(response(instructions="A", input=items))
+    ]
+    assert roles == [("system", "A\n\nB"), ("user", "x\n\nC")]
+
+
+def test_an_answer_that_the_client_has_begun_goes_on():
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It"}]
+    prompt = message(messages=turns).routed()
+    assert (prompt["continue_final_message"], prompt["add_generation_prompt"]) == (True, False)
+    use = {"type": "tool_use", "id": "c1", "name": "lookup", "input": {}}
+    turns[1]["content"] = [use]
+    assert "continue_final_message" not in message(messages=turns).routed()
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("auto", "auto"),
+        ("required", "required"),
+        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}],
+            },
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "f"}}],
+                },
+            },
+        ),
+    ],
+)
+def test_choices_of_a_response(choice, expected):
+    tool = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": None}
+    sampling = response(tools=[tool, {"type": "shell"}], tool_choice=choice).sampling()
+    assert sampling["tool_choice"] == expected
+    function = {"name": "f", "parameters": SCHEMA}
+    assert sampling["tools"] == [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "any"}, {"tool_choice": "required"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        (
+            {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+            {
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+                "parallel_tool_calls": False,
+            },
+        ),
+    ],
+)
+def test_choices_of_a_message(choice, expected):
+    tool = {"name": "f", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
+    options = message(tools=[tool, {"type": "bash_20250124", "name": "bash"}], tool_choice=choice)
+    function = {"name": "f", "parameters": SCHEMA}
+    tools = [{"type": "function", "function": function}]
+    assert options.tool_options == {"tools": tools, **expected}
+
+
+def test_tools_of_which_none_is_a_function_are_no_tools():
+    search = {"type": "web_search", "name": "web_search"}
+    assert message(tools=[search], tool_choice={"type": "auto"}).tool_options == {}
+    assert response(tools=[search], tool_choice="auto").sampling().keys() == {"max_tokens"}
+
+
+def test_sampling_of_a_message():
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    body = message(
+        stop_sequences=["\n"],
+        thinking=thinking,
+        top_k=3,
+        temperature=0.5,
+        metadata={"user_id": "u"},
+    )
+    assert body.sampling() == {
+        "max_tokens": 5,
+        "stop": ["\n"],
+        "thinking_token_budget": 1024,
+        "top_k": 3,
+        "temperature": 0.5,
+    }
+    on = {"enable_thinking": True, "thinking": True}
+    assert body.routed()["chat_template_kwargs"] == on
+    assert "chat_template_kwargs" not in message(thinking={"type": "adaptive"}).routed()
+
+
+def test_formats_of_a_response():
+    form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
+    assert response(text={"format": form, "verbosity": "low"}).sampling()["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+    }
+    assert "response_format" not in response(text={"format": {"type": "text"}}).sampling()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
+            "input[0].arguments",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"n": 2}, "n"),
+        ({"instructon": "x"}, "instructon"),
+    ],
+)
+def test_errors_of_a_response_name_the_field(fields, param):
+    with pytest.raises(ApiError) as caught:
+        response(**fields).sampling()
+    assert caught.value.body["error"]["param"] == param
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"stop": ["x"]}, "stop"),
+        ({"system": [{"type": "image"}]}, "system[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "x"}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [RESULT]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [RESULT]}]},
+            "messages[0].content[0].tool_use_id",
+        ),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"tools": [{"name": "f", "input_schema": "x"}]}, "tools[0].input_schema"),
+    ],
+)
+def test_errors_of_a_message_name_the_field(fields, param):
+    with pytest.raises(ApiError) as caught:
+        message(**fields).sampling()
+    assert caught.value.body["error"]["param"] == param
