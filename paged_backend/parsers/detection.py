@@ -18,7 +18,7 @@ REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS)
 _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("<tool_call>", "<arg_key>")),  # a format that is not known here
     ("qwen3_coder", ("<tool_call>", "<function=")),
-    ("hermes", ("<tool_call>", "arguments")),
+    ("hermes", ("<tool_call>",)),
     ("gemma4", ("<|tool_call>",)),
     ("openai", ("to=functions", "<|channel|>")),
     ("deepseek_v3", ("<｜tool▁call▁begin｜>", "```json")),

@@ -9,7 +9,7 @@ import openai
 import pytest
 from gateways import Gateway, running_gateway
 from integration.conftest import MODEL, Server, client, nothing_left, server
-from tool_models import write_tool_model
+from thinking_models import write_thinking_model
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
@@ -27,7 +27,7 @@ def gateway(server: Server) -> Iterator[Gateway]:
 def tools_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway in front of a model that can be made to reason and to call tools."""
     folder = tmp_path_factory.mktemp("tools")
-    model = write_tool_model(folder / "model")
+    model = write_thinking_model(folder / "model")
     write_model_repository(folder / "repository", MODEL, {"model": str(model)}, instances=1)
     with (
         start_server(folder / "repository") as server,

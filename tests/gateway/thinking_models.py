@@ -26,7 +26,7 @@ _TEMPLATE = """
 """
 
 
-def write_tool_model(folder: Path) -> Path:
+def write_thinking_model(folder: Path) -> Path:
     """Copy the demo model with another chat template."""
     shutil.copytree(MODEL_DIR, folder)
     for file in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
