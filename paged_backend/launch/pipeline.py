@@ -28,12 +28,12 @@ _LLM_OUTPUTS = named(
     contract.OUTPUTS,
     *("text_output", "finish_reason", "logprobs", "num_output_tokens", "output_ids"),
     *("cumulative_logprob", "num_input_tokens", "num_cached_tokens", "prompt_logprobs"),
-    *("tool_calls", "reasoning"),
+    *("stop_reason", "tool_calls", "reasoning"),
 )
 # These tensors come from the model unchanged; the others pass through postprocess.
 _LLM_DIRECT = (
     *("num_input_tokens", "num_cached_tokens"),
-    *("logprobs", "cumulative_logprob", "prompt_logprobs"),
+    *("logprobs", "cumulative_logprob", "prompt_logprobs", "stop_reason"),
 )
 _LLM_PARSED = ("tool_calls", "reasoning")  # the same, but the first step needs their flags, too
 
