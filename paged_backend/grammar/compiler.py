@@ -22,8 +22,8 @@ MAX_SHARED = 32  # grammars whose matcher is kept for later requests
 class GrammarCompiler:
     """Makes the matchers of one model's requests.
 
-    Requests with the same grammar share a compiled matcher and its lexer, which finds its states as
-    the outputs need them.
+    Requests with the same grammar share a compiled matcher and its lexer. Most of the time for a
+    mask goes into new states of the lexer.
 
     Args:
         tokenizer: folder or Hugging Face id.
@@ -95,7 +95,7 @@ class GrammarCompiler:
             self._eos_token_ids,
             params.stop_token_ids,
             ignore_eos=params.ignore_eos,
-            recompile=partial(self._recompile, request.grammar),
+            renew=partial(self._renew, request.grammar),
         )
         matchers: dict[int, Grammar] = {}
         for index, token_ids in enumerate(progress or [()] * params.n):
@@ -106,25 +106,29 @@ class GrammarCompiler:
 
     def _shared_matcher(self, grammar: str) -> LLMatcher:
         """Return a matcher at the start of the output, which is copied and never moves."""
-        from paged_backend.grammar.limits import SHARED_LEXER_STATES
+        from paged_backend.grammar.limits import FEW_LEXER_STATES
         from paged_backend.grammar.matcher import GrammarError, compile_grammar
 
         matcher = self._shared.get(grammar)
-        if matcher is not None:
-            return matcher
-        try:
-            matcher = compile_grammar(self._vocabulary, grammar, SHARED_LEXER_STATES)
-        except GrammarError:  # a large grammar may need more states
-            return compile_grammar(self._vocabulary, grammar)
-        self._shared.add(grammar, matcher)
+        if matcher is None:
+            try:
+                matcher = compile_grammar(self._vocabulary, grammar, FEW_LEXER_STATES)
+            except GrammarError:  # its beginning may need more states
+                matcher = compile_grammar(self._vocabulary, grammar)
+            self._shared.add(grammar, matcher)
         return matcher
 
-    def _recompile(self, grammar: str) -> LLMatcher:
-        """Compile a grammar for one completion only; the engine's thread calls this."""
+    def _renew(self, grammar: str) -> LLMatcher:
+        """Return a matcher whose lexer is not full; the engine's thread may call this."""
         from paged_backend.grammar.matcher import compile_grammar
 
-        self._shared.discard(grammar)
-        return compile_grammar(self._vocabulary, grammar)
+        copy = self._shared_matcher(grammar).deep_copy()
+        copy.compute_bitmask()
+        if copy.is_error():
+            matcher = compile_grammar(self._vocabulary, grammar)
+            self._shared.add(grammar, matcher)
+            copy = matcher.deep_copy()
+        return copy
 
 
 class _SharedMatchers:
@@ -146,7 +150,3 @@ class _SharedMatchers:
             self._by_grammar[grammar] = matcher
             if len(self._by_grammar) > MAX_SHARED:
                 self._by_grammar.popitem(last=False)
-
-    def discard(self, grammar: str) -> None:
-        with self._lock:
-            self._by_grammar.pop(grammar, None)

@@ -9,15 +9,16 @@ from llguidance import LLParserLimits
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 20_000
 MAX_GRAMMAR_SIZE = 100_000  # symbols
-# States are made as they are needed and take 0.3 to 2 kB each.
-LEXER_STATES = 250_000  # of one completion
-SHARED_LEXER_STATES = 20_000  # of all completions that share a lexer
+# A lexer finds its states as outputs need them; each takes 0.3 to 2 kB. Most grammars have fewer
+# than the small number, which bounds the memory of the lexers that are kept for later requests.
+LEXER_STATES = 250_000
+FEW_LEXER_STATES = 20_000
 
 
-def parser_limits(max_lexer_states: int = LEXER_STATES) -> LLParserLimits:
+def parser_limits(max_lexer_states: int | None = None) -> LLParserLimits:
     """Return the limits for a matcher. Its errors do not repeat the grammar or the output."""
     return LLParserLimits(
-        max_lexer_states=max_lexer_states,
+        max_lexer_states=max_lexer_states or LEXER_STATES,
         step_lexer_fuel=STEP_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
         max_grammar_size=MAX_GRAMMAR_SIZE,

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 
 from llguidance import LLMatcher, LLTokenizer
 
-from paged_backend.grammar.limits import LEXER_STATES, parser_limits
+from paged_backend.grammar.limits import parser_limits
 
 # Where llguidance found an error in the grammar that we have written.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_FULL = "too many states"  # in llguidance's error
 
 
 class GrammarError(ValueError):
@@ -25,8 +26,8 @@ class Matcher:
         eos_token_ids: tokens that end the output. They are allowed where it is complete.
         stop_token_ids: more tokens of this kind.
         ignore_eos: end the output only where the grammar allows nothing else.
-        recompile: compiles the grammar again. It is called if ``matcher`` fails, because copies
-            share a lexer with a limited number of states.
+        renew: returns another matcher at the start of the output, whose lexer has room for more
+            states. Copies of a matcher share a lexer, which has a limited number of them.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class Matcher:
         stop_token_ids: tuple[int, ...] = (),
         *,
         ignore_eos: bool = False,
-        recompile: Callable[[], LLMatcher] | None = None,
+        renew: Callable[[], LLMatcher] | None = None,
     ) -> None:
         self._matcher = matcher
-        self._recompile = recompile
+        self._renew = renew
         self._token_ids: list[int] = []
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
@@ -62,7 +63,7 @@ class Matcher:
             self._eos_token_ids,
             self._stop_token_ids,
             ignore_eos=self._ignore_eos,
-            recompile=self._recompile,
+            renew=self._renew,
         )
         copy._token_ids = list(self._token_ids)
         return copy
@@ -72,15 +73,21 @@ class Matcher:
         added = list(token_ids)
         if self.is_finished and not self._matcher.is_error():  # llguidance takes nothing any more
             return all(token_id in self._eos_token_ids for token_id in added)
-        if not self._matcher.consume_tokens(added):
-            return self._recover() and self.accept(added)
-        self._token_ids += added
-        return True
+        is_allowed = self._matcher.consume_tokens(added) or (
+            self._recover() and self._matcher.consume_tokens(added)
+        )
+        if is_allowed:
+            self._token_ids += added
+        return is_allowed
 
     def mask(self) -> bytes:
         """Return the mask of the next token; it is empty if the grammar has failed."""
         mask = self._mask()
-        return self._mask() if self._recover() else mask
+        if self._recover():
+            mask = self._mask()
+            if self._matcher.is_error():  # this step alone needs too many states
+                self._renew = None
+        return mask
 
     def _mask(self) -> bytes:
         mask = self._matcher.compute_bitmask()
@@ -118,19 +125,19 @@ class Matcher:
         return self._matcher.compute_ff_tokens()
 
     def _recover(self) -> bool:
-        """Replace a matcher that has failed, once; returns True if the new one works."""
-        if self._recompile is None or not self._matcher.is_error():
+        """Go on with another matcher if the lexer is full; returns True if it works."""
+        if self._renew is None or _FULL not in self._matcher.get_error():
             return False
-        self._matcher, self._recompile = self._recompile(), None
+        self._matcher = self._renew()
         return self._matcher.consume_tokens(self._token_ids)
 
 
 def compile_grammar(
-    vocabulary: LLTokenizer, grammar: str, max_lexer_states: int = LEXER_STATES
+    vocabulary: LLTokenizer, grammar: str, max_lexer_states: int | None = None
 ) -> LLMatcher:
     """Compile a grammar and find its first tokens; other threads may run meanwhile.
 
-    Deep copies of the matcher share its lexer. What one of them has found out is known to all.
+    Deep copies of the matcher share its lexer: a state that one of them has found is known to all.
 
     Raises:
         GrammarError: the grammar is invalid, too large, or allows no output.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from llguidance import LLMatcher
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.errors import ConfigError
+from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.compiler import MAX_SHARED, GrammarCompiler
 from paged_backend.grammar.matcher import Matcher, compile_grammar
@@ -21,11 +23,12 @@ EOS, VOCAB_SIZE = 1, 2048
 VOCABULARY = load_vocabulary(MODEL_DIR, VOCAB_SIZE, [EOS])
 
 
-def grammar_of(params: StructuredOutputsParams) -> str:
+def grammar_of(**constraint: object) -> str:
+    params = StructuredOutputsParams.of(constraint)
     return build_grammar(OutputConstraint(params), {})
 
 
-MANY_STATES = grammar_of(StructuredOutputsParams(regex="(.{0,40}a.{0,12}b)*"))
+MANY_STATES = grammar_of(regex="(.{0,40}a.{0,12}b)*")
 """Every hundred random tokens need about a thousand new states of the lexer."""
 
 
@@ -48,10 +51,17 @@ def allowed(mask: bytes) -> list[int]:
     return [token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1]
 
 
-def test_completions_that_need_too_many_states_together_go_on_alone(compiler):
+def test_completions_that_fill_a_lexer_together_go_on_with_another(compiler, monkeypatch):
     """Their masks, with drafts and without, are those of a matcher of their own."""
+    renewed: list[str] = []
+    renew = GrammarCompiler._renew
+
+    def counted(self: GrammarCompiler, grammar: str) -> LLMatcher:
+        renewed.append(grammar)
+        return renew(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_renew", counted)
     rng = random.Random(0)
-    num_alone = 0
     for _ in range(4):
         several = [matcher(compiler, MANY_STATES) for _ in range(4)]
         alone = [
@@ -67,12 +77,21 @@ def test_completions_that_need_too_many_states_together_go_on_alone(compiler):
                 token = rng.choice([token for token in allowed(expected) if token != EOS])
                 assert state.accept([token]) and other.accept([token])
                 assert state.forced_token_ids() == other.forced_token_ids()
-        num_alone += sum(state._recompile is None for state in several)
-    assert num_alone > 0
+    assert renewed
+
+
+def test_a_grammar_that_needs_too_many_states_alone_allows_no_token(compiler, monkeypatch):
+    monkeypatch.setattr(limits, "FEW_LEXER_STATES", 9_000)
+    monkeypatch.setattr(limits, "LEXER_STATES", 9_000)
+    state = matcher(compiler, MANY_STATES)
+    rng = random.Random(0)
+    while any(mask := state.mask()):
+        assert state.accept([rng.choice([token for token in allowed(mask) if token != EOS])])
+    assert not state.accept([40]) and state.forced_token_ids() == []
 
 
 def test_a_token_that_is_not_allowed_is_refused_once_and_for_all(compiler):
-    state = matcher(compiler, grammar_of(StructuredOutputsParams(choice=["abc"])))
+    state = matcher(compiler, grammar_of(choice=["abc"]))
     assert not state.accept([VOCAB_SIZE - 1])
     assert not state.accept([VOCAB_SIZE - 1])
 
@@ -90,9 +109,7 @@ def test_a_known_grammar_is_ready_at_once(compiler):
 
 
 def test_grammars_that_were_not_used_for_long_are_forgotten(compiler):
-    others = [
-        grammar_of(StructuredOutputsParams(choice=[str(number)])) for number in range(MAX_SHARED)
-    ]
+    others = [grammar_of(choice=[str(number)]) for number in range(MAX_SHARED)]
     for grammar in (MANY_STATES, *others[:-1], MANY_STATES, others[-1]):
         compiler.start(request(grammar), ()).result()
     assert compiler.start(request(MANY_STATES), ()).done()
