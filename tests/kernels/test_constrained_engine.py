@@ -11,6 +11,7 @@ from checkpoints import make_checkpoint
 from oracle import EOS, make_engine
 
 from paged_backend.engine import Engine
+from paged_backend.output_constraint import OutputConstraint
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -89,11 +90,15 @@ class Answer:
 Answers = dict[tuple[str, int], Answer]
 
 
+def grammar_of(constraint: dict[str, object]) -> str:
+    return build_grammar(OutputConstraint(StructuredOutputsParams.of(constraint)), {})
+
+
 def answers(engine: Engine) -> Answers:
     """The completions of all requests, in fewer seats than there are requests."""
     for number, (constraint, more) in enumerate(ASKED):
         params = SamplingParams.from_mapping({"max_tokens": 14, "seed": number, **more})
-        grammar = build_grammar(StructuredOutputsParams.of(constraint)) if constraint else ""
+        grammar = grammar_of(constraint) if constraint else ""
         prompt = [5 + (7 * number + step) % 90 for step in range(3 + 5 * number)]
         engine.add_request(Request(str(number), prompt, params, grammar=grammar))
     found: Answers = {}
