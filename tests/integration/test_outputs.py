@@ -243,7 +243,7 @@ def test_each_response_has_what_a_detokenizer_without_memory_needs(server, llm):
         ({"text_input": "x", "embedding_request": "{}"}, "embedding_request: cannot be used"),
         ({"text_input": "x", "logprobs": 21}, "logprobs: must be an integer from 0 up to 20"),
         ({"text_input": "x", "priority": "soon"}, "priority: must be an integer"),
-        ({"text_input": "x", "tools": "[]"}, "tools: is not supported yet"),
+        ({"text_input": "x", "tools": "{}"}, "tools: must be a list of tools"),
         ({"text_input": "x", "guided_json": "{"}, "guided_json: is not valid JSON"),
         ({"text_input": "x", "lora_name": "doll"}, "LoRA feature is not enabled."),
         ({"text_input": "x", "allowed_token_ids": [10**6]}, "allowed_token_ids: must be below"),
