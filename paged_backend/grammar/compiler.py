@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
+        self._loaded: LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._shared = _SharedMatchers()
 
@@ -48,13 +49,14 @@ class GrammarCompiler:
         Raises:
             ConfigError: the tokenizer cannot be used for grammars.
         """
-        self._vocabulary  # noqa: B018  # a cached property
+        self._vocabulary()
 
-    @cached_property
     def _vocabulary(self) -> LLTokenizer:
         from paged_backend.grammar.vocabulary import load_vocabulary
 
-        return load_vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        if self._loaded is None:
+            self._loaded = load_vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        return self._loaded
 
     def start(
         self, request: Request, progress: Collection[Collection[int] | None]
@@ -112,9 +114,9 @@ class GrammarCompiler:
         matcher = self._shared.get(grammar)
         if matcher is None:
             try:
-                matcher = compile_grammar(self._vocabulary, grammar, FEW_LEXER_STATES)
+                matcher = compile_grammar(self._vocabulary(), grammar, FEW_LEXER_STATES)
             except GrammarError:  # its beginning may need more states
-                matcher = compile_grammar(self._vocabulary, grammar)
+                matcher = compile_grammar(self._vocabulary(), grammar)
             self._shared.add(grammar, matcher)
         return matcher
 
@@ -125,7 +127,7 @@ class GrammarCompiler:
         copy = self._shared_matcher(grammar).deep_copy()
         copy.compute_bitmask()
         if copy.is_error():
-            matcher = compile_grammar(self._vocabulary, grammar)
+            matcher = compile_grammar(self._vocabulary(), grammar)
             self._shared.add(grammar, matcher)
             copy = matcher.deep_copy()
         return copy

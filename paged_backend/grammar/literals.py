@@ -32,7 +32,7 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How values are written.
+    """The notation of values.
 
     Attributes:
         string: writes any string.

@@ -58,8 +58,7 @@ class CallReader(Protocol):
 class JsonReader:
     """Reads objects with a name and arguments; several may follow each other or form a list."""
 
-    def __init__(self, arguments_key: str) -> None:
-        self._keys = ("arguments", "parameters", arguments_key)
+    def __init__(self) -> None:
         self._text = ""
         self._arguments: JsonValue | None = None
 
@@ -101,7 +100,7 @@ class JsonReader:
             rest = rest[end:]
 
     def _arguments_of(self, call: Mapping[str, Any]) -> Any:
-        return next((call[key] for key in self._keys if key in call), {})
+        return next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
 
 
 class NamedReader:
@@ -149,18 +148,22 @@ class NamedReader:
             yield CallPart(None, "{}")
 
 
-class PythonReader:
-    """Reads a list of Python calls; nothing is executed."""
+class _WholeReader:
+    """Base of readers that translate a region as a whole, when it closes."""
 
     is_inside = False
 
     def take(self, text: str) -> int:
-        """Not called."""
+        """Return 0, because no text is within JSON arguments."""
         return 0
 
     def feed(self, text: str) -> Iterator[CallPart]:
-        """Yield nothing, as the literals must be translated as a whole."""
+        """Yield nothing."""
         return iter(())
+
+
+class PythonReader(_WholeReader):
+    """Reads a list of Python calls; nothing is executed."""
 
     def close(self, value: Any) -> Iterator[CallPart]:
         """Yield all calls."""
@@ -173,18 +176,8 @@ class PythonReader:
             yield from _whole(name, arguments)
 
 
-class ValueReader:
+class ValueReader(_WholeReader):
     """Takes calls as transformers' parser reads them."""
-
-    is_inside = False
-
-    def take(self, text: str) -> int:
-        """Not called."""
-        return 0
-
-    def feed(self, text: str) -> Iterator[CallPart]:
-        """Yield nothing, as the arguments must be translated as a whole."""
-        return iter(())
 
     def close(self, value: Any) -> Iterator[CallPart]:
         """Yield all calls."""
@@ -235,8 +228,8 @@ class JsonValue:
 def call_reader(syntax: CallSyntax | None) -> CallReader:
     """Return a reader for a region; without a syntax, for transformers' values."""
     match syntax:
-        case JsonCalls(arguments_key):
-            return JsonReader(arguments_key)
+        case JsonCalls():
+            return JsonReader()
         case NamedCalls(_, head):
             return NamedReader(head)
         case PythonicCalls():
@@ -246,6 +239,7 @@ def call_reader(syntax: CallSyntax | None) -> CallReader:
 
 
 _BETWEEN = " \t\r\n;,[]}"  # between the arguments of a call and the next call
+_ARGUMENTS_KEYS = ("arguments", "parameters")
 _JSON_HEAD = re.compile(
     r'[\s;,\[\]}]*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',

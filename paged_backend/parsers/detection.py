@@ -8,11 +8,9 @@ from typing import Any
 
 from paged_backend.errors import ConfigError
 from paged_backend.json_file import read_json_object
-from paged_backend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ResponseFormat
+from paged_backend.parsers.formats import ResponseFormat
 
 AUTO, NONE = "auto", "none"
-TOOL_PARSERS = (AUTO, NONE, *TOOL_FORMATS)
-REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS)
 
 # Texts in chat templates that tell a format; the first entry that has all of its texts applies.
 _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -1,4 +1,4 @@
-"""How families of models write tool calls and reasoning, by vLLM's names for their parsers.
+"""The formats of tool calls and reasoning of model families, named as vLLM names their parsers.
 
 Each format has two sides. The ``fields`` belong to a ``response_template`` of transformers, which
 splits an answer into regions; the other attributes say how a grammar writes the same text.
@@ -54,7 +54,7 @@ CallSyntax = JsonCalls | NamedCalls | PythonicCalls | XmlCalls | GemmaCalls
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family writes tool calls.
+    """The format of a family's tool calls.
 
     Attributes:
         syntax: of a call.
@@ -87,7 +87,7 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family writes its reasoning before the answer.
+    """The format of a family's reasoning, which comes before the answer.
 
     Attributes:
         begin: before the reasoning.

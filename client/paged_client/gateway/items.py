@@ -48,7 +48,7 @@ def known_type(*types: str, default: str = "") -> Callable[[Any], Any]:
 
 
 def tag_of(default: str = "") -> Callable[[Any], str]:
-    """Return a discriminator by ``type``; its tags are in parentheses, as they are no fields."""
+    """Return a discriminator by ``type``; errors leave out its tags, which are in parentheses."""
 
     def tag(value: Any) -> str:
         kind = value.get("type", default) if isinstance(value, dict) else default

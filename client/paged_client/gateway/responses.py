@@ -29,7 +29,7 @@ class ClientGone(Exception):
 
 
 class ResponseFormat(Protocol):
-    """How an API writes an answer; one object per HTTP request."""
+    """Writes an answer in the format of an API; one object per HTTP request."""
 
     def field_name(self, name: str) -> str:
         """Return the API's name for one of the engine's fields."""

@@ -1,4 +1,4 @@
-"""What a request says about tools and reasoning, and how its answer is read."""
+"""Reads the tools of a request, constrains its answer, and makes readers of the answer."""
 
 from __future__ import annotations
 
@@ -108,21 +108,31 @@ class ToolUse:
         """Return the constraint on the answer; None if there is none.
 
         Raises:
-            InvalidRequest: there is a budget for reasoning, and the model does not reason.
+            InvalidRequest: there is a budget for reasoning, but the model does not reason, or its
+                reasoning is constrained.
         """
         choice = tools.choice if self._format.tools is not None else None
-        is_constrained = params.structured_outputs is not None or choice is not None
+        is_structured = params.structured_outputs is not None
+        is_constrained = is_structured or choice is not None
         if thinking_token_budget is not None and self._format.reasoning is None:
             raise InvalidRequest(
                 "thinking_token_budget", "cannot be used: the model does not reason"
             )
         if not is_constrained and thinking_token_budget is None:
             return None
+        if is_structured and self._options.enable_in_reasoning:
+            if thinking_token_budget is not None:
+                raise InvalidRequest(
+                    "thinking_token_budget",
+                    "cannot be combined with a constraint on the reasoning (enable_in_reasoning)",
+                )
+            reasoning = None
+        else:
+            # Without parsing, the text would be the reasoning and the document.
+            may_begin = is_parsed or not is_structured
+            reasoning = self._reasoning(prompt, thinking_token_budget, may_begin=may_begin)
         return OutputConstraint(
-            params.structured_outputs,
-            choice,
-            self._format.tool_parser,
-            self._reasoning(prompt, thinking_token_budget, is_parsed=is_parsed),
+            params.structured_outputs, choice, self._format.tool_parser, reasoning
         )
 
     def reader(self, tools: RequestTools, prompt: Prompt) -> ResponseReader:
@@ -138,16 +148,15 @@ class ToolUse:
         return ResponseReader(self._format, tools=tools.definitions, prefix=prefix)
 
     def _reasoning(
-        self, prompt: Prompt, budget: int | None, *, is_parsed: bool
+        self, prompt: Prompt, budget: int | None, *, may_begin: bool
     ) -> Reasoning | None:
         """Return the reasoning that comes before the constrained text, if any may come."""
         format = self._format.reasoning
-        if format is None or self._options.enable_in_reasoning:
+        if format is None:
             return None
         end = self._end_of(prompt)
         is_open = format.is_open(end)
-        # Text that is not parsed would contain reasoning that the model begins.
-        if not is_open and (format.is_over(end) or not is_parsed):
+        if not is_open and (format.is_over(end) or not may_begin):
             return None
         return Reasoning(self._format.reasoning_parser, is_open, budget)
 

@@ -21,8 +21,8 @@ from paged_client.gateway.schema import (
     StopString,
 )
 
-# Fields that change nothing here: prefixes are cached without marks, and there are no accounts,
-# regions or built-in tools.
+# Fields that have no effect here. Prefixes are cached without markers, and the gateway has no
+# accounts, regions or built-in tools.
 IGNORED = frozenset(
     (
         *("metadata", "service_tier", "cache_control", "context_management", "diagnostics"),
@@ -34,14 +34,14 @@ NOT_SUPPORTED: Mapping[str, Any] = {"container": None, "mcp_servers": []}
 
 
 class Thinking(OpenObject):
-    """Whether the model should reason."""
+    """The field ``thinking``: turns reasoning on or off and limits its tokens."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
 
 
 class ToolChoice(OpenObject):
-    """Which tools the model may or must call."""
+    """The field ``tool_choice``: the tools that the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, max_length=128)

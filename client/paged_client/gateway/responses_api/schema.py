@@ -20,8 +20,8 @@ from paged_client.gateway.schema import (
     given,
 )
 
-# Fields that change nothing here: nothing is stored, there are no built-in tools, and a prompt that
-# is too long is refused.
+# Fields that have no effect here. The gateway stores nothing and has no built-in tools, and the
+# engine refuses a prompt that is too long.
 IGNORED = frozenset(
     (
         *("user", "store", "service_tier", "safety_identifier", "client_metadata"),
@@ -40,7 +40,7 @@ MAX_METADATA = 64
 
 
 class ReasoningOptions(OpenObject):
-    """How much the model should reason."""
+    """The field ``reasoning``: the effort that the model should make."""
 
     effort: str | None = Field(None, max_length=64)
     summary: str | None = Field(None, max_length=64)

@@ -1,0 +1,75 @@
+"""Where the constraint of a request begins, by the model's format and the options."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_backend.checkpoint.bundled import TOOLS_MODEL_DIR
+from paged_backend.errors import InvalidRequest
+from paged_backend.options.responses import ResponseOptions
+from paged_backend.output_constraint import OutputConstraint, Reasoning
+from paged_backend.parsers.formats import ResponseFormat
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.serving.requests.prompts import Prompt
+from paged_backend.serving.requests.tool_use import RequestTools, ToolUse
+from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.text.tokenizer import load_tokenizer
+
+TOKENIZER = load_tokenizer(TOOLS_MODEL_DIR)
+DIGITS = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[0-9]"))
+PLAIN = SamplingParams()
+OPEN = "<|im_start|>assistant\n<think>\n"
+OVER = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+UNKNOWN = "<|im_start|>assistant\n"
+
+
+def constraint(
+    params: SamplingParams,
+    prompt: str | list[int],
+    budget: int | None = None,
+    *,
+    is_parsed: bool = True,
+    enable_in_reasoning: bool = False,
+) -> OutputConstraint | None:
+    options = ResponseOptions(enable_in_reasoning=enable_in_reasoning)
+    tool_use = ToolUse(ResponseFormat("hermes", "qwen3"), TOKENIZER, options, 32)
+    text = prompt if isinstance(prompt, str) else None
+    ids = TOKENIZER.encode(prompt) if isinstance(prompt, str) else prompt
+    return tool_use.constraint(
+        params, RequestTools(), Prompt(ids, text), budget, is_parsed=is_parsed
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_parsed", "reasoning"),
+    [
+        (OPEN, True, Reasoning("qwen3", is_open=True)),
+        (OPEN, False, Reasoning("qwen3", is_open=True)),
+        (TOKENIZER.encode(OPEN), True, Reasoning("qwen3", is_open=True)),
+        (OVER, True, None),
+        (UNKNOWN, True, Reasoning("qwen3")),
+        (UNKNOWN, False, None),  # the text would be the reasoning and the digit
+    ],
+)
+def test_a_constraint_begins_after_the_reasoning_that_may_come(prompt, is_parsed, reasoning):
+    found = constraint(DIGITS, prompt, is_parsed=is_parsed)
+    assert found is not None and found.reasoning == reasoning
+
+
+def test_a_budget_limits_reasoning_without_any_other_constraint():
+    """Also where the answer is not parsed; the model may still begin to reason."""
+    for is_parsed in (True, False):
+        found = constraint(PLAIN, UNKNOWN, 7, is_parsed=is_parsed)
+        assert found == OutputConstraint(
+            tool_parser="hermes", reasoning=Reasoning("qwen3", max_tokens=7)
+        )
+    assert constraint(PLAIN, UNKNOWN) is None
+
+
+def test_reasoning_can_be_constrained_but_not_limited_as_well():
+    found = constraint(DIGITS, OPEN, enable_in_reasoning=True)
+    assert found is not None and found.reasoning is None
+    found = constraint(PLAIN, OPEN, 7, enable_in_reasoning=True)
+    assert found is not None and found.reasoning == Reasoning("qwen3", True, 7)
+    with pytest.raises(InvalidRequest, match="^thinking_token_budget: cannot be combined"):
+        constraint(DIGITS, OPEN, 7, enable_in_reasoning=True)
