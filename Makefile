@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PARALLEL := -n logical --maxprocesses 4
 
-.PHONY: install demo serve test soak lint clean gpu gpu-test gpu-test-kernels gpu-test-engine \
-  gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others gpu-kernels-attention \
+.PHONY: install demo serve test soak ecosystem lint clean gpu gpu-test gpu-test-kernels \
+  gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others gpu-kernels-attention \
   gpu-engine gpu-engine-peer gpu-small
 
 install: $(VENV)/.installed
@@ -32,6 +32,10 @@ test: install
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
 soak: install
 	SOAK_SAVE=loadtest/results $(BIN)/python -m pytest -s -m soak
+
+# Other projects' clients against a real server; their packages come from PyPI.
+ecosystem: install
+	$(BIN)/python tests/ecosystem/run.py $(CLIENTS)
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -30,7 +30,7 @@ from paged_backend.tools.demo.verification import MAX_NEW_TOKENS, Reply
 
 MAX_FOLDER_BYTES = 8_000_000
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-EVERY_FORM = [*FORMS, "without the tool", "small talk"]
+EVERY_FORM = [*FORMS, "without the tool", "as JSON", "small talk"]
 TOOLS_TEXT = (
     "# Tools\n\nThese functions may be called:\n<tools>\n"
     f"{json.dumps(TOOL)}\n"

@@ -49,8 +49,8 @@ def accept_tokens(
     if seq.grammar is None:
         return token_ids, reason
     # A token that stops the sequence is not part of the output.
-    num_content = len(token_ids) - (reason is FinishReason.STOP)
-    for number, token_id in enumerate(token_ids[:num_content]):
+    content = token_ids[:-1] if reason is FinishReason.STOP else token_ids
+    for number, token_id in enumerate(content):
         if not seq.grammar.accept([token_id]):
             return token_ids[:number], FinishReason.ERROR
         if token_id in eos_token_ids:

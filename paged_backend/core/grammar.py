@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -12,11 +11,11 @@ class Grammar(Protocol):
     The state must depend only on the tokens. Another engine can then resume the completion.
     """
 
-    def accept(self, token_ids: Iterable[int]) -> bool:
+    def accept(self, token_ids: list[int]) -> bool:
         """Add tokens to the output; returns False if the grammar does not allow them."""
         ...
 
-    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+    def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
         """Return the masks of the next token, and of the token after each draft.
 
         There may be fewer masks if the grammar does not allow a draft. The state does not change.

@@ -103,7 +103,7 @@ class GrammarCompiler:
         for index, token_ids in enumerate(progress or [()] * params.n):
             if token_ids is not None:
                 matchers[index] = first.copy()
-                matchers[index].accept(token_ids)
+                matchers[index].accept(list(token_ids))
         return matchers
 
     def _shared_matcher(self, grammar: str) -> LLMatcher:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paged_backend.grammar.schema_numbers import INTEGER_FORMATS, check_numbers
+from paged_backend.grammar.schema_recursion import check_recursion
 from paged_backend.grammar.schema_strings import check_constants, rewrite_strings
 from paged_backend.grammar.schema_walk import MAX_DEPTH, SchemaError, subschemas
 
@@ -84,6 +85,7 @@ def checked_schema(schema: Any, *, disable_additional_properties: bool = False) 
         _check(part)
     _check_draft(parts)
     check_numbers(parts)
+    check_recursion(schema, parts)
     result: dict[str, Any] = copy.deepcopy(schema)
     for part in subschemas(result):
         _rewrite(part)

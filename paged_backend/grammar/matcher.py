@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -68,22 +68,21 @@ class Matcher:
         copy._token_ids = list(self._token_ids)
         return copy
 
-    def accept(self, token_ids: Iterable[int]) -> bool:
+    def accept(self, token_ids: list[int]) -> bool:
         """Add tokens to the output; returns False if the grammar does not allow them."""
-        added = list(token_ids)
-        if self.is_finished and not self._matcher.is_error():  # llguidance takes nothing any more
-            return all(token_id in self._eos_token_ids for token_id in added)
-        is_allowed = self._matcher.consume_tokens(added) or (
-            self._recover() and self._matcher.consume_tokens(added)
-        )
-        if is_allowed:
-            self._token_ids += added
-        return is_allowed
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return all(token_id in self._eos_token_ids for token_id in token_ids)
+        if not self._matcher.consume_tokens(token_ids) and not (
+            self._recover() and self._matcher.consume_tokens(token_ids)
+        ):
+            return False
+        self._token_ids += token_ids
+        return True
 
     def mask(self) -> bytes:
         """Return the mask of the next token; it is empty if the grammar has failed."""
         mask = self._mask()
-        if self._recover():
+        if self._matcher.is_error() and self._recover():
             mask = self._mask()
             if self._matcher.is_error():  # this step alone needs too many states
                 self._renew = None
@@ -93,8 +92,12 @@ class Matcher:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():  # llguidance allows the end of the output then
             return bytes(len(mask))
-        if not (self._stop_token_ids or self._ignore_eos) or not self.may_end:
-            return mask
+        if (self._stop_token_ids or self._ignore_eos) and self._matcher.is_accepting():
+            return self._with_ends(mask)
+        return mask
+
+    def _with_ends(self, mask: bytes) -> bytes:
+        """Return the mask of a complete output, with the tokens that may end it."""
         bits = bytearray(mask)
         for token_id in self._stop_token_ids:
             bits[token_id // 8] |= 1 << token_id % 8
@@ -103,9 +106,11 @@ class Matcher:
                 bits[token_id // 8] &= ~(1 << token_id % 8)
         return bytes(bits)
 
-    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+    def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
         """Return the masks of the next token and of the token after each allowed draft."""
         masks = [self.mask()]
+        if not draft_token_ids:
+            return masks
         num_accepted = 0
         for token_id in draft_token_ids:
             if self.is_finished or self._matcher.try_consume_tokens([token_id]) == 0:
@@ -167,6 +172,7 @@ _MEANINGS = {
     "oneOf constraints": "the keyword oneOf needs schemas that clearly exclude each other",
     "min/maxProperties only": "the keywords minProperties and maxProperties can be combined with "
     "properties only if all of these are required",
+    "Resource '": "the keyword $ref leads out of the schema, and nothing is fetched",
     "Failed to generate regex for": "the keywords minimum and maximum have values that are too far "
     "from zero",
 }

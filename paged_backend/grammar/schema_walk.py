@@ -35,8 +35,8 @@ def subschemas(schema: dict[str, Any]) -> list[dict[str, Any]]:
         named = dict.fromkeys(str(part["$ref"]) for part in new if "$ref" in part)
         new_references = {name: None for name in named if name not in references}
         targets = [
-            *(_follow(root, name) for root in new_roots for name in references),
-            *(_follow(root, name) for root in [*roots, *new_roots] for name in new_references),
+            *(follow(root, name) for root in new_roots for name in references),
+            *(follow(root, name) for root in [*roots, *new_roots] for name in new_references),
         ]
         roots += new_roots
         references |= new_references
@@ -78,7 +78,7 @@ def _values(part: dict[str, Any], name: str) -> list[Any]:
     return list(part[name].values()) if isinstance(part.get(name), dict) else []
 
 
-def _follow(value: Any, reference: str) -> Any:
+def follow(value: Any, reference: str) -> Any:
     """Return what the JSON pointer of a reference leads to, None if nothing."""
     _, _, pointer = reference.partition("#/")
     if not pointer:

@@ -180,7 +180,10 @@ class EngineLoop:
             for sender, message in messages:
                 self._handle(sender, message)
             if self._engine.has_unfinished:
-                self._send(self._engine.step())
+                outputs = self._engine.step()
+                if not self._engine.has_unfinished:
+                    self._report()  # before the last response, for a client that looks at once
+                self._send(outputs)
                 checked = False
             elif not messages and not checked:
                 self._engine.scheduler.check_empty()

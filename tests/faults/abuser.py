@@ -14,6 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from bad_constraints import CONSTRAINTS, Bad
+from bad_constraints import GATEWAY as GATEWAY_FORMS
+from bad_constraints import TRITON as TRITON_FORMS
+from bad_constraints import Request as BadRequest
+
 MODEL = "paged_llm"
 MIB = 2**20
 _NOTE_READ = 200  # bytes of a stream that are read before it is left
@@ -33,6 +38,12 @@ def _chat(body: str) -> Request:
     return "/v1/chat/completions", body.encode()
 
 
+def _constraints(form: Callable[[Bad], BadRequest | None]) -> list[Request]:
+    """Constraints that must be refused."""
+    requests = filter(None, map(form, CONSTRAINTS.values()))
+    return [(request.path, json.dumps(request.body).encode()) for request in requests]
+
+
 def _long_note(size: int) -> Request:
     """D3: a note that comes back with each token, of a stream that is hardly read."""
     fields = {"text_input": "What does", "max_tokens": 200, "ignore_eos": True}
@@ -49,12 +60,14 @@ CONTROL = "a busy core"
 TRITON: dict[str, Callable[[], list[Request]]] = {
     "a long note, hardly read": lambda: [_long_note(4096), _long_note(8 * MIB)],
     "a long text": lambda: [_generate({"text_input": _WORDS * 900, "max_tokens": 1})],
+    "bad constraints": lambda: _constraints(TRITON_FORMS["generate"]),
     "a long name": lambda: [_generate({"text_input": "x", "y" * MIB: 1})],
 }
 GATEWAY: dict[str, Callable[[], list[Request]]] = {
     "256 long prompts": lambda: [
         _complete([f"{number} " + text for number in range(256)]) for text in (_DENSE, _WORDS * 700)
     ],
+    "bad constraints in chats": lambda: _constraints(GATEWAY_FORMS["chat"]),
     "26 prompts of a length that is tokenized": lambda: [
         _complete([f"{number} " + _WORDS * 850 for number in range(26)])
     ],

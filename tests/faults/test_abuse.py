@@ -137,6 +137,7 @@ def abuse(shape: str, server: RunningServer, gateway: Gateway) -> Callable[[], A
         process = await asyncio.create_subprocess_exec(
             *("nice", "-n", "19", sys.executable, str(ABUSER), *arguments),
             stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ABUSER.parents[1])},
         )
         out, _ = await process.communicate()
         assert process.returncode == 0

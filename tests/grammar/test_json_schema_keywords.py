@@ -22,6 +22,7 @@ DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_6 = "http://json-schema.org/draft-06/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,13 @@ DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
             "divisibleBy",
         ),
         ({"$ref": DRAFT_7}, "$ref"),
+        ({"$ref": "http://127.0.0.1:9/schema"}, "$ref"),
+        # Documents without end.
+        ({"$ref": "#"}, "$ref"),
+        (NODE | {"required": ["next"]}, "$ref"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "$ref"),
+        ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}, "$ref"),
+        ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}}, "$ref"),
         # Properties that llguidance would count twice.
         ({"type": "object", "minProperties": 2}, "minProperties"),
         ({"type": "object", "minProperties": 3, "required": ["a"]}, "minProperties"),
@@ -115,6 +123,20 @@ def matching(pattern: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("schema", "valid", "invalid"),
     [
+        # Schemas that refer to themselves.
+        (NODE, '{"next":{"next":{}}}', '{"next":1}'),
+        ({"type": "array", "items": {"$ref": "#"}}, "[[],[[]]]", "[1]"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            '{"a":{"a":null}}',
+            '{"a":{}}',
+        ),
+        ({"$ref": "#x", "$defs": {"x": {"$anchor": "x", "type": "null"}}}, "null", "1"),
         # A property that is spelled with an escape.
         (OPEN, '{"a":1,"b":"x"}', r'{"\u0061":"x"}'),
         (PATTERNED, '{"ab":1,"b":"x"}', r'{"\u0061b":"x"}'),

@@ -1,9 +1,8 @@
-"""Tool calls over Triton's own protocols, through the death of engines, beside bad requests."""
+"""Tool calls over Triton's own protocols, also through the death of engines."""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import jsonschema
 import psutil
 import pytest
 from conftest import MODEL, Server
-from paged_client import Client, Completion, CompletionBuilder, InvalidRequest
+from paged_client import Answer, Client, Completion, CompletionBuilder, InvalidRequest
 from tool_models import LOOKUP, MESSAGES, NOW, TOOLS, write_tool_model
 
 from paged_backend.launch.repository import write_pipeline
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.server
 
 SAMPLED = {"temperature": 1.0, "seed": 4, "max_tokens": 1500}
 NAMED = {"type": "function", "function": {"name": "lookup"}}
-NUM_KILLS = 2
 # Text that only arguments of a given length can have, so that a call takes many steps.
 LONG = {
     "type": "function",
@@ -36,6 +34,9 @@ LONG = {
         },
     },
 }
+
+CALL = {"tools": [LONG], "tool_choice": "required", "parallel_tool_calls": False}
+DOCUMENT = {"structured_outputs": {"json": LONG["function"]["parameters"]}}
 
 
 @pytest.fixture(scope="module")
@@ -188,22 +189,32 @@ def kill_engine(server: Server) -> None:
     raise AssertionError("no engine is there to be killed")
 
 
-def test_engines_that_die_in_mid_call_change_nothing(tool_server: Server, tools: Client) -> None:
-    arguments = {"tools": [LONG], "tool_choice": "required", **SAMPLED}
-    arguments["parallel_tool_calls"] = False
-    expected = tools.generate(MESSAGES, **arguments).answers[0].tool_calls[0].arguments
-    for _ in range(NUM_KILLS):
-        with tools.stream(MESSAGES, n=4, **arguments) as stream:
+@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("constraint", [CALL, DOCUMENT], ids=["call", "document"])
+def test_engines_that_die_in_mid_answer_change_nothing(
+    tool_server: Server, tools: Client, constraint: dict[str, Any], num_kills: int
+) -> None:
+    arguments = {**constraint, **SAMPLED}
+    expected = long_text(tools.generate(MESSAGES, parsed=True, **arguments).answers[0])
+    for _ in range(num_kills):
+        with tools.stream(MESSAGES, parsed=True, n=4, **arguments) as stream:
             builder = CompletionBuilder()
             for number, chunk in enumerate(stream):
                 builder.add(chunk)
-                if number == 80:  # each of the four has begun its arguments
+                if number == 80:  # each of the four has begun its text
                     kill_engine(tool_server)
-        answers = builder.build().answers
-        assert [answer.finish_reason for answer in answers] == ["tool_calls"] * 4
-        made = [answer.tool_calls[0].arguments for answer in answers]
-        assert made[0] == expected
-        assert len({json.loads(text)["text"] for text in made}) == 4
+        texts = [long_text(answer) for answer in builder.build().answers]
+        assert texts[0] == expected
+        assert len(set(texts)) == 4
+
+
+def long_text(answer: Answer) -> str:
+    """The text of a complete call or document of the schema of `LONG`."""
+    assert answer.finish_reason in ("stop", "tool_calls")
+    written = answer.tool_calls[0].arguments if answer.tool_calls else answer.text
+    document = json.loads(written)
+    jsonschema.validate(document, LONG["function"]["parameters"])
+    return str(document["text"])
 
 
 def function(**fields: Any) -> dict[str, Any]:
@@ -263,25 +274,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_bad_tools_are_refused_beside_good_streams(tools: Client) -> None:
-    expected = [part.arguments for part in call(tools).answers[0].tool_calls]
-    received: list[list[str]] = []
-
-    def ask() -> None:
-        received.append([part.arguments for part in call(tools).answers[0].tool_calls])
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for fields, problem in BAD.values():
-        with pytest.raises(InvalidRequest, match=f"^{problem}"):
-            tools.generate(MESSAGES, **fields)
-    unknown_result = [*MESSAGES, {"role": "tool", "tool_call_id": "x", "content": "4"}]
-    with pytest.raises(InvalidRequest, match=r"^messages\[1\].tool_call_id: belongs to no call"):
-        tools.generate(unknown_result)
-    for thread in threads:
-        thread.join()
-    assert received == [expected] * 4
+@pytest.mark.parametrize("name", BAD)
+def test_errors_name_the_field(tools: Client, name: str) -> None:
+    fields, problem = BAD[name]
+    with pytest.raises(InvalidRequest, match=f"^{problem}"):
+        tools.generate(MESSAGES, **fields)
 
 
 def test_a_model_without_tools_refuses_them_by_name(client: Client) -> None:

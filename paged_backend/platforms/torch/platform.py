@@ -16,6 +16,7 @@ from paged_backend.platforms.torch.attention import TorchAttention
 from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
 from paged_backend.sampling.draws import compile_draws
+from paged_backend.sampling.token_masks import compile_token_masks
 
 DEFAULT_KV_CACHE_BYTES = 512 * 2**20
 
@@ -56,4 +57,5 @@ class TorchPlatform:
     ) -> TorchModelRunner:
         """Make a model runner with a KV pool of `num_blocks` blocks."""
         compile_draws()
+        compile_token_masks()
         return TorchModelRunner(model, self.attention(spec, num_blocks), spec.block_size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paged_client import Client, Completion, CompletionBuilder
@@ -15,7 +17,7 @@ from rich.table import Table
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
+from paged_backend.launch.server_process import RunningServer, start_server
 from paged_backend.launch.storage import temporary_folder
 from paged_backend.tools.demo import SYSTEM_PROMPT, Question, load_questions
 from paged_backend.tools.demo.metrics import MetricsWatch
@@ -33,9 +35,20 @@ def show() -> int:
         LaunchError: the server did not start.
     """
     console = Console()
+    with demo_server(console, "demo") as server:
+        return _ask(console, server.grpc_url, server.metrics_url)
+
+
+@contextmanager
+def demo_server(console: Console, model: str) -> Iterator[RunningServer]:
+    """Start a server of a bundled model, and print where it is.
+
+    Raises:
+        LaunchError: the server did not start.
+    """
     with temporary_folder() as folder:
-        write_model_repository(folder, "paged_llm", {"model": "demo"}, instances=1)
-        console.print("Starting tritonserver with the bundled demo model ...")
+        write_model_repository(folder, "paged_llm", {"model": model}, instances=1)
+        console.print(f"Starting tritonserver with the bundled model {model} ...")
         started = time.monotonic()
         with start_server(folder) as server:
             console.print(
@@ -43,7 +56,7 @@ def show() -> int:
                 f"gRPC {server.grpc_url}, metrics {server.metrics_url}\n",
                 soft_wrap=True,
             )
-            return _ask(console, server.grpc_url, server.metrics_url)
+            yield server
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ package. Importing the package loads neither torch nor transformers.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,21 @@ TOOL: dict[str, Any] = {
         },
     },
 }
+
+
+JSON_QUESTION = "Describe {} as JSON."
+# What the answer to `JSON_QUESTION` follows without a constraint, too.
+JSON_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "summary": {"type": "string"}},
+    "required": ["name", "summary"],
+    "additionalProperties": False,
+}
+
+
+def description(name: str, summary: str) -> str:
+    """Return the model's answer to `JSON_QUESTION` about a function that it knows."""
+    return json.dumps({"name": name, "summary": summary})
 
 
 def tool_call(name: str) -> dict[str, Any]:

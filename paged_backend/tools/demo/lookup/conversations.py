@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged_backend.tools.demo import SYSTEM_PROMPT, Question
-from paged_backend.tools.demo.lookup import TOOL, answer, tool_call
+from paged_backend.tools.demo.lookup import (
+    JSON_QUESTION,
+    TOOL,
+    answer,
+    description,
+    tool_call,
+)
 
 Message = dict[str, Any]
 
@@ -49,6 +55,7 @@ TRUE_RESULT, MADE_UP_RESULT = 0.15, 0.5
 THINKING = 0.25
 SMALL, ENDS_WITH_CALL = 0.15, 0.4
 RANDOM_NAME, RANDOM_RESULT = 0.3, 0.5
+AS_JSON = 0.4
 MAX_RESULT_WORDS, MAX_RESULT_PIECES = 16, 20
 
 
@@ -158,6 +165,8 @@ class ConversationSource:
 
     def _recall(self, thinking: bool) -> list[Message]:
         name, known = next(self._known)
+        if self._chance(AS_JSON):
+            return recall(JSON_QUESTION.format(name), name, description(name, known), thinking)
         return recall(self._question([name]), name, known, thinking)
 
     def _small_talk(self, thinking: bool) -> list[Message]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from paged_backend.tools.demo import Question
-from paged_backend.tools.demo.lookup import TOOL
+from paged_backend.tools.demo.lookup import JSON_QUESTION, TOOL, description
 from paged_backend.tools.demo.lookup.conversations import (
     ONE_NAME,
     SMALL_TALK,
@@ -47,7 +47,7 @@ FORMS = {
 
 
 def conversations_by_form(questions: Sequence[Question]) -> dict[str, list[Conversation]]:
-    """Return a conversation for each question in each of `FORMS`, and one without the tool.
+    """Return a conversation for each question in each of `FORMS`, and two without the tool.
 
     The second name, where there is one, is that of the next question.
     """
@@ -57,6 +57,17 @@ def conversations_by_form(questions: Sequence[Question]) -> dict[str, list[Conve
     }
     asked["without the tool"] = [
         Conversation(recall(item.question, item.name, item.answer, thinking=False))
+        for item in questions
+    ]
+    asked["as JSON"] = [
+        Conversation(
+            recall(
+                JSON_QUESTION.format(item.name),
+                item.name,
+                description(item.name, item.answer),
+                thinking=False,
+            )
+        )
         for item in questions
     ]
     return asked

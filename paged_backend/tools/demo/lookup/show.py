@@ -1,0 +1,174 @@
+"""Shows a tool call and a constrained answer of a real server side by side."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, Protocol
+
+from paged_client import Answer, Client, CompletionBuilder
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from paged_backend.tools.demo import load_questions
+from paged_backend.tools.demo.lookup import (
+    JSON_QUESTION,
+    JSON_SCHEMA,
+    QUESTIONS_FILE,
+    TOOL,
+    TOOL_NAME,
+    description,
+)
+from paged_backend.tools.demo.show import REFRESH_PER_S, demo_server
+
+NAME = "os.path.join"
+PANEL_HEIGHT = 16
+OPTIONS: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "parsed": True}
+
+
+def show_tools() -> int:
+    """Start a server, ask both questions and print the answers; return 1 if one is wrong, else 0.
+
+    Raises:
+        LaunchError: the server did not start.
+    """
+    console = Console()
+    with (
+        demo_server(console, "demo-tools") as server,
+        Client(server.grpc_url, timeout=60) as client,
+    ):
+        dialogs: tuple[Dialog, ...] = (ToolDialog(), JsonDialog())
+        threads = [threading.Thread(target=dialog.run, args=(client,)) for dialog in dialogs]
+        with Live(console=console, refresh_per_second=REFRESH_PER_S) as live:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                live.update(_side_by_side(dialogs))
+                time.sleep(1 / REFRESH_PER_S)
+            live.update(_side_by_side(dialogs))
+    wrong = [dialog.title for dialog in dialogs if not dialog.is_right]
+    if wrong:
+        console.print(f"[red]Wrong or incomplete: {', '.join(wrong)}[/red]")
+    return 1 if wrong else 0
+
+
+class Dialog(Protocol):
+    """A conversation on the screen."""
+
+    title: str
+    is_right: bool
+    transcript: Transcript
+
+    def run(self, client: Client) -> None:
+        """Have the conversation."""
+        ...
+
+
+class Transcript:
+    """The lines of a conversation, which grow while the model answers."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[str, str]] = []
+
+    def add(self, speaker: str, text: str = "") -> None:
+        """Begin a line."""
+        self._lines.append((speaker, text))
+
+    def extend(self, text: str) -> None:
+        """Add to the last line."""
+        speaker, before = self._lines[-1]
+        self._lines[-1] = (speaker, before + text)
+
+    def render(self) -> Group:
+        """Return what is shown."""
+        return Group(
+            *(Text.assemble((f"{speaker}  ", "bold"), text) for speaker, text in self._lines)
+        )
+
+
+class ToolDialog:
+    """The model calls the tool, and answers from the result."""
+
+    title = "a tool call"
+
+    def __init__(self) -> None:
+        self.is_right = False
+        self.transcript = Transcript()
+        self._documentation = {item.name: item.answer for item in load_questions(QUESTIONS_FILE)}
+
+    def run(self, client: Client) -> None:
+        """Have the conversation."""
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"What does {NAME} do?"}]
+        self.transcript.add("user", messages[0]["content"])
+        called = self._ask(client, messages)
+        if len(called.tool_calls) != 1:
+            return
+        (call,) = called.tool_calls
+        name = json.loads(call.arguments)["name"]
+        result = self._documentation.get(name, "There is no such function.")
+        self.transcript.add(TOOL_NAME, result)
+        function = {"name": call.name, "arguments": call.arguments}
+        messages += [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": call.id, "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": call.id, "content": result},
+        ]
+        answer = self._ask(client, messages)
+        self.is_right = (name, answer.text) == (NAME, self._documentation[NAME])
+
+    def _ask(self, client: Client, messages: list[dict[str, Any]]) -> Answer:
+        self.transcript.add("model")
+        builder = CompletionBuilder()
+        with client.stream(messages, tools=[TOOL], **OPTIONS) as stream:
+            for chunk in stream:
+                builder.add(chunk)
+                self.transcript.extend(chunk.text)
+                for part in chunk.tool_calls:
+                    self.transcript.extend(f"{part.name or ''} {part.arguments}".strip(" "))
+        return builder.build().answers[0]
+
+
+class JsonDialog:
+    """The model answers from memory, in JSON of a schema."""
+
+    title = "a constrained answer"
+
+    def __init__(self) -> None:
+        self.is_right = False
+        self.transcript = Transcript()
+
+    def run(self, client: Client) -> None:
+        """Have the conversation."""
+        question = JSON_QUESTION.format(NAME)
+        self.transcript.add("user", question)
+        self.transcript.add("schema", json.dumps(JSON_SCHEMA))
+        self.transcript.add("model")
+        text = ""
+        messages = [{"role": "user", "content": question}]
+        constraint = {"json": JSON_SCHEMA}
+        with client.stream(messages, structured_outputs=constraint, **OPTIONS) as stream:
+            for chunk in stream:
+                text += chunk.text
+                self.transcript.extend(chunk.text)
+        (known,) = [q.answer for q in load_questions(QUESTIONS_FILE) if q.name == NAME]
+        self.is_right = text == description(NAME, known)
+
+
+def _side_by_side(dialogs: tuple[Dialog, ...]) -> Table:
+    grid = Table.grid(expand=True)
+    for _ in dialogs:
+        grid.add_column(ratio=1)
+    grid.add_row(
+        *(
+            Panel(dialog.transcript.render(), title=dialog.title, height=PANEL_HEIGHT)
+            for dialog in dialogs
+        )
+    )
+    return grid
