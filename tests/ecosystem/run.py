@@ -123,7 +123,7 @@ def run(script: Path, variables: Mapping[str, str]) -> Result:
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     try:
         done = subprocess.run(
-            [python, script], env={**os.environ, **variables, "PATH": path}, timeout=TIMEOUT_S
+            [python, "-P", script], env={**os.environ, **variables, "PATH": path}, timeout=TIMEOUT_S
         )
         problem = f"fails with status {done.returncode}" if done.returncode else ""
     except subprocess.TimeoutExpired:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from importlib.metadata import version
 
 import openai
 import pytest
@@ -110,6 +111,20 @@ def test_only_one_spelling_is_free(guarded, path):
 def test_health_needs_no_key(guarded):
     assert guarded.get("/health").status == 200
     assert guarded.get("/health?x=1").status == 200
+    assert guarded.get("/health/live").status == guarded.get("/health/ready").status == 200
+    assert guarded.get("/health/live/").status == guarded.get("/version").status == 401
+
+
+@pytest.mark.server
+def test_a_request_has_a_name(gateway):
+    own = gateway.get("/version", **{"X-Request-Id": "job-7"})
+    assert (own.headers["x-request-id"], own.headers["request-id"]) == ("job-7", "job-7")
+    assert own.json == {"version": version("paged-backend")}
+    for given in ("", "a b", "x" * 129):
+        made = gateway.get("/health/live", **{"X-Request-Id": given}).headers["x-request-id"]
+        assert made.startswith("req_")
+    refused = gateway.post("/v1/completions", b"{")
+    assert refused.status == 400 and refused.headers["x-request-id"].startswith("req_")
 
 
 @pytest.mark.server
@@ -136,13 +151,15 @@ def test_the_sdk_knows_its_key_is_wrong(guarded):
 
 
 @pytest.mark.server
-def test_a_body_over_the_limit_is_not_read(gateway):
+def test_a_body_over_the_limit_is_refused(gateway):
+    large = gateway.post("/v1/completions", b" " * 2**24)  # sent to its end
+    assert (large.status, large.error["code"]) == (413, "content_too_large")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     announced = raw(gateway, head + b"Content-Length: 100000000000\r\n\r\n")
     assert announced.startswith(b"HTTP/1.1 413 ")
     assert b"a body has at most 1048576 bytes" in announced
     chunk = b"100000\r\n" + b" " * 2**20 + b"\r\n"
-    chunked = raw(gateway, head + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 64)
+    chunked = raw(gateway, head + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 80)
     assert chunked == b"" or chunked.startswith(b"HTTP/1.1 413 ")
     fits = b'{"prompt": "x", "max_tokens": 1' + b" " * (2**20 - 40) + b"}"
     assert gateway.post("/v1/completions", fits).status == 200

@@ -32,6 +32,21 @@ def message(**fields):
 
 @pytest.mark.server
 @pytest.mark.parametrize(
+    "request_",
+    [
+        chat(messages=[{"role": "user", "content": "x " * 9000}]),
+        text(prompt="x " * 9000),
+        text(prompt="x" * 10**6),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_openai_s_code(gateway, request_):
+    response = gateway.post(*request_)
+    assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
+    assert "This model's maximum context length is 2048 tokens." in response.error["message"]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
     ("request_", "param", "problem"),
     [
         (text(temperature=-1), "temperature", "must be greater than or equal to 0"),

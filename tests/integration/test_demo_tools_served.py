@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MODEL, Server
+from gateway.gateways import running_gateway
 from paged_client import Answer, Client
 
 from paged_backend.launch.repository import write_model_repository
@@ -133,3 +138,40 @@ def test_an_effort_turns_reasoning_on_and_off(tools: Client) -> None:
         answer = tools.generate(prompt, tools=[TOOL], temperature=0, max_tokens=100).answers[0]
         assert bool(answer.reasoning) == reasons
         assert answer.tool_calls
+
+
+ROOT = Path(__file__).parents[2]
+CURL = re.compile(r"(?:^|`)(curl [^`]+?)(?:`|\n(?=```|\S))", re.MULTILINE)
+
+
+def commands() -> list[str]:
+    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    return [command for page in pages for command in CURL.findall(page.read_text())]
+
+
+def test_the_curl_commands_of_the_documents_are_answered(
+    tools_server: Server, server: Server
+) -> None:
+    found = commands()
+    assert len(found) >= 5
+    with running_gateway("--triton", server.running.grpc_url) as gateway:
+        for documented in found:
+            serving = tools_server if "tools" in documented else server
+            triton = serving.running.http_url.removeprefix("http://")
+            command = documented.replace("localhost:8000", triton)
+            command = command.replace("localhost:9000", gateway.address)
+            words = [*shlex.split(command), "--silent", "--fail-with-body"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, (command, done.stdout)
+            answers = [
+                json.loads(line.removeprefix("data: "))
+                for line in done.stdout.split("\n\n")
+                if line
+            ]
+            answer = answers[-1]
+            if "choices" in answer:
+                assert answer["choices"][0]["message"]["content"], command
+            else:
+                text = "".join(part["text_output"] for part in answers)
+                assert text.strip() or json.loads(answer["tool_calls"]), command
+                assert "<|im_start|>" not in text, command  # the prompt of a chat

@@ -31,6 +31,7 @@ from paged_client.gateway.messages_api.schema import CountTokensRequest, Message
 from paged_client.gateway.metrics import GatewayMetrics, RequestMetrics
 from paged_client.gateway.openai_format import ChoicesFormat
 from paged_client.gateway.options import GatewayOptions
+from paged_client.gateway.request_ids import RequestIds
 from paged_client.gateway.response_formats import ChatFormat, CompletionFormat, EchoedPrompt
 from paged_client.gateway.responses import ClientGone, GatewayResponse, respond, while_connected
 from paged_client.gateway.responses_api.route import create_response
@@ -43,6 +44,7 @@ from paged_client.gateway.schema import (
     TextOrIds,
     TokenizeRequest,
 )
+from paged_client.gateway.version import VERSION
 
 _STARTED_AT = int(time.time())
 _CLIENT_CLOSED_REQUEST = 499  # appears only in the metrics
@@ -78,7 +80,8 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     _add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
     # The key is checked before anything else is read or inspected.
-    return Faults(RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded)
+    keyed = RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded
+    return Faults(RequestIds(keyed))
 
 
 _BODIES: dict[str, type[RequestBody]] = {
@@ -125,6 +128,9 @@ def _add_routes(app: FastAPI) -> None:
     app.post("/tokenize")(tokenize)
     app.post("/detokenize")(detokenize)
     app.get("/health")(health)
+    app.get("/health/ready")(health)
+    app.get("/health/live")(live)
+    app.get("/version")(show_version)
     app.get("/metrics")(show_metrics)
 
 
@@ -220,6 +226,16 @@ def _detokenize_field(name: str) -> str:
 async def health(servers: Servers) -> Response:
     """Return 200 if any model accepts requests, otherwise 503. Needs no API key."""
     return Response(status_code=200 if await servers.is_ready() else 503)
+
+
+async def live() -> Response:
+    """Return 200 while the gateway runs. Needs no API key."""
+    return Response()
+
+
+async def show_version() -> Response:
+    """Return the version of the gateway."""
+    return JSONResponse({"version": VERSION})
 
 
 async def show_metrics(request: Request) -> Response:

@@ -19,7 +19,7 @@ from paged_client.gateway.errors import ApiError
 KEYS_VARIABLE = "PAGED_API_KEYS"
 MAX_KEY_BYTES = 1024
 # For load balancers. Compared with the raw path, so that no other spelling bypasses the key.
-_OPEN_PATH = b"/health"
+_OPEN_PATHS = (b"/health", b"/health/live", b"/health/ready")
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _STATE = "tenant"  # key in the ``state`` of a request's scope
 
@@ -78,7 +78,7 @@ def _api_key(source: str, words: list[str]) -> ApiKey:
 
 
 class RequireApiKey:
-    """ASGI middleware that requires a key for every path but ``/health``.
+    """ASGI middleware that requires a key for every path but those of the gateway's health.
 
     The key is in ``Authorization``, or else in ``x-api-key``.
     """
@@ -104,7 +104,7 @@ class RequireApiKey:
         await refusal.response(scope)(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        return bool(scope["type"] == "http" and scope["raw_path"] == _OPEN_PATH)
+        return bool(scope["type"] == "http" and scope["raw_path"] in _OPEN_PATHS)
 
     def _tenant(self, scope: Scope) -> str | None:
         key = _key(scope["headers"])

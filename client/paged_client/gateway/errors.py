@@ -15,6 +15,8 @@ from paged_client import ClientError, InvalidRequest, RequestTimeout, Unavailabl
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
 _FIELD = re.compile(r"([a-z_]+)((?:\[\d+\]|\.[a-z_]+)*): ")
 _HEAD = re.compile(r"[a-z_]*")
+_TOO_LONG = re.compile(r"has \d+ (tokens; at most|characters, more than can become) (\d+) tokens")
+_MAX_MODEL_LEN = re.compile(r"max_model_len \((\d+)\)")
 # The engine's field names that differ from OpenAI's, with OpenAI's names.
 _NAMES = {"text_input": "prompt", "input_ids": "prompt"}
 _MESSAGES_PATH = "/v1/messages"  # below it errors have Anthropic's format
@@ -91,7 +93,15 @@ class ApiError(Exception):
         found = _FIELD.match(message)
         if found is None:
             return cls(400, message)
-        return cls.field(field_name(found[1] + found[2]), message[found.end() :])
+        name, problem = field_name(found[1] + found[2]), message[found.end() :]
+        too_long = _TOO_LONG.match(problem)
+        if too_long is None:
+            return cls.field(name, problem)
+        # Client libraries look for OpenAI's code, and some for its words.
+        length = _MAX_MODEL_LEN.search(problem)
+        most = too_long[2] if length is None else length[1]
+        text = f"{name}: {problem}. This model's maximum context length is {most} tokens."
+        return cls(400, text, param=name, code="context_length_exceeded")
 
     @classmethod
     def _later(cls, error: Unavailable) -> ApiError:

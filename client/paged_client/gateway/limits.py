@@ -12,6 +12,9 @@ from paged_client.gateway.errors import ApiError
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024  # of all headers together
 BODY_TIMEOUT_S = 30.0
+# A larger body is read to its end up to this size, because many clients see no response before they
+# have sent all of it.
+MAX_DISCARDED_BYTES = 64 * 2**20
 DEFAULT_BODY_BYTES = 2**20
 # The JSON parser blocks all other threads, for up to 10 ms per MiB.
 MIN_BODY_BYTES, MAX_BODY_BYTES = 2**10, 16 * 2**20
@@ -46,25 +49,33 @@ class RequestLimits:
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or None if the client disconnected. Raises ApiError."""
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        if lengths and int(lengths[0]) > self._max_body_bytes:
+        if lengths and int(lengths[0]) > MAX_DISCARDED_BYTES:
             raise self._too_large()
         body = bytearray()
+        num_bytes = 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    body += message.get("body", b"")
-                    if len(body) > self._max_body_bytes:
+                    piece = message.get("body", b"")
+                    num_bytes += len(piece)
+                    is_over = not message.get("more_body", False)
+                    if num_bytes <= self._max_body_bytes:
+                        body += piece
+                        if is_over:
+                            return bytes(body)
+                        continue
+                    body.clear()
+                    if is_over or num_bytes > MAX_DISCARDED_BYTES:
                         raise self._too_large()
-                    if not message.get("more_body", False):
-                        return bytes(body)
         except TimeoutError:
             raise _refusal(408, f"the body did not come in {BODY_TIMEOUT_S:g} s") from None
 
     def _too_large(self) -> ApiError:
-        return _refusal(413, f"a body has at most {self._max_body_bytes} bytes")
+        problem = f"a body has at most {self._max_body_bytes} bytes"
+        return _refusal(413, problem, code="content_too_large")
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -75,6 +86,6 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
         raise _refusal(431, f"all headers together have at most {MAX_HEADER_BYTES} bytes")
 
 
-def _refusal(status: int, message: str) -> ApiError:
+def _refusal(status: int, message: str, code: str | None = None) -> ApiError:
     """Return an error that closes the connection, as the rest of the request is not read."""
-    return ApiError(status, message, headers={"Connection": "close"})
+    return ApiError(status, message, code=code, headers={"Connection": "close"})

@@ -12,8 +12,10 @@ from paged_client.gateway.events import Json, data_event
 from paged_client.gateway.response_formats import ChoiceFormat
 from paged_client.gateway.schema import StreamOptions
 from paged_client.gateway.usage import Usage
+from paged_client.gateway.version import VERSION
 
 _DONE = b"data: [DONE]\n\n"
+_FINGERPRINT = f"paged-backend-{VERSION}"
 
 
 class ChoicesFormat:
@@ -74,6 +76,7 @@ class ChoicesFormat:
             "object": object_name,
             "created": self._created,
             "model": self._model,
+            "system_fingerprint": _FINGERPRINT,
         }
 
 

@@ -298,7 +298,7 @@ class CalledFunction(RequestBody):
 class MessageToolCall(RequestBody):
     """A call in the history."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(("index",))
+    ignored: ClassVar[frozenset[str]] = frozenset(("index", "provider_specific_fields"))
     id: str = Field(max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -312,7 +312,10 @@ class MessageToolCall(RequestBody):
 class Message(RequestBody):
     """One turn of a conversation."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(("annotations", "refusal"))
+    # Notes of client libraries on an answer, which they send back with it.
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        ("annotations", "refusal", "provider_specific_fields", "thinking_blocks", "reasoning_items")
+    )
     not_supported: ClassVar[Mapping[str, Any]] = {
         **{"function_call": None, "audio": None},
     }

@@ -323,7 +323,10 @@ def answer_options(tensors: Tensors) -> AnswerOptions:
         )
     return AnswerOptions(
         stream=stream,
-        echo=not fields.flag(tensors, "exclude_input_in_output", default=stream),
+        # A chat's prompt is the text of a template, which its client has not written.
+        echo=not fields.flag(
+            tensors, "exclude_input_in_output", default=stream or "messages" in tensors
+        ),
         wanted=frozenset(
             name.removeprefix(_RETURN) for name in _RETURN_FLAGS if fields.flag(tensors, name)
         ),

@@ -24,7 +24,7 @@ def lookup(name: str) -> str:
     return RESULT
 
 
-class Function(BaseModel):
+class Function(BaseModel, extra="forbid"):
     """A function of the standard library."""
 
     name: str = Field(max_length=20)

@@ -1,7 +1,7 @@
 """LiteLLM: chats, tool calls, streams, schemas, and the errors that it maps."""
 
 # /// script
-# dependencies = ["litellm"]
+# dependencies = ["litellm", "mcp"]
 # ///
 
 import json
@@ -68,7 +68,7 @@ def main() -> None:
     long = [{"role": "user", "content": "x " * 9000}]
     for fields, error in (
         ({"messages": long}, litellm.ContextWindowExceededError),
-        ({"messages": ASKED, "temperature": 7}, litellm.BadRequestError),
+        ({"messages": ASKED, "temperature": -1}, litellm.BadRequestError),
         ({"messages": ASKED, "model": "openai/none"}, litellm.NotFoundError),
     ):
         try:
