@@ -26,7 +26,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="a server's gRPC address; may be repeated (default: 127.0.0.1:8001)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
-    parser.add_argument("--port", type=int, default=9000, help="default: 9000")
+    # The second name of an option is that of Triton's OpenAI frontend.
+    parser.add_argument("--port", "--openai-port", type=int, default=9000, help="default: 9000")
     parser.add_argument(
         "--api-key-file",
         type=Path,
@@ -44,6 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--max-body-bytes",
+        "--http-max-input-size",
         type=int,
         default=2**20,
         metavar="BYTES",

@@ -32,6 +32,7 @@ BAD_FIELDS = [
     ({"text_input": "x", "sampling_parameters": "[]"}, "must be a JSON object"),
     ({"text_input": "x", "sampling_parameters": "[" * 100_000}, "sampling_parameters"),
     ({"text_input": "x", "temprature": 1}, "did you mean temperature?"),
+    ({"prompt": "x"}, "prompt: is not known; the prompt's name here is text_input"),
     ({"text_input": "x", "temperature": "hot"}, "temperature: must be a number from 0"),
     ({"text_input": "x", "temperature": -1}, "temperature: must be a number from 0"),
     ({"text_input": "x", "top_p": 0}, "top_p: must be a number above 0"),

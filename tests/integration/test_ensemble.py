@@ -151,9 +151,11 @@ def test_generate_with_plain_fields(server: Server, model: str) -> None:
 def test_messages_are_rendered_with_the_models_template(server: Server, model: str) -> None:
     question = QUESTIONS[3]
     chat = json.dumps([{"role": "user", "content": question.question}])
-    answer = generate(server, model, messages=chat, **GREEDY)
+    answer = generate(server, model, messages=chat, exclude_input_in_output=False, **GREEDY)
     prompt = f"<|user|>{question.question}<|end|><|assistant|>"
     assert answer["text_output"] == prompt + question.answer
+    alone = generate(server, model, messages=chat, **GREEDY)
+    assert alone["text_output"] == question.answer
 
 
 @pytest.mark.server

@@ -41,6 +41,8 @@ from paged_backend.validation import coerce, shorten
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Names of the prompt in other APIs.
+_PROMPT_ELSEWHERE = ("prompt", "inputs")
 _RETURN = "return_"
 _RETURN_FLAGS = [spec.name for spec in INPUTS if spec.name.startswith(_RETURN)]
 # Part of vllm_backend's contract, so clients may send them.
@@ -232,6 +234,9 @@ class RequestParser:
             values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
         if "lora_name" in values:  # vllm_backend's wording, which its clients compare
             raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
+        for name in _PROMPT_ELSEWHERE:
+            if name in values:
+                raise InvalidRequest(name, "is not known; the prompt's name here is text_input")
         for name in ("stop", "bad_words"):
             if name in tensors:
                 values[name] = fields.strings(name, tensors[name])
