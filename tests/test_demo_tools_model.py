@@ -245,19 +245,24 @@ def test_a_reply_adds_its_tokens_to_the_prompt(
 
 
 @pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("tools", [[], [TOOL]], ids=["alone", "tools"])
 def test_the_server_renders_as_transformers(
-    tokenizer: PreTrainedTokenizerFast, thinking: bool
+    tokenizer: PreTrainedTokenizerFast, thinking: bool, tools: list[Any]
 ) -> None:
     template = load_tokenizer("demo-tools").chat_template
     assert template is not None
     messages = [message("system", "Be brief."), message("user", "hi")]
 
     rendered = template.render(
-        Chat(messages=messages, chat_template_kwargs={"enable_thinking": thinking})
+        Chat(messages=messages, chat_template_kwargs={"enable_thinking": thinking}), tools
     )
 
     assert rendered == render(
-        tokenizer, messages, add_generation_prompt=True, enable_thinking=thinking
+        tokenizer,
+        messages,
+        tools=tools or None,
+        add_generation_prompt=True,
+        enable_thinking=thinking,
     )
 
 

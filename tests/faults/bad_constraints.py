@@ -237,8 +237,8 @@ GATEWAY: dict[str, Callable[[Bad], Request | None]] = {
 }
 
 GOOD: tuple[Fields, ...] = (
-    {"tools": TOOLS, "tool_choice": "required"},
-    {"tools": [LOOKUP], "tool_choice": "required", "parallel_tool_calls": False},
+    {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    {"tools": [LOOKUP], "tool_choice": "required", "parallel_tool_calls": False, "seed": 5},
     {"structured_outputs": {"json": LOOKUP["function"]["parameters"]}},
     {"structured_outputs": {"regex": "([a-z]{2,8} ){24}"}},
 )

@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def answer_of(client: Client, fields: dict[str, Any]) -> Any:
     """Stream the answer to a good request; return its text and calls."""
-    answer = client.generate(MESSAGES, parsed=True, **SAMPLED, **fields).answers[0]
+    answer = client.generate(MESSAGES, parsed=True, **(SAMPLED | fields)).answers[0]
     assert answer.finish_reason in ("stop", "tool_calls")
     return answer.text, [(call.name, call.arguments) for call in answer.tool_calls]
 

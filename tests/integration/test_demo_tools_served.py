@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,15 @@ def test_an_effort_turns_reasoning_on_and_off(tools: Client) -> None:
         answer = tools.generate(prompt, tools=[TOOL], temperature=0, max_tokens=100).answers[0]
         assert bool(answer.reasoning) == reasons
         assert answer.tool_calls
+
+
+def test_the_demo_shows_a_call_and_a_constrained_answer() -> None:
+    command = [Path(sys.executable).parent / "paged-backend", "demo", "tools"]
+    wide = os.environ | {"COLUMNS": "250"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=wide)
+    assert done.returncode == 0, done.stdout
+    assert 'model   lookup {"name":"os.path.join"}' in done.stdout.replace(": ", ":")
+    assert 'model   {"name": "os.path.join", "summary": "' in done.stdout
 
 
 ROOT = Path(__file__).parents[2]

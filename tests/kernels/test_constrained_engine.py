@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights, and a tokenizer whose words are mostly single bytes."""
     folder: Path = tmp_path_factory.mktemp("smollm")
     make_checkpoint(
-        "smollm", folder, num_hidden_layers=2, intermediate_size=40, vocab_size=VOCAB_SIZE
+        "smollm", folder, num_hidden_layers=1, intermediate_size=40, vocab_size=VOCAB_SIZE
     )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -26,7 +26,7 @@ from paged_backend.tools.demo.lookup import (
 from paged_backend.tools.demo.show import REFRESH_PER_S, demo_server
 
 NAME = "os.path.join"
-PANEL_HEIGHT = 16
+PANEL_HEIGHT = 12
 OPTIONS: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "parsed": True}
 
 
@@ -86,7 +86,7 @@ class Transcript:
     def render(self) -> Group:
         """Return what is shown."""
         return Group(
-            *(Text.assemble((f"{speaker}  ", "bold"), text) for speaker, text in self._lines)
+            *(Text.assemble((f"{speaker:8}", "bold"), text) for speaker, text in self._lines)
         )
 
 
@@ -148,7 +148,8 @@ class JsonDialog:
         """Have the conversation."""
         question = JSON_QUESTION.format(NAME)
         self.transcript.add("user", question)
-        self.transcript.add("schema", json.dumps(JSON_SCHEMA))
+        types = {name: part["type"] for name, part in JSON_SCHEMA["properties"].items()}
+        self.transcript.add("schema", ", ".join(f"{name}: {kind}" for name, kind in types.items()))
         self.transcript.add("model")
         text = ""
         messages = [{"role": "user", "content": question}]
