@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
@@ -32,12 +34,31 @@ def resolve_model(name: str) -> Path:
     return _download(name)
 
 
+def download_config(name: str) -> Path:
+    """Return the config.json of a Hugging Face id, which is downloaded without the rest.
+
+    Raises:
+        ConfigError: it cannot be downloaded.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with _download_errors(name):
+        return Path(hf_hub_download(name, "config.json"))
+
+
 def _download(name: str) -> Path:
     # Imported here: it costs a third of a second, and a folder needs none of it.
     from huggingface_hub import snapshot_download
 
-    try:
+    with _download_errors(name):
         return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+
+
+@contextmanager
+def _download_errors(name: str) -> Iterator[None]:
+    """Convert the errors of a download, which name the model then."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(

@@ -26,7 +26,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a folder with config.json, the file itself, or a bundled shape such as llama-3-8b",
+        help="a folder with config.json, the file itself, a Hugging Face id, or a bundled shape "
+        "such as llama-3-8b",
     )
     parser.add_argument(
         "--gpu",

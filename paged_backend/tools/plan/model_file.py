@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
+from paged_backend.checkpoint.hub import download_config
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # a user and a model
 # Exists beside the package in a checkout; an installed package has only the bundled models.
 _SHAPES = Path(__file__).parents[3] / "loadtest" / "models"
 
 
 def find_config(name: str) -> Path:
-    """Find the config.json of a bundled shape or a folder; `name` may also be the file itself.
+    """Find the config.json of a bundled shape, a folder or a Hugging Face id.
+
+    `name` may also be the file itself.
 
     Raises:
         ConfigError: there is no such file.
@@ -22,6 +27,8 @@ def find_config(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists() and name.lower() in bundled:
         return bundled[name.lower()]
+    if not path.exists() and _ID.fullmatch(name):
+        return download_config(name)
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file():
