@@ -11,7 +11,11 @@ from paged_backend.cli.options import Subparsers, add_engine_options, engine_opt
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command's flags."""
     parser = subparsers.add_parser(
-        "serve", help="serve a model on tritonserver", description=__doc__
+        "serve",
+        help="serve a model on tritonserver",
+        description=__doc__,
+        epilog="The server's interfaces for shared memory, trace settings and log settings are "
+        "closed to clients.",
     )
     add_engine_options(parser)
     group = parser.add_argument_group("server")

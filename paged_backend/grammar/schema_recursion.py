@@ -21,13 +21,14 @@ def check_recursion(schema: dict[str, Any], parts: Sequence[dict[str, Any]]) -> 
     if any("$id" in part or "id" in part for part in parts if part is not schema):
         return  # references lead to other places there
     finite: set[int] = set()  # schemas that have a finite document, by id
-    waiting = list(parts)
-    while waiting:
-        found = [part for part in reversed(waiting) if _is_finite(part, schema, finite)]
-        if not found:
-            break
-        finite.update(map(id, found))
-        waiting = [part for part in waiting if id(part) not in finite]
+    unknown = list(reversed(parts))  # most schemas come after those that use them
+    num_unknown = len(unknown) + 1
+    while len(unknown) < num_unknown:
+        num_unknown = len(unknown)
+        for part in unknown:
+            if _is_finite(part, schema, finite):
+                finite.add(id(part))
+        unknown = [part for part in unknown if id(part) not in finite]
     if id(schema) not in finite:
         raise SchemaError("the keyword $ref leads to documents without end")
 
