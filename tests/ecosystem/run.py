@@ -27,6 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paged_backend.checkpoint.bundled import TOOLS_MODEL_DIR
 from paged_backend.launch.repository import write_pipeline
 from paged_backend.launch.server_process import RunningServer, start_server
 from paged_backend.tools.demo import load_questions
@@ -96,19 +97,12 @@ def variables_of(server: RunningServer, gateway: str) -> dict[str, str]:
         "TRITON_HTTP": server.http_url,
         "TRITON_GRPC": server.grpc_url,
         "MODEL": MODEL,
-        "TOKENIZER": str(tokenizer_folder()),
+        "TOKENIZER": str(TOOLS_MODEL_DIR),
         "QUESTION": question.question,
         "NAME": question.name,
         "RESULT": question.answer,
         "NO_PROXY": "127.0.0.1,localhost",
     }
-
-
-def tokenizer_folder() -> Path:
-    """Return the folder of the model's tokenizer."""
-    from paged_backend.checkpoint.bundled import TOOLS_MODEL_DIR
-
-    return TOOLS_MODEL_DIR
 
 
 def run(script: Path, variables: Mapping[str, str]) -> Result:
