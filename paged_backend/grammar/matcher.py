@@ -172,7 +172,7 @@ _MEANINGS = {
     "oneOf constraints": "the keyword oneOf needs schemas that clearly exclude each other",
     "min/maxProperties only": "the keywords minProperties and maxProperties can be combined with "
     "properties only if all of these are required",
-    "Resource '": "the keyword $ref leads out of the schema, and nothing is fetched",
+    "Resource '": "the keyword $ref or $schema leads out of the schema, and nothing is fetched",
     "Failed to generate regex for": "the keywords minimum and maximum have values that are too far "
     "from zero",
 }
