@@ -108,7 +108,7 @@ class SamplingParams:
             if name in _NOT_SUPPORTED:
                 raise InvalidRequest(name, "is not supported yet")
             if name in _INPUTS:
-                raise InvalidRequest(name, "is an input of its own, not a sampling parameter")
+                raise InvalidRequest(name, "is a separate input, not a sampling parameter")
         values = dict(values)
         constraint = take_from(values)
         return from_mapping(cls, {**values, "structured_outputs": constraint}, InvalidRequest)

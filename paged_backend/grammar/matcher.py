@@ -92,7 +92,7 @@ class Matcher:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():  # llguidance allows the end of the output then
             return bytes(len(mask))
-        if (self._stop_token_ids or self._ignore_eos) and self._matcher.is_accepting():
+        if (self._stop_token_ids or self._ignore_eos) and self.may_end:
             return self._with_ends(mask)
         return mask
 

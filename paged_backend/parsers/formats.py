@@ -277,12 +277,12 @@ class ResponseFormat:
 
     @property
     def tools(self) -> ToolFormat | None:
-        """How the model writes tool calls; None if it is not known."""
+        """The format of the model's tool calls; None if it is unknown."""
         return TOOL_FORMATS.get(self.tool_parser)
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """How the model writes its reasoning; None if it does not reason."""
+        """The format of the model's reasoning; None if the model does not reason."""
         return REASONING_FORMATS.get(self.reasoning_parser)
 
     @property

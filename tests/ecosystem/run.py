@@ -1,4 +1,4 @@
-"""Runs other projects' clients against a real server, each in an environment of its own.
+"""Runs other projects' clients against a real server, each in a separate environment.
 
 ``make ecosystem`` runs every script of the folder ``scenarios``; names after
 ``python tests/ecosystem/run.py`` select some of them. A script lists its packages as inline script
@@ -46,7 +46,7 @@ from gateway.gateways import running_gateway  # noqa: E402
 
 @dataclass(frozen=True)
 class Result:
-    """How a scenario ended."""
+    """The result of a scenario."""
 
     name: str
     version: str

@@ -102,7 +102,7 @@ CHOICES = [f"choice {index}" for index in range(10_000)]
             "response_format and guided_regex: exclude each other",
         ),
         ({"guided_regex": "a", "min_tokens": 3}, "min_tokens: must be 0: structured_outputs dec"),
-        ({"tools": []}, "tools: is an input of its own"),
+        ({"tools": []}, "tools: is a separate input"),
     ],
 )
 def test_mistakes_name_the_field(values, problem):

@@ -1,4 +1,4 @@
-"""Where the constraint of a request begins, by the model's format and the options."""
+"""Tests of the place where a constraint begins, for each prompt and option."""
 
 from __future__ import annotations
 

@@ -74,6 +74,7 @@ class VllmMetrics(MetricsPublisher):
     def report_end(self, clock: RequestClock, request: Request) -> None:
         """Record the size and the duration of a request."""
         super().report_end(clock, request)
+        self._publish_gaps()  # before the last response, for a client that looks at once
         self._whole_request.observe(time.monotonic() - clock.started)
         self._prompt_tokens.observe(len(request.prompt_token_ids))
         self._generation_tokens.observe(clock.num_tokens)
@@ -85,6 +86,9 @@ class VllmMetrics(MetricsPublisher):
         ``GAPS_PER_S`` limits these latencies. The rest waits, and is dropped above ``MAX_BACKLOG``.
         """
         super().publish(idle=idle)
+        self._publish_gaps()
+
+    def _publish_gaps(self) -> None:
         for _ in range(self._allowance.take(len(self._gaps))):
             self._gap.observe(self._gaps.popleft())
 

@@ -196,8 +196,6 @@ class FrontEnd:
             final = open_request.answer.is_finished
             if final:
                 self._stat_logger.report_end(open_request.clock, open_request.answer.request)
-                if len(self._table) == 1:  # the client may look at the metrics at once
-                    self._stat_logger.publish(idle=True)
             open_request.sender.send(open_request.answer.take(), final)
             if final:
                 self._table.remove(request_id)

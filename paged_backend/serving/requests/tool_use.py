@@ -170,7 +170,8 @@ class ToolUse:
         if choice.required:
             if self._format.tools is None:
                 raise InvalidRequest(
-                    "tool_choice", "must be auto: the model's calls have a format of its own"
+                    "tool_choice",
+                    "must be auto: the format of the model's calls cannot be enforced",
                 )
         elif not self._options.enable_auto_tool_choice:
             raise InvalidRequest("tool_choice", "auto is turned off (enable_auto_tool_choice)")

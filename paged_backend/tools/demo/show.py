@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -93,28 +93,39 @@ def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
     with Client(grpc_url, timeout=60) as client, MetricsWatch(metrics_url) as metrics:
         threads = [threading.Thread(target=c.follow, args=(client,)) for c in conversations]
         started = time.perf_counter()
-        with Live(console=console, refresh_per_second=REFRESH_PER_S) as live:
-            for thread in threads:
-                thread.start()
-            while any(thread.is_alive() for thread in threads):
-                live.update(_columns(conversations))
-                time.sleep(1 / REFRESH_PER_S)
-            live.update(_columns(conversations))
+        show_while(console, threads, lambda: [c.panel() for c in conversations])
         seconds = time.perf_counter() - started
     console.print()
     console.print(_streams_table(conversations))
     console.print(_server_table(conversations, metrics, seconds))
-    wrong = [c.question.name for c in conversations if not c.is_right]
+    return report_wrong(console, [c.question.name for c in conversations if not c.is_right])
+
+
+def show_while(
+    console: Console, threads: list[threading.Thread], panels: Callable[[], list[Panel]]
+) -> None:
+    """Start the threads, and show panels side by side until the threads have ended."""
+    with Live(console=console, refresh_per_second=REFRESH_PER_S) as live:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            live.update(_side_by_side(panels()))
+            time.sleep(1 / REFRESH_PER_S)
+        live.update(_side_by_side(panels()))
+
+
+def report_wrong(console: Console, wrong: list[str]) -> int:
+    """Print what is wrong; returns the exit status, 1 if anything is wrong."""
     if wrong:
         console.print(f"[red]Wrong or incomplete: {', '.join(wrong)}[/red]")
     return 1 if wrong else 0
 
 
-def _columns(conversations: list[Conversation]) -> Table:
+def _side_by_side(panels: list[Panel]) -> Table:
     grid = Table.grid(expand=True)
-    for _ in conversations:
+    for _ in panels:
         grid.add_column(ratio=1)
-    grid.add_row(*(conversation.panel() for conversation in conversations))
+    grid.add_row(*panels)
     return grid
 
 

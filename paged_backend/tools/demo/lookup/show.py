@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any, Protocol
 
 from paged_client import Answer, Client, CompletionBuilder
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from paged_backend.tools.demo import load_questions
@@ -23,7 +20,7 @@ from paged_backend.tools.demo.lookup import (
     TOOL_NAME,
     description,
 )
-from paged_backend.tools.demo.show import REFRESH_PER_S, demo_server
+from paged_backend.tools.demo.show import demo_server, report_wrong, show_while
 
 NAME = "os.path.join"
 PANEL_HEIGHT = 12
@@ -43,17 +40,8 @@ def show_tools() -> int:
     ):
         dialogs: tuple[Dialog, ...] = (ToolDialog(), JsonDialog())
         threads = [threading.Thread(target=dialog.run, args=(client,)) for dialog in dialogs]
-        with Live(console=console, refresh_per_second=REFRESH_PER_S) as live:
-            for thread in threads:
-                thread.start()
-            while any(thread.is_alive() for thread in threads):
-                live.update(_side_by_side(dialogs))
-                time.sleep(1 / REFRESH_PER_S)
-            live.update(_side_by_side(dialogs))
-    wrong = [dialog.title for dialog in dialogs if not dialog.is_right]
-    if wrong:
-        console.print(f"[red]Wrong or incomplete: {', '.join(wrong)}[/red]")
-    return 1 if wrong else 0
+        show_while(console, threads, lambda: [_panel(dialog) for dialog in dialogs])
+    return report_wrong(console, [dialog.title for dialog in dialogs if not dialog.is_right])
 
 
 class Dialog(Protocol):
@@ -162,14 +150,5 @@ class JsonDialog:
         self.is_right = text == description(NAME, known)
 
 
-def _side_by_side(dialogs: tuple[Dialog, ...]) -> Table:
-    grid = Table.grid(expand=True)
-    for _ in dialogs:
-        grid.add_column(ratio=1)
-    grid.add_row(
-        *(
-            Panel(dialog.transcript.render(), title=dialog.title, height=PANEL_HEIGHT)
-            for dialog in dialogs
-        )
-    )
-    return grid
+def _panel(dialog: Dialog) -> Panel:
+    return Panel(dialog.transcript.render(), title=dialog.title, height=PANEL_HEIGHT)
