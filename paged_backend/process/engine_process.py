@@ -7,6 +7,7 @@ that take seconds to import.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--server", type=ProcessId.parse, required=True, metavar="PID-START")
     parser.add_argument("--config", required=True, help="engine options as a JSON object")
     args = parser.parse_args()
+    faulthandler.enable()  # a crash writes its Python stack into the server's log
     # Ctrl-C in a terminal reaches the whole process group; only the server must act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(args.server, SERVER_GRACE_S, args.run_dir)

@@ -100,7 +100,8 @@ class EngineSupervisor:
                 # An engine that was found running may have been about to end.
                 if client.has_started:
                     raise ConfigError(
-                        f"the engine ended while the model was loading: {GONE}"
+                        f"the engine ended while the model was loading ({client.exit_status}); "
+                        "the server's log may say why"
                     ) from error
             else:
                 self._client, self._is_ready = client, True

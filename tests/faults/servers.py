@@ -63,8 +63,12 @@ def engine_of(server: RunningServer) -> psutil.Process:
 
 def engines_of(server: RunningServer) -> list[psutil.Process]:
     """The engine's process, or none; more would be wrong."""
-    children = processes_of(server)
-    return [p for p in children if any("engine_process" in word for word in _command(p))]
+    return _engines(processes_of(server))
+
+
+def engines_in(tmp_path: Path) -> list[psutil.Process]:
+    """The engine's process of the server in that folder, even of one that is still starting."""
+    return _engines(left_of(tmp_path))
 
 
 def stubs_of(server: RunningServer) -> list[psutil.Process]:
@@ -162,6 +166,10 @@ def _waits_for_engine(stub: psutil.Process) -> bool:
     """Whether its sending thread, which alone makes this system call, waits for the engine."""
     threads = Path(f"/proc/{stub.pid}/task").iterdir()
     return any((thread / "syscall").read_text().split()[0] in _POLL for thread in threads)
+
+
+def _engines(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if any("engine_process" in word for word in _command(p))]
 
 
 def _command(process: psutil.Process) -> list[str]:

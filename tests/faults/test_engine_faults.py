@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,13 @@ from callers import QUESTIONS, Ask, Call, Crowd, ask_all, greedy, print_pauses, 
 from paged_client import Client, RequestCancelled, RequestTimeout, ServerError, Unavailable
 from servers import (
     LOAD_TIMEOUT_S,
+    ORPHAN_TIMEOUT_S,
     engine_of,
+    engines_in,
     engines_of,
     is_alive,
     kill_engine,
+    left_of,
     metrics,
     restarts,
     serve_demo,
@@ -28,7 +32,7 @@ from servers import (
 )
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.launch.server_process import RunningServer
+from paged_backend.launch.server_process import LaunchError, RunningServer
 
 pytestmark = pytest.mark.server
 
@@ -201,6 +205,20 @@ def test_what_waits_for_an_engine_that_cannot_load_again_is_ended(tmp_path: Path
 
 
 @pytest.mark.soak
+def test_an_engine_that_crashes_while_it_loads_fails_the_start_and_says_how(tmp_path: Path) -> None:
+    def crash() -> None:
+        wait_for(lambda: engines_in(tmp_path), LOAD_TIMEOUT_S)
+        engines_in(tmp_path)[0].send_signal(signal.SIGABRT)
+
+    crashing = threading.Thread(target=crash)
+    crashing.start()
+    said = r"the engine ended while the model was loading \(killed by SIGABRT\)"
+    with pytest.raises(LaunchError, match=said), serve_demo(tmp_path):
+        pass
+    crashing.join()
+    wait_for(lambda: not left_of(tmp_path), ORPHAN_TIMEOUT_S)
+
+
 def test_an_engine_that_hangs_is_found_and_replaced(tmp_path: Path) -> None:
     asks = [greedy(i, 300) for i in range(16)]
     with serve_demo(tmp_path, instances=2, step_timeout_s=2) as server:

@@ -146,7 +146,7 @@ def test_the_demo_shows_a_call_and_a_constrained_answer() -> None:
     command = [Path(sys.executable).parent / "paged-backend", "demo", "tools"]
     wide = os.environ | {"COLUMNS": "250"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=wide)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     assert 'model   lookup {"name":"os.path.join"}' in done.stdout.replace(": ", ":")
     assert 'model   {"name": "os.path.join", "summary": "' in done.stdout
 
