@@ -57,6 +57,7 @@ INPUTS = (
     TensorSpec("return_num_cached_tokens", "TYPE_BOOL", 1),
     TensorSpec("return_num_output_tokens", "TYPE_BOOL", 1),
     TensorSpec("return_output_ids", "TYPE_BOOL", 1),
+    TensorSpec("return_metrics", "TYPE_BOOL", 1),
     TensorSpec("return_context_ids", "TYPE_BOOL", 1),
     TensorSpec("return_tool_calls", "TYPE_BOOL", 1),
     TensorSpec("return_reasoning", "TYPE_BOOL", 1),
@@ -73,6 +74,7 @@ OUTPUTS = (
     TensorSpec("num_cached_tokens", "TYPE_UINT32", 1, optional=False),
     TensorSpec("num_output_tokens", "TYPE_UINT32", -1, optional=False),
     TensorSpec("output_ids", "TYPE_INT32", -1, optional=False),
+    TensorSpec("metrics", "TYPE_STRING", -1, optional=False),
     # Parts of the answer that `text_output` then leaves out.
     TensorSpec("tool_calls", "TYPE_STRING", -1, optional=False),
     TensorSpec("reasoning", "TYPE_STRING", -1, optional=False),

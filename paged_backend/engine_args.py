@@ -29,6 +29,9 @@ _ALIASES = {
     "scheduling_policy": {"fcfs": "priority"},  # equal while no request has a priority
 }
 
+# Names of tensorrtllm_backend for options of this engine.
+_RENAMED = {"max_queue_size": "max_waiting_requests"}
+
 # The values that describe what this engine does; other values are refused by name.
 _ONLY: dict[str, tuple[object, ...]] = {
     # more than one device or machine
@@ -182,7 +185,8 @@ def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
     Raises:
         ConfigError: a name is unknown or a value is not allowed.
     """
-    check_known(values, (*sorted(_OURS), _SILENCE, *_ONLY, *_NO_MEANING), option_error)
+    check_known(values, (*sorted(_OURS), _SILENCE, *_RENAMED, *_ONLY, *_NO_MEANING), option_error)
+    values = _renamed(values)
     for name, value in values.items():
         if name in _ONLY:
             _check_neutral(name, value)
@@ -199,8 +203,19 @@ def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
 
 
 def other_names() -> list[str]:
-    """Engine arguments of vLLM that have no effect here, or are accepted with few values only."""
-    return [_SILENCE, *_ONLY, *sorted(_NO_MEANING)]
+    """The accepted names that are no options of this engine.
+
+    They are other names of options, or arguments of vLLM that have no effect here or are accepted
+    with few values only.
+    """
+    return [_SILENCE, *_RENAMED, *_ONLY, *sorted(_NO_MEANING)]
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    for theirs, ours in _RENAMED.items():
+        if theirs in values and ours in values:
+            raise option_error(theirs, f"is another name of {ours}; give one of them")
+    return {_RENAMED.get(name, name): value for name, value in values.items()}
 
 
 def alias(name: str, value: Any) -> Any:

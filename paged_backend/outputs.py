@@ -28,6 +28,14 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class SequenceTimes(NamedTuple):
+    """Moments in the life of a sequence, in seconds of the machine's monotonic clock."""
+
+    arrival_s: float  # at the engine
+    first_scheduled_s: float
+    first_token_s: float
+
+
 @dataclass(slots=True)  # frozen ones take a microsecond to make, of which a step makes hundreds
 class SequenceOutput:
     """New tokens of one sequence after a step; the last one carries the finish reason."""
@@ -40,6 +48,7 @@ class SequenceOutput:
     logprobs: list[TokenLogprobs] | None = None  # one for each new token, if asked for
     # With the first token, if asked for: one for each token of the prompt after its first.
     prompt_logprobs: list[TokenLogprobs] | None = None
+    times: SequenceTimes | None = None  # with the first token
 
 
 _SECONDS = (

@@ -139,6 +139,17 @@ class RequestLimits:
             if token >= self.vocab_size:
                 raise InvalidRequest(name, f"must be below {self.vocab_size}, got {token}")
 
+    def check_token_ids(self, name: str, token_ids: list[int]) -> None:
+        """Check that token ids are in the vocabulary.
+
+        Raises:
+            InvalidRequest: naming the field and the allowed range.
+        """
+        low, high = min(token_ids, default=0), max(token_ids, default=0)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidRequest(name, f"must be from 0 to {self.vocab_size - 1}, got {bad}")
+
     def _check_prompt(self, prompt_token_ids: list[int]) -> None:
         length = len(prompt_token_ids)
         if length == 0:

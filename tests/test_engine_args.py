@@ -144,6 +144,16 @@ def test_each_door_takes_the_same_names_and_values(tmp_path):
     assert set(by_line.without_effect) == {"swap_space", "tensor_parallel_size"}
 
 
+def test_the_queue_has_the_name_of_tensorrtllm_backend_too(tmp_path):
+    values = {"max_queue_size": 7}
+    for door in (partial(from_model_json, folder=tmp_path), from_command_line):
+        assert door(values).config.max_waiting_requests == 7
+        with pytest.raises(ConfigError, match="option max_waiting_requests must be an integer"):
+            door({"max_queue_size": 0})
+        with pytest.raises(ConfigError, match="max_queue_size is another name"):
+            door(values | {"max_waiting_requests": 8})
+
+
 @pytest.mark.parametrize("values", [{"tensor_parallel_size": 2}, {"kv_cache_dtype": "fp8"}])
 def test_each_door_refuses_what_the_engine_lacks(tmp_path, values):
     (name,) = values

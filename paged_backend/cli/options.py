@@ -58,9 +58,9 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("model", "tokenizer"):
         if values[name] is not None and Path(values[name]).is_dir():
             values[name] = str(Path(values[name]).resolve())
-    from_mapping(values | others)
     defaults = {spec.name: spec.default for spec in fields(EngineConfig)}
     changed = {
         name: value for name, value in values.items() if name == "model" or value != defaults[name]
     }
+    from_mapping(changed | others)
     return changed | others

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
+from paged_backend.launch.pipeline import PipelineOptions
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -28,7 +29,24 @@ def add_parser(subparsers: Subparsers) -> None:
     group.add_argument(
         "--pipeline",
         action="store_true",
-        help="serve preprocess, postprocess and the ensembles llm and ensemble around it, too",
+        help="serve the models around it, too: preprocess, postprocess, llm and llm_bls, and "
+        "tensorrtllm_backend's ensemble, tensorrt_llm, tensorrt_llm_bls, preprocessing and "
+        "postprocessing",
+    )
+    group.add_argument(
+        "--triton-max-batch-size",
+        type=int,
+        default=PipelineOptions().triton_max_batch_size,
+        metavar="N",
+        help="of the models with tensorrtllm_backend's names; 0: their tensors have no batch "
+        "dimension, as in its LLM API (default: %(default)s)",
+    )
+    group.add_argument(
+        "--decoupled-mode",
+        choices=("true", "false"),
+        default="true",
+        help="of the same models; false: each request has one response, so they take /infer and "
+        "no streams (default: %(default)s)",
     )
     group.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
@@ -63,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             options,
             name=args.served_model_name,
             instances=args.instances,
-            pipeline=args.pipeline,
+            pipeline=_pipeline(args),
             endpoints=endpoints,
         )
         print(command)
@@ -72,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         options,
         name=args.served_model_name,
         instances=args.instances,
-        pipeline=args.pipeline,
+        pipeline=_pipeline(args),
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
@@ -81,3 +99,9 @@ def run(args: argparse.Namespace) -> int:
         verbose=args.verbose,
     )
     return 0
+
+
+def _pipeline(args: argparse.Namespace) -> PipelineOptions | None:
+    if not args.pipeline:
+        return None
+    return PipelineOptions(args.triton_max_batch_size, args.decoupled_mode == "true")

@@ -408,6 +408,7 @@ class Scheduler:
     ) -> SequenceOutput:
         """Add the tokens of a step to a sequence, without those after the token that ends it."""
         start = seq.num_known_tokens
+        is_first = seq.first_token_s is None
         token_ids, reason = cut_at_end(seq, token_ids, self.config)
         token_ids, reason = accept_tokens(seq, token_ids, reason, self.config.eos_token_ids)
         if token_ids:
@@ -433,6 +434,7 @@ class Scheduler:
             seq.num_cached_tokens or 0,
             None if logprobs is None else logprobs[: len(token_ids)],
             prompt_logprobs,
+            seq.times if is_first else None,
         )
 
     def _replace_placeholders(self, seq: Sequence, token_ids: list[int]) -> None:

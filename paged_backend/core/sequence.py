@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.seeds import derive_seed
-from paged_backend.outputs import TokenLogprobs
+from paged_backend.outputs import SequenceTimes, TokenLogprobs
 from paged_backend.request import Request
 
 PLACEHOLDER = -1
@@ -154,6 +154,13 @@ class Sequence:
         All prompt tokens must then be computed, even those in cached blocks.
         """
         return self.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
+    def times(self) -> SequenceTimes | None:
+        """The moments up to the first token; None before it."""
+        if self.admitted_s is None or self.first_token_s is None:
+            return None
+        return SequenceTimes(self.queued_s, self.admitted_s, self.first_token_s)
 
     @property
     def preemption_key(self) -> tuple[int, int]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paged_backend import contract
-from paged_backend.contract import PARSED_TEXT, TensorSpec, named
+from paged_backend.contract import PARSED_TEXT, TOOL_INPUTS, TensorSpec, named
+from paged_backend.errors import option_error
 from paged_backend.launch.server_version import server_is_from
 
 # Maximum number of responses that wait for the next step, and of requests that wait for the model:
@@ -26,48 +27,17 @@ _INNER_INPUTS = (
 _LLM_INPUTS = tuple(spec for spec in contract.INPUTS if spec.name not in _INNER_INPUTS)
 _LLM_OUTPUTS = named(
     contract.OUTPUTS,
-    *("text_output", "finish_reason", "logprobs", "num_output_tokens", "output_ids"),
+    *("text_output", "finish_reason", "logprobs", "num_output_tokens", "output_ids", "metrics"),
     *("cumulative_logprob", "num_input_tokens", "num_cached_tokens", "prompt_logprobs"),
     *("stop_reason", "tool_calls", "reasoning"),
 )
 # These tensors come from the model unchanged; the others pass through postprocess.
 _LLM_DIRECT = (
-    *("num_input_tokens", "num_cached_tokens"),
+    *("num_input_tokens", "num_cached_tokens", "metrics"),
     *("logprobs", "cumulative_logprob", "prompt_logprobs", "stop_reason"),
 )
 _LLM_PARSED = ("tool_calls", "reasoning")  # the same, but the first step needs their flags, too
 
-
-def _specs(data_type: str, dims: tuple[int, ...], *names: str) -> list[TensorSpec]:
-    return [TensorSpec(name, data_type, dims) for name in names]
-
-
-# The names of tensorrtllm_backend, whose clients send a batch dimension.
-_TENSORRTLLM_INPUTS = (
-    *_specs("TYPE_STRING", (-1, 1), "text_input", "decoder_text_input"),
-    *_specs("TYPE_STRING", (-1, 1), "guided_decoding_guide_type", "guided_decoding_guide"),
-    *_specs("TYPE_STRING", (-1, -1), "bad_words", "stop_words", "embedding_bias_words"),
-    *_specs("TYPE_INT32", (-1, 1), "max_tokens", "min_tokens", "num_return_sequences"),
-    *_specs("TYPE_INT32", (-1, 1), "beam_width", "top_k", "end_id", "pad_id"),
-    *_specs("TYPE_INT32", (-1, 1), "num_draft_tokens", "prompt_vocab_size"),
-    *_specs("TYPE_FP32", (-1, 1), "top_p", "temperature", "length_penalty"),
-    *_specs("TYPE_FP32", (-1, 1), "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *_specs("TYPE_FP32", (-1, -1), "embedding_bias_weights"),
-    *_specs("TYPE_UINT64", (-1, 1), "seed", "lora_task_id", "prompt_table_extra_id"),
-    *_specs("TYPE_BOOL", (-1, 1), "stream", "exclude_input_in_output", "use_draft_logits"),
-    *_specs("TYPE_BOOL", (-1, 1), "return_log_probs", "return_context_logits"),
-    *_specs("TYPE_BOOL", (-1, 1), "return_generation_logits", "return_perf_metrics"),
-    *_specs("TYPE_BOOL", (-1, 1), "return_num_input_tokens", "return_num_output_tokens"),
-    *_specs("TYPE_FP16", (-1, -1, -1), "prompt_embedding_table", "lora_weights"),
-    *_specs("TYPE_INT32", (-1, -1, 3), "lora_config"),
-)
-_TENSORRTLLM_OUTPUTS = (
-    TensorSpec("text_output", "TYPE_STRING", -1),
-    *_specs("TYPE_FP32", (-1, -1, -1), "output_log_probs"),
-    *_specs("TYPE_FP32", (-1, -1), "cum_log_probs"),
-    *_specs("TYPE_INT32", (-1, -1), "sequence_length", "batch_index", "sequence_index"),
-    *_specs("TYPE_INT32", (-1, -1), "num_input_tokens", "num_output_tokens"),
-)
 
 # Tensors from preprocess to the model, and from the model to postprocess, in every pipeline.
 _TO_MODEL = (
@@ -81,6 +51,17 @@ _FROM_MODEL = (
 )
 
 
+_CLASS = "TritonPythonModel"
+# The models with tensorrtllm_backend's names and tensors: module and class.
+_TENSORRTLLM = {
+    "preprocessing": ("steps", "Preprocessing"),
+    "tensorrt_llm": ("ids", _CLASS),
+    "postprocessing": ("steps", "Postprocessing"),
+    "ensemble": ("text", _CLASS),
+    "tensorrt_llm_bls": ("text", _CLASS),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineModel:
     """One model of the repository."""
@@ -91,56 +72,41 @@ class PipelineModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Face:
-    """The tensors of an ensemble, and how they differ from the tensors of the model."""
+class PipelineOptions:
+    """Options of the models with tensorrtllm_backend's tensors, by its templates' names."""
 
-    inputs: Sequence[TensorSpec]
-    outputs: Sequence[TensorSpec]
-    required: Sequence[str] = ()
-    direct: Sequence[str] = ()  # outputs of the model that the caller can request
-    through: Sequence[str] = ()  # outputs that the steps compute or change
-    shared: Sequence[str] = ()  # inputs of both the first step and the model
-    parsed: Sequence[str] = ()  # outputs of the model that make it leave them out of its text
+    triton_max_batch_size: int = 64  # 0: the tensors have no batch dimension
+    decoupled_mode: bool = True  # False: one response for each request
 
-
-_LLM = _Face(
-    _LLM_INPUTS,
-    _LLM_OUTPUTS,
-    direct=_LLM_DIRECT,
-    shared=contract.TOOL_INPUTS,
-    parsed=_LLM_PARSED,
-)
-_TENSORRTLLM = _Face(
-    _TENSORRTLLM_INPUTS,
-    _TENSORRTLLM_OUTPUTS,
-    required=("text_input", "max_tokens"),
-    through=("logprobs", "cumulative_logprob"),
-)
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a size that is not allowed."""
+        if self.triton_max_batch_size < 0:
+            raise option_error(
+                "triton_max_batch_size", f"must be at least 0, got {self.triton_max_batch_size}"
+            )
 
 
-def pipeline_models(llm: str, prefix: str, *, bounded: bool) -> list[PipelineModel]:
+def pipeline_models(
+    llm: str, prefix: str, options: PipelineOptions, *, bounded: bool
+) -> list[PipelineModel]:
     """Return all models around the model ``llm``, with names that begin with ``prefix``.
 
     ``bounded`` is for servers that know ``max_inflight_requests``.
     """
     pre, post = f"{prefix}preprocess", f"{prefix}postprocess"
-    trt_pre, trt_post = f"{prefix}tensorrtllm_preprocess", f"{prefix}tensorrtllm_postprocess"
-    trt_in = _declared("input", _TENSORRTLLM.inputs, _TENSORRTLLM.required)
-    trt_out = _declared("output", _TENSORRTLLM.outputs)
     steps = {"llm": llm, "preprocess": pre, "postprocess": post}
     return [
-        PipelineModel(pre, _python({"llm": llm}), ("preprocess", "TritonPythonModel")),
-        PipelineModel(post, _python({"llm": llm}, _IN_ORDER), ("postprocess", "TritonPythonModel")),
-        PipelineModel(f"{prefix}llm", _ensemble(_LLM, pre, llm, post, bounded=bounded)),
-        PipelineModel(f"{prefix}llm_bls", _python(steps), ("bls", "TritonPythonModel")),
-        PipelineModel(trt_pre, _python({"llm": llm}, lines=trt_in), ("tensorrtllm", "Preprocess")),
-        PipelineModel(
-            trt_post,
-            _python({"llm": llm}, _IN_ORDER, lines=trt_out),
-            ("tensorrtllm", "Postprocess"),
-        ),
-        PipelineModel(
-            f"{prefix}ensemble", _ensemble(_TENSORRTLLM, trt_pre, llm, trt_post, bounded=bounded)
+        PipelineModel(pre, _python({"llm": llm}), ("preprocess", _CLASS)),
+        PipelineModel(post, _python({"llm": llm}, _IN_ORDER), ("postprocess", _CLASS)),
+        PipelineModel(f"{prefix}llm", _ensemble(pre, llm, post, bounded=bounded)),
+        PipelineModel(f"{prefix}llm_bls", _python(steps), ("bls", _CLASS)),
+        *(
+            PipelineModel(
+                f"{prefix}{name}",
+                _tensorrtllm(llm, options, is_step=module == "steps"),
+                (f"tensorrtllm.{module}", class_name),
+            )
+            for name, (module, class_name) in _TENSORRTLLM.items()
         ),
     ]
 
@@ -157,29 +123,37 @@ def _python(parameters: Mapping[str, str], comment: str = "", lines: Sequence[st
         for line in (
             f"# {_FILLED_IN}{comment}",
             'backend: "python"',
+            *lines,
             "instance_group [{ count: 1 kind: KIND_CPU }]",
             *(
                 f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
                 for key, value in parameters.items()
             ),
-            *lines,
         )
     )
 
 
-def _ensemble(face: _Face, pre: str, llm: str, post: str, *, bounded: bool) -> str:
-    given = [spec.name for spec in face.inputs]
-    wanted = [spec.name for spec in face.outputs]
-    flags = [f"return_{name}" for name in face.direct]
-    to_model = _inner("to", [*_TO_MODEL, *(f"return_{name}" for name in face.through)])
-    from_model = _inner("from", [*_FROM_MODEL, *face.through])
-    text = {"text_output": PARSED_TEXT} if face.parsed else {}
-    unchanged = [*face.direct, *face.parsed]
+def _tensorrtllm(llm: str, options: PipelineOptions, *, is_step: bool) -> str:
+    is_decoupled = options.decoupled_mode and not is_step
+    lines = (
+        f"max_batch_size: {options.triton_max_batch_size}",
+        f"model_transaction_policy {{ decoupled: {str(is_decoupled).lower()} }}",
+    )
+    return _python({"llm": llm}, lines=lines)
+
+
+def _ensemble(pre: str, llm: str, post: str, *, bounded: bool) -> str:
+    given = [spec.name for spec in _LLM_INPUTS]
+    wanted = [spec.name for spec in _LLM_OUTPUTS]
+    flags = [f"return_{name}" for name in _LLM_DIRECT]
+    to_model, from_model = _inner("to", _TO_MODEL), _inner("from", _FROM_MODEL)
+    text = {"text_output": PARSED_TEXT}
+    unchanged = [*_LLM_DIRECT, *_LLM_PARSED]
     steps = (
         (pre, _same(name for name in given if name not in flags), to_model),
         (
             llm,
-            to_model | _same([*flags, *face.shared]),
+            to_model | _same([*flags, *TOOL_INPUTS]),
             from_model | text | _same(unchanged),
         ),
         (
@@ -190,8 +164,8 @@ def _ensemble(face: _Face, pre: str, llm: str, post: str, *, bounded: bool) -> s
     )
     lines = [
         'platform: "ensemble"',
-        *_declared("input", face.inputs, face.required),
-        *_declared("output", face.outputs),
+        *_declared("input", _LLM_INPUTS),
+        *_declared("output", _LLM_OUTPUTS),
         "ensemble_scheduling {",
         *([f"  max_inflight_requests: {MAX_INFLIGHT_REQUESTS}"] if bounded else []),
         *(line for step in steps for line in _step(*step)),
@@ -200,18 +174,12 @@ def _ensemble(face: _Face, pre: str, llm: str, post: str, *, bounded: bool) -> s
     return "".join(f"{line}\n" for line in lines)
 
 
-def _declared(kind: str, specs: Sequence[TensorSpec], required: Sequence[str] = ()) -> list[str]:
+def _declared(kind: str, specs: Sequence[TensorSpec]) -> list[str]:
     return [
-        f'{kind} {{ name: "{spec.name}" data_type: {spec.data_type} dims: {_dims(spec)}'
-        + (" optional: true }" if kind == "input" and spec.name not in required else " }")
+        f'{kind} {{ name: "{spec.name}" data_type: {spec.data_type} dims: {spec.dims}'
+        + (" optional: true }" if kind == "input" else " }")
         for spec in specs
     ]
-
-
-def _dims(spec: TensorSpec) -> str:
-    if isinstance(spec.dims, int):
-        return str(spec.dims)
-    return f"[ {', '.join(map(str, spec.dims))} ]"
 
 
 def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paged_backend.errors import ConfigError
-from paged_backend.launch.pipeline import knows_the_bound, pipeline_models
+from paged_backend.launch.pipeline import PipelineOptions, knows_the_bound, pipeline_models
 from paged_backend.launch.storage import writing
 
 _CONFIG = """\
@@ -55,6 +55,7 @@ def write_pipeline(
     instances: int,
     *,
     prefix: str = "",
+    options: PipelineOptions | None = None,
     bounded: bool | None = None,
 ) -> list[Path]:
     """Write a model and the pipeline around it; returns the folders of all models.
@@ -62,6 +63,7 @@ def write_pipeline(
     Args:
         root, name, engine_options, instances: as for ``write_model_repository``.
         prefix: prefix of the names of the other models, for several pipelines.
+        options: of the pipeline's models.
         bounded: whether the server knows ``max_inflight_requests``; default: whether the server
             here does.
 
@@ -72,7 +74,7 @@ def write_pipeline(
         _check_name(prefix)
     bounded = knows_the_bound() if bounded is None else bounded
     folders = [write_model_repository(root, name, engine_options, instances)]
-    for model in pipeline_models(name, prefix, bounded=bounded):
+    for model in pipeline_models(name, prefix, options or PipelineOptions(), bounded=bounded):
         folders.append(_write(root, model.name, model.config, model.code))
     return folders
 

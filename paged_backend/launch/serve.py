@@ -13,6 +13,7 @@ from typing import Self
 from paged_backend import engine_args
 from paged_backend.launch.command import GATEWAY_VARIABLES, empty_folder, server_command
 from paged_backend.launch.gateway_process import GatewayProcess
+from paged_backend.launch.pipeline import PipelineOptions
 from paged_backend.launch.ports import Endpoints, bind
 from paged_backend.launch.repository import write_model_repository, write_pipeline
 from paged_backend.launch.server_files import find_server_files
@@ -27,7 +28,7 @@ def serve(
     *,
     name: str,
     instances: int,
-    pipeline: bool,
+    pipeline: PipelineOptions | None,
     host: str,
     http_port: int,
     grpc_port: int,
@@ -37,7 +38,7 @@ def serve(
 ) -> None:
     """Serve one model until SIGINT, SIGTERM or SIGHUP; a second signal does not wait for requests.
 
-    With ``pipeline`` the steps and ensembles around it are served, too. With ``openai_port`` an
+    With ``pipeline`` the models around it are served, too. With ``openai_port`` an
     OpenAI gateway listens on that port. Prints the addresses on one line to stdout once the model
     is ready. Raises ConfigError or LaunchError if it cannot continue. Must run on the main thread.
     """
@@ -82,7 +83,7 @@ def command_by_hand(
     *,
     name: str,
     instances: int,
-    pipeline: bool,
+    pipeline: PipelineOptions | None,
     endpoints: Endpoints,
 ) -> str:
     """Write all files of a server to ``folder``; returns the shell command that starts it."""
@@ -98,12 +99,16 @@ def command_by_hand(
 
 
 def _write(
-    repository: Path, name: str, options: Mapping[str, object], instances: int, pipeline: bool
+    repository: Path,
+    name: str,
+    options: Mapping[str, object],
+    instances: int,
+    pipeline: PipelineOptions | None,
 ) -> None:
-    if pipeline:
-        write_pipeline(repository, name, options, instances)
-    else:
+    if pipeline is None:
         write_model_repository(repository, name, options, instances)
+    else:
+        write_pipeline(repository, name, options, instances, options=pipeline)
 
 
 class _StopSignals:

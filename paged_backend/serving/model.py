@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton_python_backend_utils as pb_utils
 
+from paged_backend.config import EngineConfig
 from paged_backend.contract import INPUTS, OUTPUTS
 from paged_backend.engine_args import EngineArgs, read_engine_args
-from paged_backend.errors import PagedError, RequestRefused
+from paged_backend.errors import RequestRefused
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.log import LOG, log_to
 from paged_backend.options.lifetime import LifetimeOptions
@@ -34,10 +35,10 @@ from paged_backend.serving.triton import (
     error_response,
     read_parameters,
     read_tensors,
-    refuse_to_load,
+    refusing_to_load,
     response,
 )
-from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
 UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 
@@ -52,15 +53,17 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine, or connect to the one that another instance started; wait for it."""
+        self._open(Deployment.from_args(args))
+
+    def _open(self, deployment: Deployment) -> None:
         close_to_other_users()
-        self._deployment = Deployment.from_args(args)
+        self._deployment = deployment
         # vllm_backend logs each cancellation, which its clients' tests look for.
         self._cancel_level = logging.INFO if self._deployment.backend == "vllm" else logging.DEBUG
         self._unloading = False
-        try:
-            self._front_end = _start_front_end(self._deployment)
-        except PagedError as error:
-            raise refuse_to_load(error) from None
+        with refusing_to_load():
+            self._loaded = _load(deployment)
+        self._front_end = self._loaded.front_end
 
     def execute(self, requests: list[Any]) -> None:
         """Check and submit requests; the front end's thread sends the responses."""
@@ -72,17 +75,18 @@ class TritonPythonModel:
             try:
                 if not healthy:
                     raise Unhealthy
-                arrival = Arrival(
-                    read_tensors(request, INPUTS),
-                    read_parameters(request),
-                    request.timeout() / 1e6 or None,  # 0: none
-                    sender,
-                )
+                arrivals = self._arrivals(request, sender)
             # An exception that leaves this method would fail every request of the batch.
             except Exception as error:
                 sender.fail(error)
             else:
-                self._front_end.submit(arrival)
+                for arrival in arrivals:
+                    self._front_end.submit(arrival)
+
+    def _arrivals(self, request: Any, sender: TritonSender) -> list[Arrival]:
+        """Return what the front end serves for one request of the server."""
+        tensors, parameters = read_tensors(request, INPUTS), read_parameters(request)
+        return [Arrival(tensors, parameters, timeout_s(request), sender)]
 
     def is_ready(self) -> bool:
         """Return whether requests are served; servers from 26.03 on ask this."""
@@ -133,6 +137,10 @@ class TritonSender:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(response(tensors), flags=flags)
 
+    def end(self) -> None:
+        """End the request without another response."""
+        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
     def fail(self, error: Exception) -> None:
         """Send an error as the final response."""
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -148,7 +156,21 @@ class TritonSender:
         return cancelled
 
 
-def _start_front_end(deployment: Deployment) -> FrontEnd:
+def timeout_s(request: Any) -> float | None:
+    """Return the server's timeout for a request; None if there is none."""
+    return request.timeout() / 1e6 or None
+
+
+class LoadedModel(NamedTuple):
+    """A front end that has begun to work, and what it checks requests against."""
+
+    front_end: FrontEnd
+    tokenizer: Tokenizer
+    limits: RequestLimits
+    config: EngineConfig
+
+
+def _load(deployment: Deployment) -> LoadedModel:
     args = read_engine_args(deployment.folder / "model.json")
     log_to(TritonLogHandler(deployment.backend), args.config.log_level)
     if args.without_effect:
@@ -170,7 +192,7 @@ def _start_front_end(deployment: Deployment) -> FrontEnd:
         _drain(deployment, args.config),
     )
     front_end.start()
-    return front_end
+    return LoadedModel(front_end, tokenizer, ready.limits, args.config)
 
 
 def _drain(deployment: Deployment, config: LifetimeOptions) -> Drain:

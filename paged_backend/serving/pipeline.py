@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paged_backend.config import EngineConfig
 from paged_backend.contract import named as named  # copies of bls.py import it from here
 from paged_backend.engine_args import read_engine_args
-from paged_backend.errors import ConfigError, InvalidRequest, PagedError
+from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.request import RequestLimits
 from paged_backend.sampling_params import SamplingParams
@@ -45,22 +44,25 @@ class Llm:
             ConfigError: there is no such model, or its tokenizer cannot be loaded.
         """
         self.name = parameter(args, "llm")
-        self.config = _config(Path(args["model_repository"]).parent / self.name)
+        self.config = read_engine_args(llm_version(args) / "model.json").config
         self._tokenizer_folder = self.config.tokenizer or self.config.model
         self.tokenizer = load_tokenizer(self._tokenizer_folder)
 
     @functools.cached_property
-    def parser(self) -> RequestParser:
-        """A parser that checks requests as the model does.
-
-        The first access asks the model for its limits, so the model must be ready by then.
-        """
+    def limits(self) -> RequestLimits:
+        """The model's limits; the first access asks the model, which must be ready by then."""
         (answer,) = self._ask("info", {})
         info = json.loads(fields.string("text_output", answer["text_output"]))
-        limits = {spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}
-        grammars = GrammarChecker(self._tokenizer_folder, limits["vocab_size"])
+        return RequestLimits(
+            **{spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}
+        )
+
+    @functools.cached_property
+    def parser(self) -> RequestParser:
+        """A parser that checks requests as the model does; it needs ``limits``."""
+        grammars = GrammarChecker(self._tokenizer_folder, self.limits.vocab_size)
         tool_use = load_tool_use(self._tokenizer_folder, self.tokenizer, self.config)
-        return RequestParser(self.tokenizer, RequestLimits(**limits), grammars, tool_use)
+        return RequestParser(self.tokenizer, self.limits, grammars, tool_use)
 
     def cancel(self, call_id: str) -> None:
         """Cancel a request: its stream gets its last response."""
@@ -73,10 +75,8 @@ class Llm:
 def load_llm(args: Mapping[str, str]) -> Llm:
     """Find the model in the ``initialize`` of a step; an error fails the load with the reason."""
     close_to_other_users()
-    try:
+    with triton.refusing_to_load():
         return Llm(args)
-    except PagedError as error:
-        raise triton.refuse_to_load(error) from None
 
 
 def parameter(args: Mapping[str, str], name: str) -> str:
@@ -91,13 +91,17 @@ def parameter(args: Mapping[str, str], name: str) -> str:
     return str(parameters[name]["string_value"])
 
 
-def _config(model: Path) -> EngineConfig:
-    """Return the options of the newest version of a model."""
+def llm_version(args: Mapping[str, str]) -> Path:
+    """Return the folder of the newest version of a step's model.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    model = Path(args["model_repository"]).parent / parameter(args, "llm")
     versions = [path.parent for path in model.glob("*/model.json") if path.parent.name.isdecimal()]
     if not versions:
         raise ConfigError(f"parameter llm: there is no {model.name}/1/model.json beside this model")
-    newest = max(versions, key=lambda folder: int(folder.name))
-    return read_engine_args(newest / "model.json").config
+    return max(versions, key=lambda folder: int(folder.name))
 
 
 @dataclass(frozen=True, slots=True)

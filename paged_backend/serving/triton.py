@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -20,7 +22,11 @@ from paged_backend.errors import (
     place_of,
 )
 from paged_backend.serving.contract import Array
-from paged_backend.serving.requests.intake import Cancelled
+from paged_backend.serving.requests.intake import CANCELLED, Cancelled
+
+# How the messages of refused requests, and of requests with a wrong field, begin.
+_REFUSALS = ("queue_full", "rate_limited", "draining", "engine_dead")
+_FIELD = re.compile(r"[A-Za-z_.]+")
 
 
 def complete_config(
@@ -34,6 +40,14 @@ def complete_config(
 
     Tensors that the user declares are kept; ``max_batch_size`` becomes 0.
     """
+    add_tensors(config, inputs, outputs)
+    config.set_max_batch_size(0)
+    config.set_model_transaction_policy({"decoupled": decoupled})
+    return config
+
+
+def add_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+    """Add a model's tensors to its configuration; tensors that the user declares are kept."""
     declared = config.as_dict()
     for specs, key, add in (
         (inputs, "input", config.add_input),
@@ -43,8 +57,6 @@ def complete_config(
         for spec in specs:
             if spec.name not in names:
                 add(spec.as_config())
-    config.set_max_batch_size(0)
-    config.set_model_transaction_policy({"decoupled": decoupled})
     return config
 
 
@@ -136,8 +148,25 @@ def _request(
 
 def _outputs(answer: Any) -> dict[str, Array]:
     if answer.has_error():
-        raise StepFailed(answer.error().message(), answer.error().code())
+        raise StepFailed(answer.error().message(), _code_of_step(answer.error()))
     return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
+
+
+def _code_of_step(error: Any) -> Any:
+    """Return the code of another model's error.
+
+    Servers at least up to 24.10 turn each code of a decoupled model into INTERNAL. All messages of
+    our models say what they are, see ``paged_backend.errors``.
+    """
+    codes = pb_utils.TritonError
+    reason, colon, _ = error.message().partition(": ")
+    if error.code() != codes.INTERNAL:
+        return error.code()
+    if reason in (CANCELLED, "deadline"):
+        return codes.CANCELLED
+    if reason in _REFUSALS:
+        return codes.UNAVAILABLE
+    return codes.INVALID_ARG if colon and _FIELD.fullmatch(reason) else codes.INTERNAL
 
 
 class StepFailed(PagedError):
@@ -165,15 +194,18 @@ class TritonLogHandler(logging.Handler):
         write(self._prefix + record.getMessage())
 
 
-def refuse_to_load(error: PagedError) -> Exception:
-    """Return the exception for ``initialize``, and print the error to stderr.
+@contextmanager
+def refusing_to_load() -> Iterator[None]:
+    """Turn an error in ``initialize`` into Triton's exception, and print the error to stderr.
 
     The server shows the exception within a stack trace, so that the line in the terminal is easier
     to find.
     """
-    print(f"paged-backend: error: {error}", file=sys.stderr, flush=True)
-    raised: Exception = pb_utils.TritonModelException(str(error))
-    return raised
+    try:
+        yield
+    except PagedError as error:
+        print(f"paged-backend: error: {error}", file=sys.stderr, flush=True)
+        raise pb_utils.TritonModelException(str(error)) from None
 
 
 # By name, as the stub that completes the configuration has no TritonError.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -17,14 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 from integration.conftest import MAX_NUM_SEQS, MODEL, Server, read_until
 from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
 from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
-from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import np_to_triton_dtype
 
 from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
@@ -41,6 +36,7 @@ BUNDLED = Path(__file__).parents[2] / "model_repository"
 QUESTIONS = load_questions()
 GREEDY = {"temperature": 0, "max_tokens": 64}
 OURS = ["llm", "llm_bls"]
+TENSORRTLLM = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 900
 STOP_S = 15.0  # a server that waits for requests it has lost count of takes twice as long
 
@@ -242,11 +238,12 @@ def test_a_stream_that_is_cancelled_gives_its_blocks_back(llm: Client, server: S
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("model", [*OURS, "ensemble"])
+@pytest.mark.parametrize("model", [*OURS, "ensemble", "tensorrt_llm"])
 def test_a_dropped_connection_gives_its_blocks_back(server: Server, model: str) -> None:
     host, port = server.running.http_url.removeprefix("http://").split(":")
-    fields = {"text_input": "What does", "max_tokens": 1500, "stream": True}
-    fields |= {"end_id": -1} if model == "ensemble" else {"ignore_eos": True}
+    fields = {"text_input": "What does", "max_tokens": 1500}
+    fields |= {"ignore_eos": True} if model in OURS else {"end_id": -1}
+    fields["streaming" if model == "tensorrt_llm" else "stream"] = True
     body = json.dumps(fields)
     head = f"POST /v2/models/{model}/generate_stream HTTP/1.1\r\nHost: x\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
@@ -297,7 +294,7 @@ def random_walks(backend: tokenizers.Tokenizer, folder: Path) -> Iterator[Runnin
     make_markov_checkpoint(backend, folder / "checkpoint")
     repository = folder / "repository"
     for path in write_pipeline(repository, MODEL, {"model": str(folder / "checkpoint")}, 1):
-        if "bls" in path.name or "ensemble" in path.name or "tensorrtllm" in path.name:
+        if path.name in TENSORRTLLM or "bls" in path.name:
             shutil.rmtree(path)  # each model takes a second to load
     with start_server(repository) as running:
         yield running
@@ -368,7 +365,7 @@ def test_a_slow_step_delays_its_own_streams_only(tmp_path: Path) -> None:
     """
     write_pipeline(tmp_path, MODEL, {"model": "demo"}, instances=1)
     for path in tmp_path.iterdir():
-        if "bls" in path.name or "ensemble" in path.name or "tensorrtllm" in path.name:
+        if path.name in TENSORRTLLM or "bls" in path.name:
             shutil.rmtree(path)
     (tmp_path / "postprocess" / "1" / "model.py").write_text(SLOW_POSTPROCESS)
     questions = QUESTIONS[:8]
@@ -382,188 +379,6 @@ def test_a_slow_step_delays_its_own_streams_only(tmp_path: Path) -> None:
         assert direct.generate(QUESTIONS[9].question, **GREEDY).text == "\n" + QUESTIONS[9].answer
         assert not any(answer.done() for answer in answers)
         assert [answer.result().text for answer in answers] == ["\n" + q.answer for q in questions]
-
-
-# --- tensorrtllm_backend's clients -------------------------------------------------------------
-
-
-def infer(server: Server, outputs: list[str], **inputs: Any) -> list[dict[str, Any]]:
-    """What a client of tensorrtllm_backend sends, each value with a batch dimension."""
-    arrays = {name: np.array([np.atleast_1d(value)]) for name, value in inputs.items()}
-    tensors = []
-    for name, array in arrays.items():
-        tensors.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
-    results: list[Any] = []
-    ended = threading.Event()
-
-    def take(result: Any, error: Any) -> None:
-        results.append(error or result)
-        if error or result.get_response().parameters["triton_final_response"].bool_param:
-            ended.set()
-
-    with InferenceServerClient(server.running.grpc_url) as client:
-        client.start_stream(take)
-        client.async_stream_infer(
-            "ensemble",
-            tensors,
-            outputs=[InferRequestedOutput(name) for name in outputs],
-            enable_empty_final_response=True,
-        )
-        assert ended.wait(30)
-        client.stop_stream()
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    arrays_of = [{name: result.as_numpy(name) for name in outputs} for result in results]
-    return [arrays for arrays in arrays_of if arrays["text_output"] is not None]
-
-
-def text(value: str) -> Any:
-    return np.array([value.encode()], dtype=np.object_)
-
-
-@pytest.mark.server
-def test_a_tensorrtllm_client_gets_its_shapes(server: Server, client: Client) -> None:
-    question = QUESTIONS[4].question  # whose answer is too short to be sent in one piece
-    direct = client.generate(question, **GREEDY, logprobs=0)
-    asked = ["text_output", "cum_log_probs", "output_log_probs", "sequence_length"]
-    wishes = {
-        "text_input": text(question),
-        "max_tokens": np.int32(64),
-        "stream": False,
-        "beam_width": np.int32(1),
-        "temperature": np.float32(1.0),
-        "exclude_input_in_output": True,
-        "return_log_probs": True,
-        "return_num_input_tokens": True,
-    }
-    (answer,) = infer(server, [*asked, "num_input_tokens", "batch_index"], **wishes)
-    assert answer["text_output"].tolist() == [direct.text.encode()]
-    assert answer["sequence_length"].tolist() == [[direct.num_output_tokens]]
-    assert answer["num_input_tokens"].tolist() == [[direct.num_input_tokens]]
-    assert answer["batch_index"].tolist() == [[0]]
-    assert direct.answers[0].logprobs is not None
-    logprobs = [position[0].logprob for position in direct.answers[0].logprobs]
-    np.testing.assert_allclose(answer["output_log_probs"], [[logprobs]], rtol=1e-5)
-    np.testing.assert_allclose(answer["cum_log_probs"], [[sum(logprobs)]], rtol=1e-5)
-
-    pieces = infer(server, asked, **wishes | {"stream": True})
-    assert len(pieces) > 1
-    assert b"".join(piece["text_output"][0] for piece in pieces).decode() == direct.text
-    together = np.concatenate([piece["output_log_probs"] for piece in pieces], axis=2)
-    np.testing.assert_allclose(together, [[logprobs]], rtol=1e-5)
-    np.testing.assert_allclose(pieces[-1]["cum_log_probs"], [[sum(logprobs)]], rtol=1e-5)
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("stream", [False, True])
-def test_each_sequence_has_responses_of_its_own(
-    server: Server, client: Client, stream: bool
-) -> None:
-    # Five tokens of each: too few to be sent in one piece.
-    direct = client.generate("What does", n=3, seed=5, max_tokens=5, top_k=50)
-    wishes = {"num_return_sequences": np.int32(3), "seed": np.uint64(5), "top_k": np.int32(50)}
-    answers = infer(
-        server,
-        ["text_output", "sequence_index"],
-        text_input=text("What does"),
-        max_tokens=np.int32(5),
-        exclude_input_in_output=True,
-        stream=stream,
-        **wishes,
-    )
-    texts = [b"", b"", b""]
-    for answer in answers:
-        texts[answer["sequence_index"].item()] += answer["text_output"][0]
-    assert [found.decode() for found in texts] == [answer.text for answer in direct.answers]
-    assert (len(answers) > 3) == stream
-
-
-@pytest.mark.server
-def test_words_and_ids_of_a_tensorrtllm_client(server: Server, client: Client) -> None:
-    question, answer = QUESTIONS[6].question, QUESTIONS[6].answer
-    words = answer.split()
-    call = {"text_input": question, "max_tokens": 64}
-    plain = generate(server, "ensemble", **call, bad_words="", stop_words="")
-    assert plain["text_output"] == question + "\n" + answer
-    alone = call | {"exclude_input_in_output": True}
-    stopped = generate(server, "ensemble", **alone, stop_words=["never there", words[2]])
-    assert stopped["text_output"] == "\n" + answer[: answer.index(words[2])]
-    events = generate_stream(server, "ensemble", **call, stop_words=words[2])
-    assert "".join(event["text_output"] for event in events) == stopped["text_output"]
-    assert (
-        words[0] not in generate(server, "ensemble", **alone, bad_words=[words[0]])["text_output"]
-    )
-    bias = {"embedding_bias_words": [words[0]], "embedding_bias_weights": [-100.0]}
-    assert words[0] not in generate(server, "ensemble", **alone, **bias)["text_output"]
-    token_ids = client.generate(question, **GREEDY).token_ids
-    ended = generate(server, "ensemble", **alone, end_id=token_ids[3], pad_id=0)
-    assert ended["sequence_length"] == 4
-    endless = generate(server, "ensemble", **alone | {"max_tokens": 100}, end_id=-1)
-    assert endless["sequence_length"] == 100
-
-
-@pytest.mark.server
-def test_guides_of_a_tensorrtllm_client_constrain_the_answer(server: Server) -> None:
-    """The first request is the one in tensorrtllm_backend's documentation, with another text."""
-    documented = {"max_tokens": 20, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
-    request = {"text_input": "Describe len.", "exclude_input_in_output": True, **documented}
-    answer = generate(server, "ensemble", **request, guided_decoding_guide_type="json")
-    assert answer["text_output"].startswith("{")
-    for kind, guide, pattern in [
-        ("json_schema", '{"enum": ["yes", "no"]}', '"(yes|no)"'),
-        ("regex", "[0-9]{3}", "[0-9]{3}"),
-        ("ebnf_grammar", "root ::= [0-9] [a-f]", "[0-9][a-f]"),
-    ]:
-        guided = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
-        answer = generate(server, "ensemble", **request, **guided)
-        assert re.fullmatch(pattern, answer["text_output"]), (kind, answer)
-
-
-@pytest.mark.server
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"beam_width": 2}, "beam_width: must be 1: beam search is not supported"),
-        ({"length_penalty": 0.5}, "length_penalty: must be 1"),
-        ({"lora_task_id": 7}, "lora_task_id: is not supported"),
-        ({"return_context_logits": True}, "return_context_logits: is not supported"),
-        ({"guided_decoding_guide": "x"}, "guided_decoding_guide_type: is missing"),
-        (
-            {"guided_decoding_guide_type": "yaml"},
-            "guided_decoding_guide_type: must be one of json, json_schema, regex, ebnf_grammar",
-        ),
-        (
-            {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("},
-            "guided_decoding_guide: ",
-        ),
-        ({"num_return_sequences": 0}, "num_return_sequences: must be an integer from 1"),
-        ({"stop_words": "x" * 300}, "stop_words: each string has 1 to 256"),
-        ({"end_id": 10**6}, "end_id: must be below"),
-        ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: is missing"),
-        (
-            {"embedding_bias_words": ["a"], "embedding_bias_weights": [1.0, 2.0]},
-            "embedding_bias_weights: has 2 elements for 1 words",
-        ),
-        (
-            {"embedding_bias_words": ["a"], "embedding_bias_weights": [1e6]},
-            "embedding_bias_weights: each must be",
-        ),
-        ({"max_tokens": 0}, "max_tokens: must be an integer from 1"),
-        ({"max_tokens": 10**6}, "max_tokens: must be at most max_model_len"),
-        ({"text_input": ["a", "b"]}, "text_input"),
-        ({"text_input": ""}, "prompt: is empty"),
-    ],
-)
-def test_what_a_tensorrtllm_client_cannot_have_is_refused_by_its_name(
-    server: Server, fields: dict[str, Any], message: str
-) -> None:
-    call = {"text_input": "x", "max_tokens": 4, **fields}
-    status, body = post(server, "ensemble", "generate", call)
-    assert (status, message in body) == (400, True), body
-    neutral = {"beam_width": 1, "length_penalty": 1.0, "lora_task_id": 0, "use_draft_logits": False}
-    generate(server, "ensemble", text_input="x", max_tokens=4, **neutral)
 
 
 # --- the repository -----------------------------------------------------------------------------
@@ -582,7 +397,7 @@ def test_the_bundled_repository_is_the_written_one(tmp_path: Path) -> None:
 def test_serve_writes_a_pipeline_if_asked(tmp_path: Path) -> None:
     command = [PAGED_BACKEND, "serve", "demo", "--pipeline", "--write-to", tmp_path]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
-    assert {MODEL, "llm", "ensemble"} < set(model_names(tmp_path / "models"))
+    assert {MODEL, *OURS, *TENSORRTLLM} < set(model_names(tmp_path / "models"))
 
 
 def test_only_servers_that_know_the_bound_are_told_of_it(tmp_path: Path) -> None:
@@ -594,16 +409,15 @@ def test_only_servers_that_know_the_bound_are_told_of_it(tmp_path: Path) -> None
     for bounded in (False, True):
         folder = tmp_path / str(bounded)
         write_pipeline(folder, MODEL, {"model": "demo"}, instances=1, bounded=bounded)
-        for ensemble in ("llm", "ensemble"):
-            config = (folder / ensemble / "config.pbtxt").read_text()
-            assert (f"max_inflight_requests: {MAX_INFLIGHT_REQUESTS}" in config) == bounded
+        config = (folder / "llm" / "config.pbtxt").read_text()
+        assert (f"max_inflight_requests: {MAX_INFLIGHT_REQUESTS}" in config) == bounded
 
 
 def test_pipelines_stand_side_by_side_under_prefixes(tmp_path: Path) -> None:
     write_pipeline(tmp_path, "one", {}, 1, prefix="one.")
     write_pipeline(tmp_path, "two", {}, 1, prefix="two.")
     names = model_names(tmp_path)
-    assert len(names) == 16
+    assert len(names) == 2 * (5 + len(TENSORRTLLM))
     assert {"one", "one.llm", "two.ensemble", "two.postprocess"} <= set(names)
     with pytest.raises(ConfigError, match="model name"):
         write_pipeline(tmp_path, "three", {}, 1, prefix="../")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.outputs import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.serving.contract import Array, as_strings
@@ -18,6 +19,11 @@ from paged_backend.serving.requests.parsing import ParsedRequest
 from paged_backend.text.text_stream import StreamState, TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
 
+# The output ``metrics`` of a completion.
+METRICS = (
+    *("arrival_time_ns", "first_scheduled_time_ns"),
+    *("first_token_time_ns", "last_token_time_ns"),
+)
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
 
 
@@ -35,6 +41,8 @@ class Completion:
     finish_reason: FinishReason | None = None
     cumulative_logprob: float = 0.0  # of all tokens, sent or not
     all_token_ids: list[int] = field(default_factory=list)  # sent or not
+    times: SequenceTimes | None = None  # once there is a token
+    last_token_s: float = 0.0  # when it arrived here
 
     def append(self, output: SequenceOutput) -> None:
         """Add the tokens of a step, up to the one that completes a stop string."""
@@ -43,6 +51,9 @@ class Completion:
         self.token_ids += delta.token_ids
         self.all_token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
+        self.times = self.times or output.times
+        if output.new_token_ids:
+            self.last_token_s = time.monotonic()
         if output.logprobs is not None:
             logprobs = output.logprobs[: len(delta.token_ids)]
             self.logprobs += logprobs
@@ -60,6 +71,17 @@ class Completion:
     def new_text(self) -> str:
         """The text that was not sent yet, without reasoning and tool calls."""
         return "".join(self.text) if self.reader is None else self.parsed.content
+
+    @property
+    def metrics(self) -> dict[str, int] | None:
+        """Moments up to the last token so far, in nanoseconds of the machine's monotonic clock.
+
+        None as long as there is no token.
+        """
+        if self.times is None:
+            return None
+        moments = (*self.times, self.last_token_s)
+        return {name: int(s * 1e9) for name, s in zip(METRICS, moments, strict=True)}
 
     @property
     def shown_finish_reason(self) -> str:
@@ -188,6 +210,9 @@ class Answer:
     def _num_output_tokens(self, name: str) -> dict[str, Array]:
         return {name: _counts(len(completion.token_ids) for completion in self._completions)}
 
+    def _metrics(self, name: str) -> dict[str, Array]:
+        return {name: as_strings(json.dumps(b.metrics) for b in self._completions)}
+
     def _output_ids(self, name: str) -> dict[str, Array]:
         return {name: _flat(completion.token_ids for completion in self._completions)}
 
@@ -212,6 +237,7 @@ _OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
     "num_cached_tokens": Answer._num_cached,
     "num_output_tokens": Answer._num_output_tokens,
     "output_ids": Answer._output_ids,
+    "metrics": Answer._metrics,
     "context_ids": Answer._context_ids,
     "tool_calls": Answer._tool_calls,
     "reasoning": Answer._reasoning,

@@ -102,7 +102,7 @@ class TaskReader:
         # A prompt has the tools that it would have for the task ``generate``.
         tools = self._tool_use.read(tensors)
         token_ids = self._prompts.read(tensors, tools.definitions).token_ids
-        self._check(token_ids)
+        self._limits.check_token_ids("input_ids", token_ids)
         return {
             "output_ids": np.array(token_ids, np.int32),
             "num_input_tokens": np.asarray(len(token_ids), np.uint32),
@@ -112,17 +112,9 @@ class TaskReader:
         if "input_ids" not in tensors:
             raise InvalidRequest("input_ids", "is missing")
         token_ids = fields.elements("input_ids", tensors["input_ids"])
-        self._check(token_ids)
+        self._limits.check_token_ids("input_ids", token_ids)
         text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return {"text_output": as_strings([text])}
-
-    def _check(self, token_ids: list[int]) -> None:
-        low, high = min(token_ids, default=0), max(token_ids, default=0)
-        if low < 0 or high >= self._limits.vocab_size:
-            bad = low if low < 0 else high
-            raise InvalidRequest(
-                "input_ids", f"must be from 0 to {self._limits.vocab_size - 1}, got {bad}"
-            )
 
     def _info(self, tensors: Tensors) -> dict[str, Array]:
         del tensors

@@ -1,5 +1,5 @@
 """What tritonserver loads; the model itself is in the installed package."""
 
-from paged_backend.serving.tensorrtllm import Preprocess as TritonPythonModel
+from paged_backend.serving.tensorrtllm.text import TritonPythonModel
 
 __all__ = ["TritonPythonModel"]

@@ -1,0 +1,5 @@
+"""What tritonserver loads; the model itself is in the installed package."""
+
+from paged_backend.serving.tensorrtllm.steps import Postprocessing as TritonPythonModel
+
+__all__ = ["TritonPythonModel"]

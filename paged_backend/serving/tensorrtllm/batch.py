@@ -1,0 +1,112 @@
+"""A request with several rows, each of which is a request of its own to the engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from paged_backend.errors import InvalidRequest, RequestRefused
+from paged_backend.serving.model import TritonSender
+from paged_backend.serving.tensorrtllm.arrays import Outputs, element, merge
+
+
+class Batch:
+    """The responses to one request; any thread may use it.
+
+    Args:
+        sender: of the request.
+        num_rows: number of rows.
+        is_stream: send each part of an answer at once, and not all answers together at the end, in
+            the order of the rows.
+        is_decoupled: whether a request may have several responses.
+    """
+
+    def __init__(
+        self, sender: TritonSender, num_rows: int, *, is_stream: bool, is_decoupled: bool
+    ) -> None:
+        self._sender = sender
+        self._num_open = num_rows
+        self._is_stream = is_stream
+        self._is_decoupled = is_decoupled
+        self._answers: list[list[Outputs]] = [[] for _ in range(num_rows)]
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def add(self, row: int, outputs: Iterator[Outputs], *, final: bool) -> None:
+        """Take new outputs of a row; ``final`` if they are the last."""
+        index = {"batch_index": element(row)}
+        with self._lock:
+            self._answers[row] += [found | index for found in outputs]
+            self._num_open -= final
+            if self._num_open == 0:
+                self._end()
+            elif self._is_stream and self._error is None:
+                for answer in self._take():
+                    self._sender.send(answer, False)
+
+    def fail(self, error: Exception) -> None:
+        """End a row with an error. The request ends with the first error when all rows have."""
+        with self._lock:
+            self._error = self._error or error
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._end()
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the rows: the client has left, or a row has failed."""
+        with self._lock:
+            return self._error is not None or self._sender.is_cancelled()
+
+    def _take(self) -> list[Outputs]:
+        taken = [answer for answers in self._answers for answer in answers]
+        for answers in self._answers:
+            answers.clear()
+        return taken
+
+    def _end(self) -> None:
+        answers = self._take()
+        if self._error is not None:
+            self._sender.fail(self._error)
+        elif not self._is_decoupled:
+            self._sender.send(merge(answers), True)
+        elif not answers:
+            self._sender.end()
+        else:
+            for answer in answers[:-1]:
+                self._sender.send(answer, False)
+            self._sender.send(answers[-1], True)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSender:
+    """Sends the responses to one row: a ``Sender`` of the front end."""
+
+    batch: Batch
+    row: int
+    convert: Callable[[Outputs], Iterator[Outputs]]  # a response of the model
+    rename: Callable[[InvalidRequest], InvalidRequest]
+
+    def send(self, tensors: Outputs, final: bool) -> None:
+        """Send one response."""
+        self.batch.add(self.row, self.convert(tensors), final=final)
+
+    def fail(self, error: Exception) -> None:
+        """End the row with an error."""
+        if isinstance(error, InvalidRequest):
+            error = self.rename(error)
+        elif isinstance(error, RequestRefused) and error.reason == "queue_full":
+            error = _FullQueue(error)
+        self.batch.fail(error)
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the row."""
+        return self.batch.is_cancelled()
+
+
+class _FullQueue(RequestRefused):
+    """A full queue in the words that tensorrtllm_backend's clients look for."""
+
+    def __init__(self, error: RequestRefused) -> None:
+        words = "Exceeds maximum queue size: Maximum queue size of the engine has been reached"
+        super().__init__(error.reason, f"{error.problem} ({words})")

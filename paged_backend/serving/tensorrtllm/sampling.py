@@ -1,0 +1,251 @@
+"""Translates the fields of tensorrtllm_backend's clients into sampling parameters.
+
+A field that this engine does not support is refused with an error that names the field, unless its
+value turns it off.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.request import RequestLimits
+from paged_backend.sampling_params import MAX_WORD_LENGTH
+from paged_backend.serving import fields
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.tensorrtllm.words import read_words
+from paged_backend.structured_outputs import KINDS, from_guide
+from paged_backend.text.tokenizer import Tokenizer
+
+PREFIX = "sampling_param_"  # of the same fields in the LLM API
+_NO_END = -1  # the end_id with which only max_tokens and stop words end a sequence
+
+# Scalars with the same meaning here, and their names here.
+_SAME = {
+    "min_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "temperature": "temperature",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+}
+_WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
+
+# Fields without effect unless they are set, and not supported then.
+_OFF = (
+    *("draft_input_ids", "draft_logits", "draft_acceptance_threshold"),
+    *("num_draft_tokens", "use_draft_logits"),
+    *("prompt_embedding_table", "prompt_vocab_size"),
+    *("prompt_table_extra_id", "prompt_table_extra_ids"),
+    *("decoder_text_input", "decoder_input_lengths", "cross_attention_mask"),
+    *("mrope_rotary_cos_sin", "mrope_position_deltas", "context_phase_params"),
+    *("lora_task_id", "lora_weights", "lora_config"),
+    *("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
+    *("retention_token_range_starts", "retention_token_range_ends"),
+    *("retention_token_range_priorities", "retention_token_range_durations_ms"),
+    *("retention_decode_priority", "retention_decode_duration_ms"),
+    *("return_context_logits", "return_generation_logits"),
+)
+# Fields that are supported with these values only.
+_NEUTRAL: dict[str, tuple[float, ...]] = {
+    "beam_width": (1,),
+    "length_penalty": (0, 1),
+    "len_penalty": (0, 1),
+    "beam_search_diversity_rate": (0,),
+    "runtime_top_p_decay": (0, 1),
+    "best_of": (1,),
+}
+_BEAMS = ("beam_width", "length_penalty", "len_penalty", "beam_search_diversity_rate")
+
+
+class Vocabulary(Protocol):
+    """The model's tokenizer and limits."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+
+    @property
+    def limits(self) -> RequestLimits:
+        """The limits of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The names of one interface for what differs between the interfaces."""
+
+    max_tokens: str
+    top_k: str
+    top_p: str
+    prefix: str = ""  # of the names that clients use
+
+
+TEXT = Dialect("max_tokens", "top_k", "top_p")  # ensemble and tensorrt_llm_bls
+IDS = Dialect("request_output_len", "runtime_top_k", "runtime_top_p")  # tensorrt_llm
+LLM_API = Dialect("max_tokens", "top_k", "top_p", PREFIX)  # tensorrt_llm, with text
+
+
+def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict[str, Any]:
+    """Return the sampling parameters of a request by their names here.
+
+    Raises:
+        InvalidRequest: a field is not supported, or cannot be read; the error has the client's name
+            for it.
+    """
+    _refuse_what_is_on(tensors)
+    same = {dialect.max_tokens: "max_tokens", **_SAME}
+    values: dict[str, Any] = {
+        ours: fields.single(theirs, tensors[theirs]).item()
+        for theirs, ours in same.items()
+        if theirs in tensors
+    }
+    values |= _truncation(dialect, tensors) | _guide(tensors)
+    for theirs, ours in _WORDS.items():
+        if theirs in tensors:  # an empty string stands for no word
+            values[ours] = [word for word in fields.strings(theirs, tensors[theirs]) if word]
+    values |= _end(tensors, llm)
+    if "bad_words_list" in tensors:
+        values["bad_words_token_ids"] = read_words("bad_words_list", tensors["bad_words_list"])
+    bias = bias_of_words(tensors, llm) or _bias_of_tokens(tensors)
+    if bias:
+        values["logit_bias"] = bias
+    if fields.flag(tensors, "return_log_probs") or fields.flag(
+        tensors, "return_cumulative_logprob"
+    ):
+        values["logprobs"] = 0
+    return values
+
+
+def renamed(error: InvalidRequest, dialect: Dialect, tensors: Tensors) -> InvalidRequest:
+    """Return the error with the client's name for the field."""
+    called = {
+        **{ours: theirs for theirs, ours in (_SAME | _WORDS).items()},
+        "max_tokens": dialect.max_tokens,
+        "top_k": dialect.top_k,
+        "top_p": dialect.top_p,
+        "stop_token_ids": "end_id",
+        "bad_words_token_ids": "bad_words_list",
+        **{f"structured_outputs.{kind}": "guided_decoding_guide" for kind in KINDS},
+    }
+    called["logit_bias"] = (
+        "embedding_bias" if "embedding_bias" in tensors else "embedding_bias_weights"
+    )
+    if "stop_words_list" in tensors:
+        called["stop"] = "stop_words_list"
+    if error.field not in called:
+        return error
+    return error.renamed(dialect.prefix + called[error.field])
+
+
+def _truncation(dialect: Dialect, tensors: Tensors) -> dict[str, Any]:
+    """Return ``top_k`` and ``top_p``; 0 turns one off, and without both decoding is greedy."""
+    given = {
+        ours: value
+        for theirs, ours in ((dialect.top_k, "top_k"), (dialect.top_p, "top_p"))
+        if theirs in tensors and (value := fields.single(theirs, tensors[theirs]).item())
+    }
+    return given or {"temperature": 0.0}
+
+
+def _end(tensors: Tensors, llm: Vocabulary) -> dict[str, Any]:
+    """Return what ends a sequence, if the client names it by token ids.
+
+    A stop word of several tokens is given by its text, so other tokens with this text end the
+    sequence, too.
+    """
+    values: dict[str, Any] = {}
+    token_ids = []
+    if "stop_words_list" in tensors:
+        words = read_words("stop_words_list", tensors["stop_words_list"])
+        llm.limits.check_token_ids("stop_words_list", [token for word in words for token in word])
+        token_ids = [word[0] for word in words if len(word) == 1]
+        texts = [word for word in words if len(word) > 1]
+        decode = partial(llm.tokenizer.decode, skip_special_tokens=False)
+        values["stop"] = [decode(word) for word in texts]
+    if "end_id" in tensors:
+        end_id = fields.single("end_id", tensors["end_id"]).item()
+        # The tokenizer's own token stands for all tokens that end a sequence of the model.
+        values["ignore_eos"] = end_id != llm.tokenizer.eos_token_id
+        if end_id != _NO_END:
+            token_ids.append(end_id)
+    return values | {"stop_token_ids": token_ids}
+
+
+def _guide(tensors: Tensors) -> dict[str, Any]:
+    """Return the constraint on the output; an empty type stands for none."""
+    kind, guide = (
+        fields.string(name, tensors[name]) if name in tensors else ""
+        for name in ("guided_decoding_guide_type", "guided_decoding_guide")
+    )
+    if not kind:
+        if guide:
+            raise InvalidRequest("guided_decoding_guide_type", "is missing; it says what it is")
+        return {}
+    return {"structured_outputs": from_guide(kind, guide or None)}
+
+
+def bias_of_words(tensors: Tensors, llm: Vocabulary) -> dict[str, float]:
+    """Return the bias for the logits of all tokens of the words."""
+    names = ("embedding_bias_words", "embedding_bias_weights")
+    missing = [name for name in names if name not in tensors]
+    if len(missing) == len(names):
+        return {}
+    if missing:
+        raise InvalidRequest(missing[0], "is missing; words and weights come together")
+    words = fields.strings("embedding_bias_words", tensors["embedding_bias_words"])
+    weights = fields.elements("embedding_bias_weights", tensors["embedding_bias_weights"])
+    if len(words) != len(weights):
+        raise InvalidRequest(
+            "embedding_bias_weights", f"has {len(weights)} elements for {len(words)} words"
+        )
+    bias: defaultdict[str, float] = defaultdict(float)
+    for word, weight in zip(words, weights, strict=True):
+        if len(word) > MAX_WORD_LENGTH:
+            raise InvalidRequest(
+                "embedding_bias_words",
+                f"each has at most {MAX_WORD_LENGTH} characters, got {len(word)}",
+            )
+        for token_id in llm.tokenizer.encode(word, add_special_tokens=False):
+            bias[str(token_id)] += weight
+    return dict(bias)
+
+
+def _bias_of_tokens(tensors: Tensors) -> dict[str, float]:
+    """Return the bias that is given for the whole vocabulary."""
+    if "embedding_bias" not in tensors:
+        return {}
+    weights = tensors["embedding_bias"].reshape(-1)
+    return {str(token_id): float(weights[token_id]) for token_id in np.flatnonzero(weights)}
+
+
+def _refuse_what_is_on(tensors: Tensors) -> None:
+    for name in _OFF:
+        if name in tensors and tensors[name].any():
+            raise InvalidRequest(name, "is not supported")
+    # `preprocessing` makes one token of it for every model.
+    if "decoder_input_ids" in tensors and tensors["decoder_input_ids"].size > 1:
+        raise InvalidRequest("decoder_input_ids", "is not supported: the model has no encoder")
+    for name, values in _NEUTRAL.items():
+        if name in tensors and fields.single(name, tensors[name]) not in values:
+            why = ": beam search is not supported" if name in _BEAMS else ""
+            raise InvalidRequest(name, f"must be {values[-1]}{why}")
+
+
+def without_prefix(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a request to the LLM API under the names of ``TEXT``."""
+    renamed = {"stop": "stop_words", "exclude_input_from_output": "exclude_input_in_output"}
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(PREFIX):
+            short = name.removeprefix(PREFIX)
+            found[renamed.get(short, short)] = tensor
+        else:
+            found.setdefault(name, tensor)
+    return found
