@@ -25,6 +25,14 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         help="a server's gRPC address; may be repeated (default: 127.0.0.1:8001)",
     )
+    parser.add_argument(
+        "--triton-metrics",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="the metrics address of a server whose metrics the gateway's /metrics has, too; may "
+        "be repeated: the metrics of several servers get a label `server`",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
     # The second name of an option is that of Triton's OpenAI frontend.
     parser.add_argument("--port", "--openai-port", type=int, default=9000, help="default: 9000")
@@ -34,6 +42,16 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="KEY or TENANT KEY on each line; default: those in PAGED_API_KEYS, with commas "
         "between them. Without any, everybody is let in",
+    )
+    parser.add_argument(
+        "--openai-restricted-api",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("APIS", "HEADER", "VALUE"),
+        help="require a header of requests to these routes, one or more of inference, "
+        "model-repository, metrics and health with commas between them; may be repeated. Other "
+        "users of this machine can see the value in the list of processes",
     )
     parser.add_argument("--request-timeout", type=float, help="seconds for a whole answer")
     parser.add_argument(
@@ -74,13 +92,29 @@ def run(args: argparse.Namespace) -> int:
     from paged_backend.launch.ports import bind, listen
 
     try:
-        from paged_client.gateway import GatewayOptions, limits, read_keys, serve
+        from paged_client.gateway import (
+            GatewayOptions,
+            limits,
+            read_keys,
+            read_restrictions,
+            serve,
+        )
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: pip install 'paged-backend[gateway]'") from None
     triton = tuple(args.triton or ["127.0.0.1:8001"])
-    for address in triton:
-        if not _ADDRESS.fullmatch(address):
-            raise ConfigError(f"--triton: must be host:port of a gRPC endpoint, got {address!r}")
+    for option, kind, addresses in (
+        ("--triton", "gRPC", triton),
+        ("--triton-metrics", "metrics", args.triton_metrics),
+    ):
+        for address in addresses:
+            if not _ADDRESS.fullmatch(address):
+                raise ConfigError(
+                    f"{option}: must be host:port of a {kind} endpoint, got {address!r}"
+                )
+    try:
+        restrictions = read_restrictions(args.openai_restricted_api)
+    except ValueError as error:
+        raise ConfigError(f"--openai-restricted-api: {error}") from None
     try:
         keys = read_keys(args.api_key_file)
     except ValueError as error:
@@ -106,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
         max_stream_backlog=args.max_stream_backlog,
         drain_timeout_s=args.drain_timeout,
         share_prefix_cache=args.share_prefix_cache,
+        triton_metrics=tuple(args.triton_metrics),
+        restrictions=restrictions,
     )
     if args.fd is None:
         listener = bind(args.host, args.port, "port")

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from typing import Self
+from urllib.parse import urlsplit
 
 from paged_backend.launch.ports import listen, reachable
 from paged_backend.launch.server_process import LaunchError, end_with_this_process
@@ -18,7 +19,11 @@ class GatewayProcess:
     """A gateway on ``listener``, a bound socket that it owns; it ends when this process ends."""
 
     def __init__(
-        self, listener: socket.socket, grpc_url: str, drain_timeout_s: float = _DRAIN_TIMEOUT_S
+        self,
+        listener: socket.socket,
+        grpc_url: str,
+        drain_timeout_s: float = _DRAIN_TIMEOUT_S,
+        metrics_url: str | None = None,
     ) -> None:
         self._stop_timeout_s = drain_timeout_s + _CLOSE_TIMEOUT_S
         listen(listener)
@@ -26,6 +31,8 @@ class GatewayProcess:
         # -P: nothing is imported from the working directory, which others may be able to write.
         command = [sys.executable, "-P", "-m", "paged_backend.cli", "gateway"]
         command += ["--triton", grpc_url, "--fd", str(listener.fileno())]
+        if metrics_url is not None:
+            command += ["--triton-metrics", urlsplit(metrics_url).netloc]
         command += ["--drain-timeout", str(drain_timeout_s)]
         self._process = subprocess.Popen(
             command,

@@ -69,7 +69,7 @@ def serve(
         check = None
         if listener is not None:
             drain_timeout_s = engine_args.from_mapping(engine_options).config.drain_timeout_s
-            gateway = GatewayProcess(listener, server.grpc_url, drain_timeout_s)
+            gateway = GatewayProcess(listener, server.grpc_url, drain_timeout_s, server.metrics_url)
             stack.enter_context(gateway)
             where += f", OpenAI http://{gateway.address}/v1"
             check = gateway.check

@@ -50,6 +50,7 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(gateway, request_):
     ("request_", "param", "problem"),
     [
         (text(temperature=-1), "temperature", "must be greater than or equal to 0"),
+        (text(temperature=2.1), "temperature", "must be less than or equal to 2"),
         (text(temperature="1"), "temperature", "must be a valid number"),
         (text(temperature=True), "temperature", "must be a valid number"),
         (text(n=0), "n", "must be greater than or equal to 1"),

@@ -70,7 +70,7 @@ def draw() -> list[Asked]:
         params: dict[str, Any] = {"max_tokens": rng.randint(8, 40)}
         biased: dict[int, float] = {}
         if number % 2:
-            params |= {"temperature": rng.choice([0.7, 1.5, 2.5]), "seed": number, "top_p": 0.95}
+            params |= {"temperature": rng.choice([0.7, 1.5, 2.0]), "seed": number, "top_p": 0.95}
             params |= {"top_k": rng.choice([5, 50, 500])}
         else:
             params["temperature"] = 0.0

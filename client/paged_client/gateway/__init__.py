@@ -6,6 +6,15 @@ Requires the extra ``paged-backend[gateway]``.
 from paged_client.gateway.app import create_app
 from paged_client.gateway.auth import KEYS_VARIABLE, ApiKey, read_keys
 from paged_client.gateway.options import GatewayOptions
+from paged_client.gateway.restrictions import read_restrictions
 from paged_client.gateway.server import serve
 
-__all__ = ["KEYS_VARIABLE", "ApiKey", "GatewayOptions", "create_app", "read_keys", "serve"]
+__all__ = [
+    "KEYS_VARIABLE",
+    "ApiKey",
+    "GatewayOptions",
+    "create_app",
+    "read_keys",
+    "read_restrictions",
+    "serve",
+]

@@ -36,6 +36,7 @@ from paged_client.gateway.response_formats import ChatFormat, CompletionFormat, 
 from paged_client.gateway.responses import ClientGone, GatewayResponse, respond, while_connected
 from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
+from paged_client.gateway.restrictions import RestrictRoutes
 from paged_client.gateway.schema import (
     ChatRequest,
     CompletionRequest,
@@ -44,6 +45,7 @@ from paged_client.gateway.schema import (
     TextOrIds,
     TokenizeRequest,
 )
+from paged_client.gateway.server_metrics import fetch_pages, join_pages
 from paged_client.gateway.version import VERSION
 
 _STARTED_AT = int(time.time())
@@ -79,6 +81,8 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     _add_routes(app)
     _add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
+    if options.restrictions:
+        guarded = RestrictRoutes(guarded, options.restrictions)
     # The key is checked before anything else is read or inspected.
     keyed = RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded
     return Faults(RequestIds(keyed))
@@ -239,9 +243,12 @@ async def show_version() -> Response:
 
 
 async def show_metrics(request: Request) -> Response:
-    """Return the metrics in Prometheus' text format."""
+    """Return the metrics of the gateway and its servers in Prometheus' text format."""
     metrics: GatewayMetrics = request.app.state.metrics
-    return Response(metrics.page(), media_type="text/plain; version=0.0.4")
+    options: GatewayOptions = request.app.state.options
+    pages = await fetch_pages(options.triton_metrics)
+    page = metrics.page().decode() + join_pages(pages)
+    return Response(page, media_type="text/plain; version=0.0.4")
 
 
 async def _echoed_prompts(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paged_client.gateway.auth import ApiKey
 from paged_client.gateway.limits import DEFAULT_BODY_BYTES
+from paged_client.gateway.restrictions import Restrictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class GatewayOptions:
     ``drain_timeout_s``: how long running requests may continue after a signal to stop.
     ``share_prefix_cache``: whether tenants with API keys share cached blocks of prompts that have
     no salt.
+    ``triton_metrics``: addresses of servers whose metrics ``/metrics`` has, too.
+    ``restrictions``: routes that require a header.
     """
 
     triton: tuple[str, ...] = ("127.0.0.1:8001",)
@@ -28,3 +31,5 @@ class GatewayOptions:
     max_stream_backlog: int = 4096
     drain_timeout_s: float = 20.0
     share_prefix_cache: bool = False
+    triton_metrics: tuple[str, ...] = ()
+    restrictions: Restrictions = field(default_factory=dict)

@@ -188,7 +188,7 @@ class SamplingFields(RequestBody):
 
     model: str | None = Field(None, max_length=256, description="may be left out if it is the only")
     stream: bool = False
-    temperature: float | None = Field(None, ge=0, le=100)
+    temperature: float | None = Field(None, ge=0, le=2)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
