@@ -18,9 +18,9 @@ RULES: dict[str, Rule] = {
     for spec in fields(cls)
     if "rule" in spec.metadata
 }
-# The gateway maps a negative seed to the seed with the same 64 bits, its highest temperature is that
-# of OpenAI's API, an echo may have no tokens, `logprobs` of a chat is a flag, and an empty salt is the
-# same as none.
+# The gateway maps a negative seed to the seed with the same 64 bits, its highest temperature is
+# that of OpenAI's API, an echo may have no tokens, `logprobs` of a chat is a flag, and an empty
+# salt is the same as none.
 DIFFERENT = {
     ("seed", "low"),
     ("temperature", "high"),
