@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from paged_backend.tools.workloads import WorkloadOptions
-from paged_backend.tools.workloads.options import NUM_PROMPTS
 from paged_loadtest.bench import Bench
 from paged_loadtest.options import MIN_OWN_LEN, LoadOptions, PrefixOptions
 from paged_loadtest.report import print_series
 from paged_loadtest.session import Session
 
+NUM_PROMPTS = 32  # for each hit rate: at most a minute in all on a small model
 _DATASET = "shared-prefix"
 _SET_BY_RATE = {"dataset_name": _DATASET, "num_prefixes": 1, "prefix_len": None, "input_len": None}
 

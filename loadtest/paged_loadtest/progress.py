@@ -1,8 +1,9 @@
-"""Progress bar of a run on stderr; silent if stderr is not a terminal."""
+"""Progress of a run on stderr: a bar on a terminal, and otherwise one line when it has ended."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -30,10 +31,12 @@ def progress_bar(label: str, num_requests: int) -> Iterator[Callable[[Timeline, 
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task(label, total=num_requests, rate=0.0, failed="")
-        num_tokens = num_failed = 0
+        num_tokens = num_failed = num_finished = 0
+        run_s = 0.0
 
         def on_finished(timeline: Timeline, elapsed_s: float) -> None:
-            nonlocal num_tokens, num_failed
+            nonlocal num_tokens, num_failed, num_finished, run_s
+            num_finished, run_s = num_finished + 1, elapsed_s
             num_tokens += timeline.num_output_tokens
             num_failed += not timeline.is_success
             progress.update(
@@ -44,3 +47,6 @@ def progress_bar(label: str, num_requests: int) -> Iterator[Callable[[Timeline, 
             )
 
         yield on_finished
+        if not console.is_terminal:
+            done = f"{num_finished} of {num_requests} requests in {run_s:.1f} s"
+            print(f"{label}: {done}", file=sys.stderr, flush=True)

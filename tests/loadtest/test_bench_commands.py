@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def test_serve_counts_what_the_server_counts(targets, backend, tmp_path, capsys)
     expected = before + 120 + probes
     assert settled_tokens(targets, expected) == expected
     shown = capsys.readouterr()
-    assert shown.err == ""  # no progress bar where stderr is no terminal
+    # No progress bar where stderr is no terminal.
+    assert re.fullmatch(r"concurrency 4: 12 of 12 requests in \d+\.\d s\n", shown.err)
     for words in (
         "Successful requests",
         "Output token throughput (tok/s)",

@@ -25,7 +25,8 @@ def add_parser(kinds: Subparsers) -> None:
         "prefix",
         help="a running server at prefix-cache hit rates from 0 to 100%",
         description="Send prompts of one length that share more and more of their beginning, and "
-        "print the measured part that came from the cache beside the one asked for.",
+        "print the measured part that came from the cache beside the one asked for. The default is "
+        "32 prompts for each hit rate.",
     )
     add_server_options(parser)
     add_flags(parser.add_argument_group("prefix"), PrefixOptions)
