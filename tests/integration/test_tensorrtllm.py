@@ -486,6 +486,7 @@ def test_the_steps_one_by_one_are_the_ensemble(server: Server) -> None:
         "input_ids": "INPUT_ID",
         "input_lengths": "REQUEST_INPUT_LEN",
         "decoder_input_ids": "DECODER_INPUT_ID",
+        "decoder_input_lengths": "REQUEST_DECODER_INPUT_LEN",
         "request_output_len": "REQUEST_OUTPUT_LEN",
         "end_id": "OUT_END_ID",
         "pad_id": "OUT_PAD_ID",

@@ -44,7 +44,7 @@ _OFF = (
     *("num_draft_tokens", "use_draft_logits"),
     *("prompt_embedding_table", "prompt_vocab_size"),
     *("prompt_table_extra_id", "prompt_table_extra_ids"),
-    *("decoder_text_input", "decoder_input_lengths", "cross_attention_mask"),
+    *("decoder_text_input", "cross_attention_mask"),
     *("mrope_rotary_cos_sin", "mrope_position_deltas", "context_phase_params"),
     *("lora_task_id", "lora_weights", "lora_config"),
     *("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
@@ -56,6 +56,7 @@ _OFF = (
 # Fields that are supported with these values only.
 _NEUTRAL: dict[str, tuple[float, ...]] = {
     "beam_width": (1,),
+    "decoder_input_lengths": (0, 1),
     "length_penalty": (0, 1),
     "len_penalty": (0, 1),
     "beam_search_diversity_rate": (0,),
@@ -229,7 +230,7 @@ def _refuse_what_is_on(tensors: Tensors) -> None:
     for name in _OFF:
         if name in tensors and tensors[name].any():
             raise InvalidRequest(name, "is not supported")
-    # `preprocessing` makes one token of it for every model.
+    # `preprocessing` gives one token for the decoder, whatever the model.
     if "decoder_input_ids" in tensors and tensors["decoder_input_ids"].size > 1:
         raise InvalidRequest("decoder_input_ids", "is not supported: the model has no encoder")
     for name, values in _NEUTRAL.items():
