@@ -166,7 +166,8 @@ def _code_of_step(error: Any) -> Any:
         return codes.CANCELLED
     if reason in _REFUSALS:
         return codes.UNAVAILABLE
-    return codes.INVALID_ARG if colon and _FIELD.fullmatch(reason) else codes.INTERNAL
+    is_field = colon and reason != "crash_limit" and _FIELD.fullmatch(reason)
+    return codes.INVALID_ARG if is_field else codes.INTERNAL
 
 
 class StepFailed(PagedError):
