@@ -203,10 +203,10 @@ def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
 
 
 def other_names() -> list[str]:
-    """The accepted names that are no options of this engine.
+    """Return the accepted names that are not options of this engine.
 
-    They are other names of options, or arguments of vLLM that have no effect here or are accepted
-    with few values only.
+    These are aliases of options, and arguments of vLLM that have no effect here or accept only a
+    few values.
     """
     return [_SILENCE, *_RENAMED, *_ONLY, *sorted(_NO_MEANING)]
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
+from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import PipelineOptions
 
 
@@ -102,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pipeline(args: argparse.Namespace) -> PipelineOptions | None:
-    if not args.pipeline:
-        return None
-    return PipelineOptions(args.triton_max_batch_size, args.decoupled_mode == "true")
+    options = PipelineOptions(args.triton_max_batch_size, args.decoupled_mode == "true")
+    if args.pipeline:
+        return options
+    if options != PipelineOptions():
+        raise ConfigError("--triton-max-batch-size and --decoupled-mode need --pipeline")
+    return None

@@ -113,7 +113,6 @@ class PassThrough:
     """
 
     call_id: str  # the model's name for the request
-    num_input_tokens: int
     prompt: str  # precedes the text of the only response
     wanted: tuple[str, ...]  # optional outputs that the client asked for
     params: SamplingParams  # when it arrives, only those that affect text
@@ -134,7 +133,6 @@ class PassThrough:
         """Return the tensor that travels through the model."""
         values = {
             "call_id": self.call_id,
-            "num_input_tokens": self.num_input_tokens,
             "prompt": self.prompt,
             "wanted": self.wanted,
             "params": {name: getattr(self.params, name) for name in _TEXT_FIELDS},

@@ -58,7 +58,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                tensors = self._read(request)
+                tensors = triton.read_tensors(request, INPUTS)
                 parameters = triton.read_parameters(request)
                 work = partial(self._answer, tensors, parameters, sender)
                 self._preparation.run(Load.of(tensors, parameters), work)
@@ -71,15 +71,9 @@ class TritonPythonModel:
         self._preparation.close()
 
     def _answer(self, tensors: Tensors, parameters: str, sender: Any) -> None:
-        act = partial(self._prepare, tensors, parameters)
+        act = partial(prepare, self._llm, tensors, parameters)
         with contextlib.suppress(Exception):  # the server may have ended the request already
             triton.send_only(sender, triton.respond(act))
-
-    def _read(self, request: Any) -> Tensors:
-        return triton.read_tensors(request, INPUTS)
-
-    def _prepare(self, tensors: Tensors, parameters: str) -> dict[str, Array]:
-        return prepare(self._llm, tensors, parameters)
 
 
 def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array]:
@@ -98,7 +92,6 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
     prompt_token_ids = parsed.request.prompt_token_ids
     passed = PassThrough(
         call_id=call_id,
-        num_input_tokens=len(prompt_token_ids),
         prompt=parsed.prompt_text,
         wanted=tuple(sorted(parsed.options.wanted)),
         params=parsed.request.params,

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import tokenizers
 from integration.conftest import MAX_NUM_SEQS, MODEL, Server, read_until
+from integration.generating import generate, generate_stream, post
 from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
 from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
 
@@ -57,26 +58,6 @@ def llm(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
     """A client of the ensemble, and one of the program that does the same."""
     with Client(server.running.grpc_url, request.param, timeout=60) as client:
         yield client
-
-
-def post(server: Server, model: str, verb: str, fields: dict[str, Any]) -> tuple[int, str]:
-    with server.connection() as connection:
-        connection.request("POST", f"/v2/models/{model}/{verb}", json.dumps(fields).encode())
-        response = connection.getresponse()
-        return response.status, response.read().decode()
-
-
-def generate(server: Server, model: str, **fields: Any) -> dict[str, Any]:
-    status, body = post(server, model, "generate", fields)
-    assert status == 200, body
-    answer: dict[str, Any] = json.loads(body)
-    return answer
-
-
-def generate_stream(server: Server, model: str, **fields: Any) -> list[dict[str, Any]]:
-    status, body = post(server, model, "generate_stream", {"stream": True, **fields})
-    assert status == 200, body
-    return [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: ")]
 
 
 # --- the ensemble with our names, and the program that calls the same steps -------------------
@@ -398,6 +379,17 @@ def test_serve_writes_a_pipeline_if_asked(tmp_path: Path) -> None:
     command = [PAGED_BACKEND, "serve", "demo", "--pipeline", "--write-to", tmp_path]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
     assert {MODEL, *OURS, *TENSORRTLLM} < set(model_names(tmp_path / "models"))
+
+
+def test_serve_refuses_options_of_a_pipeline_without_one() -> None:
+    for flags, problem in (
+        (["--decoupled-mode", "false"], "need --pipeline"),
+        (["--pipeline", "--triton-max-batch-size", "-1"], "must be at least 0, got -1"),
+    ):
+        command = [PAGED_BACKEND, "serve", "demo", *flags]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert problem in run.stderr
 
 
 def test_only_servers_that_know_the_bound_are_told_of_it(tmp_path: Path) -> None:

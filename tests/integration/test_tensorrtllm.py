@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from integration.conftest import MAX_NUM_SEQS, MODEL, Server
+from integration.generating import generate, generate_stream, post
 from paged_client import Client
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
@@ -54,26 +55,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def client(server: Server) -> Iterator[Client]:
     with Client(server.running.grpc_url, timeout=60) as client:
         yield client
-
-
-def post(server: Server, model: str, verb: str, fields: dict[str, Any]) -> tuple[int, str]:
-    with server.connection() as connection:
-        connection.request("POST", f"/v2/models/{model}/{verb}", json.dumps(fields).encode())
-        response = connection.getresponse()
-        return response.status, response.read().decode()
-
-
-def generate(server: Server, model: str, **fields: Any) -> dict[str, Any]:
-    status, body = post(server, model, "generate", fields)
-    assert status == 200, body
-    answer: dict[str, Any] = json.loads(body)
-    return answer
-
-
-def generate_stream(server: Server, model: str, **fields: Any) -> list[dict[str, Any]]:
-    status, body = post(server, model, "generate_stream", {"stream": True, **fields})
-    assert status == 200, body
-    return [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line]
 
 
 def tensors_of(inputs: dict[str, Any]) -> list[InferInput]:
@@ -465,6 +446,11 @@ def test_words_and_biases_as_token_ids(server: Server, client: Client) -> None:
     assert len(ask(end_id=-1)) == 64
     stop = direct[2]
     assert ask(stop_words_list=np.array([[[stop], [1]]])) == direct[:3]
+    word = {"stop_words": texts(QUESTIONS[6].answer.split()[0])}
+    assert len(ask(**word)) < 8
+    for place in (0, 8):  # whichever comes first, the word or the token
+        both = ask(stop_words_list=np.array([[[direct[place]], [1]]]), **word)
+        assert len(both) == min(place + 1, len(ask(**word)))
     pair = direct[4:6]
     assert ask(stop_words_list=np.array([[pair, [2, -1]]])) == direct[:6]
     assert direct[1] not in ask(bad_words_list=np.array([[direct[1:2], [1]]]))
@@ -569,6 +555,9 @@ def test_a_request_of_a_model_that_is_not_decoupled_can_be_stopped(server: Serve
         ({"draft_input_ids": np.array([[1, 2]])}, "draft_input_ids: is not supported"),
         ({"decoder_input_ids": np.array([[1, 2]])}, "decoder_input_ids: is not supported"),
         ({"lookahead_window_size": 3}, "lookahead_window_size: is not supported"),
+        ({"max_tokens": 4}, "max_tokens: can only be used with text_input"),
+        ({"sampling_param_top_k": 4}, "sampling_param_top_k: can only be used with text_input"),
+        ({"text_input": text("x")}, "input_ids: can only be used with token ids"),
         ({"retention_decode_priority": 90}, "retention_decode_priority: is not supported"),
         ({"stop_words_list": np.array([[[1, 2], [3, -1]]])}, "stop_words_list: each end must be"),
         ({"stop_words_list": np.array([[[9999], [1]]])}, "stop_words_list: must be from 0 to 2047"),
@@ -612,6 +601,9 @@ def test_names_of_the_llm_api(server: Server, client: Client) -> None:
             server, model, "generate", {"text_input": "x", "sampling_param_max_tokens": 0}
         )
         assert (status, "sampling_param_max_tokens: must be" in body) == (400, True), body
+        twice = {"text_input": "x", "sampling_param_max_tokens": 4, "max_tokens": 4}
+        status, body = post(server, model, "generate", twice)
+        assert (status, "is max_tokens in the LLM API" in body) == (400, True), body
         status, body = post(
             server, model, "generate", {"text_input": "x", "sampling_param_best_of": 2}
         )

@@ -1,4 +1,4 @@
-"""A request with several rows, each of which is a request of its own to the engine."""
+"""A request with several rows; the engine serves each row as a separate request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Batch:
                 self._end()
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the rows: the client has left, or a row has failed."""
+        """Whether the rows should be canceled: the client has disconnected, or a row has failed."""
         with self._lock:
             return self._error is not None or self._sender.is_cancelled()
 
@@ -100,7 +100,7 @@ class RowSender:
         self.batch.fail(error)
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the row."""
+        """Whether the row should be canceled."""
         return self.batch.is_cancelled()
 
 

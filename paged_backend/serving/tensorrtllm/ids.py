@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ _LLM_API_INPUTS = (
     *specs("TYPE_BOOL", 1, f"{PREFIX}return_perf_metrics"),
     *specs("TYPE_BOOL", 1, *(f"return_{name}" for name in _REASONS), "return_cumulative_logprob"),
 )
+# Fields that belong to one kind of prompt.
+_IDS_ONLY = (
+    *("input_ids", "input_lengths", "request_output_len"),
+    *("runtime_top_k", "runtime_top_p"),
+)
+_TEXT_ONLY = ("max_tokens", "top_k", "top_p", *(spec.name for spec in _LLM_API_INPUTS))
 
 
 class TritonPythonModel(BatchModel):
@@ -96,7 +103,9 @@ class TritonPythonModel(BatchModel):
 
     def _row(self, tensors: Tensors, *, is_stream: bool) -> Row:
         if "text_input" in tensors:
+            _refuse_others(tensors, _IDS_ONLY, "token ids")
             return _text_row(without_prefix(tensors))
+        _refuse_others(tensors, _TEXT_ONLY, "text_input")
         prompt = _prompt(tensors)
         # A stream never contains the prompt.
         echo = not (is_stream or fields.flag(tensors, "exclude_input_in_output"))
@@ -108,6 +117,13 @@ class TritonPythonModel(BatchModel):
             return found | common | {"sequence_length": element(len(ids))}
 
         return Row(IDS, tensors, {"input_ids": prompt}, convert, ("output_ids",))
+
+
+def _refuse_others(tensors: Tensors, names: Iterable[str], of: str) -> None:
+    """Refuse the fields that have no meaning for this kind of prompt."""
+    for name in names:
+        if name in tensors and tensors[name].any():
+            raise InvalidRequest(name, f"can only be used with {of}")
 
 
 def _text_row(tensors: dict[str, Array]) -> Row:

@@ -6,7 +6,7 @@ value turns it off.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -111,10 +111,12 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
     for theirs, ours in _WORDS.items():
         if theirs in tensors:  # an empty string stands for no word
             values[ours] = [word for word in fields.strings(theirs, tensors[theirs]) if word]
-    values |= _end(tensors, llm)
+    end = _end(tensors, llm)
+    values |= end | {"stop": values.get("stop", []) + end["stop"]}
     if "bad_words_list" in tensors:
         values["bad_words_token_ids"] = read_words("bad_words_list", tensors["bad_words_list"])
-    bias = bias_of_words(tensors, llm) or _bias_of_tokens(tensors)
+    bias = Counter(bias_of_words(tensors, llm))
+    bias.update(_bias_of_tokens(tensors))  # adds them
     if bias:
         values["logit_bias"] = bias
     if fields.flag(tensors, "return_log_probs") or fields.flag(
@@ -161,7 +163,7 @@ def _end(tensors: Tensors, llm: Vocabulary) -> dict[str, Any]:
     A stop word of several tokens is given by its text, so other tokens with this text end the
     sequence, too.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"stop": []}
     token_ids = []
     if "stop_words_list" in tensors:
         words = read_words("stop_words_list", tensors["stop_words_list"])
@@ -240,13 +242,20 @@ def _refuse_what_is_on(tensors: Tensors) -> None:
 
 
 def without_prefix(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a request to the LLM API under the names of ``TEXT``."""
+    """Return the tensors of a request to the LLM API under the names of ``TEXT``.
+
+    Raises:
+        InvalidRequest: a field is given under both names.
+    """
     renamed = {"stop": "stop_words", "exclude_input_from_output": "exclude_input_in_output"}
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if name.startswith(PREFIX):
             short = name.removeprefix(PREFIX)
-            found[renamed.get(short, short)] = tensor
+            ours = renamed.get(short, short)
+            if ours in tensors:
+                raise InvalidRequest(name, f"is {ours} in the LLM API; give one of them")
+            found[ours] = tensor
         else:
-            found.setdefault(name, tensor)
+            found[name] = tensor
     return found

@@ -116,7 +116,7 @@ class Preprocessing(_Step):
             return int(fields.single("END_ID", tensors["END_ID"]))
         end_id = self._llm.tokenizer.eos_token_id
         if end_id is None:
-            raise InvalidRequest("END_ID", "is missing; the tokenizer has no token of its own")
+            raise InvalidRequest("END_ID", "is missing, and the tokenizer has no end token")
         return end_id
 
     def _words(self, tensors: Tensors, name: str) -> Array:
