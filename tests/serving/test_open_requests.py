@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from paged_backend.serving.metrics.stat_logger import RequestClock
-from paged_backend.serving.requests.open_requests import MAX_ENDED, Deadlines, OpenRequest
+from paged_backend.serving.requests.open_requests import (
+    CANCEL_SETTLE_S,
+    MAX_ENDED,
+    CancelledSenders,
+    Deadlines,
+    OpenRequest,
+)
 
 
 def open_request(timeout_s, started=None):
@@ -30,3 +38,16 @@ def test_ended_requests_do_not_pile_up():
         deadlines.add(str(number))
         del requests[str(number)]
     assert len(deadlines._heap) <= MAX_ENDED + 1
+
+
+def test_a_canceled_request_ends_later_and_once():
+    cancelled = CancelledSenders()
+    cancelled.add("a")
+    cancelled.add("b")
+    assert list(cancelled.take_due()) == []
+    assert len(cancelled) == 2
+    time.sleep(CANCEL_SETTLE_S)
+    cancelled.add("c")
+    assert list(cancelled.take_due()) == ["a", "b"]
+    assert list(cancelled.take_all()) == ["c"]
+    assert len(cancelled) == 0

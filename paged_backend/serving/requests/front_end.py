@@ -34,7 +34,12 @@ from paged_backend.serving.contract import as_strings
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.requests.drain import Drain
 from paged_backend.serving.requests.intake import CANCELLED, Cancelled, Intake, answer_cancel
-from paged_backend.serving.requests.open_requests import Arrival, CancelSweep
+from paged_backend.serving.requests.open_requests import (
+    Arrival,
+    CancelledSenders,
+    CancelSweep,
+    Sender,
+)
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.refusal_log import RefusalLog
 from paged_backend.serving.requests.request_table import RequestTable
@@ -76,6 +81,7 @@ class FrontEnd:
         self._intake = Intake(link, parser, tokenizer, self._table, config.max_waiting_tokens)
         self._refusal_log = RefusalLog()
         self._sweep = CancelSweep()
+        self._cancelled = CancelledSenders()
         self._may_begin = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paged-sender", daemon=True)
@@ -126,10 +132,11 @@ class FrontEnd:
         self._may_begin.wait(SETTLE_S)
         try:
             while not self._stopping.is_set():
-                self._deliver(self._link.receive(POLL_S if len(self._table) else IDLE_POLL_S))
+                self._deliver(self._link.receive(POLL_S if self._num_open else IDLE_POLL_S))
                 self._stat_logger.report_refused(self._table.refused)
                 self._refusal_log.write(self._table.refused, time.monotonic())
                 self._stat_logger.publish(idle=not len(self._table))
+                self._end_cancelled(self._cancelled.take_due())
                 for request_id in self._sweep.due(self._table.request_ids()):
                     self._guarded(self._cancel_if_asked, request_id)
                 for request_id, timeout_s in self._table.overdue().items():
@@ -206,12 +213,24 @@ class FrontEnd:
             sender.send({"text_output": as_strings([_view_json(view)])}, True)
 
     def _cancel_if_asked(self, request_id: str) -> None:
+        """Abort a request if its client has canceled it; the final response is sent later."""
         open_request = self._table.get(request_id)
         if open_request is not None and open_request.sender.is_cancelled():
-            self._abort(request_id, Cancelled(CANCELLED))
+            self._link.send(wire.AbortRequest(request_id))
+            self._table.remove(request_id)
+            self._cancelled.add(open_request.sender)
+
+    def _end_cancelled(self, senders: Iterable[Sender]) -> None:
+        for sender in senders:
+            _fail(sender, Cancelled(CANCELLED))
+
+    @property
+    def _num_open(self) -> int:
+        """The number of requests without a final response."""
+        return len(self._table) + len(self._cancelled)
 
     def _drain_if_asked(self) -> None:
-        is_over = self._drain.is_over(len(self._table))
+        is_over = self._drain.is_over(self._num_open)
         if self._drain.has_begun:
             self._table.close(self._drain.refusal())
         if is_over:
@@ -225,8 +244,7 @@ class FrontEnd:
     def _end(self, request_id: str, error: Exception) -> None:
         sender = self._table.remove(request_id)
         if sender is not None:
-            with contextlib.suppress(Exception):  # the server may have ended the request already
-                sender.fail(error)
+            _fail(sender, error)
 
     # --- without an engine ------------------------------------------------------------------
 
@@ -253,6 +271,13 @@ class FrontEnd:
             self._end(request_id, error)
         for request_id in cancellations:
             answer_cancel(self._table, request_id)
+        self._end_cancelled(self._cancelled.take_all())
+
+
+def _fail(sender: Sender, error: Exception) -> None:
+    """Send an error as the final response."""
+    with contextlib.suppress(Exception):  # the server may have ended the request already
+        sender.fail(error)
 
 
 def _view_json(view: EngineView) -> str:

@@ -6,7 +6,7 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,9 @@ from paged_backend.serving.requests.token_bucket import TokenBucket
 # A check takes 76 microseconds of the sending thread, too long for each response.
 CANCEL_CHECKS_PER_S = 2000
 MAX_ENDED = 256  # deadlines of ended requests that are kept until they pass
+# The gRPC front end of tritonserver 24.10 can crash if the final response to a canceled request
+# arrives while an earlier response is still being written (fixed by server pull request 8078).
+CANCEL_SETTLE_S = 0.1
 
 
 class Sender(Protocol):
@@ -99,6 +102,31 @@ class CancelSweep:
                 self._queue.extend(request_ids)
             due.append(self._queue.popleft())
         return due
+
+
+class CancelledSenders:
+    """Senders of canceled requests, each until its final response may be sent."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[float, Sender]] = deque()  # the earliest first
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, sender: Sender) -> None:
+        """Keep a sender for ``CANCEL_SETTLE_S`` seconds."""
+        self._queue.append((time.monotonic() + CANCEL_SETTLE_S, sender))
+
+    def take_due(self) -> Iterator[Sender]:
+        """Remove and yield the senders that were kept for long enough."""
+        now = time.monotonic()
+        while self._queue and self._queue[0][0] <= now:
+            yield self._queue.popleft()[1]
+
+    def take_all(self) -> Iterator[Sender]:
+        """Remove and yield all senders."""
+        while self._queue:
+            yield self._queue.popleft()[1]
 
 
 class Deadlines:
