@@ -26,6 +26,7 @@ class TokenLogprobs(NamedTuple):
     rank: int  # number of tokens that are at least as likely, itself included
     top_token_ids: list[int]  # the likeliest first
     top_logprobs: list[float]
+    logits: bytes | None = None  # of the whole vocabulary, in float32, if asked for
 
 
 class SequenceTimes(NamedTuple):

@@ -87,6 +87,7 @@ class RequestLimits:
     max_json_depth: int
     max_pass_through_length: int
     max_total_logprobs: int
+    max_total_logits: int
 
     @classmethod
     def of(
@@ -107,6 +108,7 @@ class RequestLimits:
             max_json_depth=config.max_json_depth,
             max_pass_through_length=config.max_pass_through_length,
             max_total_logprobs=config.max_total_logprobs,
+            max_total_logits=config.max_total_logits,
         )
 
     @property
@@ -177,10 +179,10 @@ class RequestLimits:
                 raise InvalidRequest(name, f"must be at most {option} ({limit}), got {value}")
 
     def check_total_logprobs(self, num_prompt_tokens: int, params: SamplingParams) -> None:
-        """Limit the log-probabilities of a request, because sending them delays other requests.
+        """Limit what a request returns with its tokens, because sending it delays other requests.
 
         Raises:
-            InvalidRequest: it would have more than ``max_total_logprobs``.
+            InvalidRequest: it would have more than ``max_total_logprobs`` or ``max_total_logits``.
         """
         num_output_tokens = params.n * (params.max_tokens or self.max_output_tokens)
         for name, num_top, num_tokens in (
@@ -193,6 +195,17 @@ class RequestLimits:
                     name,
                     f"at most {self.max_total_logprobs} in all (max_total_logprobs), got up to "
                     f"{total}: {num_tokens} tokens with {num_top} of the likeliest each",
+                )
+        for name, is_on, num_tokens in (
+            ("return_context_logits", params.return_context_logits, num_prompt_tokens),
+            ("return_generation_logits", params.return_generation_logits, num_output_tokens),
+        ):
+            total = num_tokens * self.vocab_size
+            if is_on and total > self.max_total_logits:
+                raise InvalidRequest(
+                    name,
+                    f"at most {self.max_total_logits} logits in all (max_total_logits), got up to "
+                    f"{total}: {num_tokens} tokens with {self.vocab_size} each",
                 )
 
     def _check_lists(self, params: SamplingParams) -> None:

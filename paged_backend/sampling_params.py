@@ -30,7 +30,10 @@ _NOT_SUPPORTED = (
     *("guided_decoding", "guided_decoding_backend"),
     *("use_beam_search", "beam_width", "length_penalty", "best_of", "logits_processors"),
 )
-_INPUTS = ("tools", "tool_choice", "parallel_tool_calls")
+_INPUTS = (
+    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("return_context_logits", "return_generation_logits"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,12 @@ class SamplingParams:
     prompt_logprobs: int | None = checked(
         None, Rule(int, 0, MAX_LOGPROBS, optional=True), "the same for the prompt's tokens"
     )
+    return_context_logits: bool = checked(
+        False, Rule(bool), "the model's logits at each token of the prompt, with its logprobs"
+    )
+    return_generation_logits: bool = checked(
+        False, Rule(bool), "the logits that each token was sampled from, before any adjustment"
+    )
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, added to its logit
     allowed_token_ids: tuple[int, ...] = ()  # the only tokens that are sampled; empty: all tokens
     bad_words: tuple[str, ...] = ()  # never completed; tokenized where there is a tokenizer
@@ -87,6 +96,10 @@ class SamplingParams:
         for name, read in _LISTS.items():
             object.__setattr__(self, name, read(name, getattr(self, name)))
         check_fields(self, InvalidRequest)
+        if self.return_context_logits and self.prompt_logprobs is None:
+            object.__setattr__(self, "prompt_logprobs", 0)
+        if (self.return_context_logits or self.return_generation_logits) and self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 "min_tokens",

@@ -78,7 +78,8 @@ class Oracle:
         """
         answer = [token for output in outputs for token in output.new_token_ids]
         tokens = prompt + answer
-        logprobs = self.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        logits = self.model(torch.tensor([tokens])).logits[0]
+        logprobs = logits.log_softmax(-1)
         found = [entry for output in outputs for entry in output.logprobs or ()]
         assert len(found) == len(answer)
         start = len(prompt)
@@ -94,6 +95,10 @@ class Oracle:
             top = row.topk(count)
             assert entry.top_token_ids == top.indices.tolist()
             assert torch.allclose(torch.tensor(entry.top_logprobs), top.values, atol=1e-4)
+        for row, entry in zip(logits[start - 1 :], found, strict=False):
+            if entry.logits is not None:
+                given = torch.frombuffer(bytearray(entry.logits), dtype=torch.float32)
+                assert torch.allclose(given, row, atol=1e-4)
 
 
 def make_engine(

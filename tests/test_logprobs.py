@@ -29,7 +29,7 @@ def answers(
     engine: Engine, prompts: list[list[int]], **params: object
 ) -> list[list[SequenceOutput]]:
     for index, prompt in enumerate(prompts):
-        request = Request(f"r{index}", prompt, SamplingParams.from_mapping(params))
+        request = Request(f"r{index}", prompt, SamplingParams(**params))
         engine.add_request(request)
     outputs = run(engine, [])
     return [outputs[f"r{index}"] for index in range(len(prompts))]
@@ -82,6 +82,29 @@ def test_answers_to_one_prompt_have_their_own(oracle: Oracle) -> None:
         oracle.confirm_logprobs(prompt, [output for output in outputs if output.index == index])
     told = [output.index for output in outputs if output.prompt_logprobs is not None]
     assert told == [0]
+
+
+@pytest.mark.parametrize("budget", [512, 7], ids=["whole", "chunked"])
+@pytest.mark.parametrize("context", [False, True])
+@pytest.mark.parametrize("generation", [False, True])
+def test_logits_are_the_models_own(
+    oracle: Oracle, budget: int, context: bool, generation: bool
+) -> None:
+    """Those of the prompt include its last token's, which the first new token is sampled from."""
+    engine = make_engine(oracle.folder, max_num_batched_tokens=budget, max_num_seqs=7)
+    prompts = [prompt for prompt, _ in mixed_work(9)]
+    asked = {"return_context_logits": context, "return_generation_logits": generation, **ADJUSTED}
+    for prompt, outputs in zip(
+        prompts, answers(engine, prompts, max_tokens=4, **asked), strict=True
+    ):
+        assert (outputs[0].prompt_logprobs is not None) == context
+        if context or generation:
+            oracle.confirm_logprobs(prompt, outputs)
+        given = [entry.logits is not None for out in outputs for entry in out.logprobs or ()]
+        assert given == (
+            [generation or context] + [generation] * 3 if context or generation else []
+        )
+        assert all(entry.logits is not None for entry in outputs[0].prompt_logprobs or ())
 
 
 def test_nobody_gets_what_he_did_not_ask_for(oracle: Oracle) -> None:

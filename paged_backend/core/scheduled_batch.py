@@ -28,6 +28,13 @@ class SampleSpec(NamedTuple):
         """All token ids before the token to sample, prompt and output."""
         return self.token_ids[: self.position]
 
+    @property
+    def with_logits(self) -> bool:
+        """Whether the logits are returned; the first are those at the end of the prompt."""
+        params = self.params
+        is_first = self.num_output_tokens == 0
+        return params.return_generation_logits or (params.return_context_logits and is_first)
+
 
 class PromptLogprobsSpec(NamedTuple):
     """The prompt logprobs that a slice computes.
@@ -37,6 +44,7 @@ class PromptLogprobsSpec(NamedTuple):
 
     num_top: int
     token_ids: list[int]  # the token after the slice's first token, after its second, and so on
+    with_logits: bool = False  # return the logits as well
 
 
 class ScheduledSequence(NamedTuple):

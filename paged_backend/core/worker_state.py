@@ -57,19 +57,25 @@ class WorkerState:
         state = self._states[item.seq_id]
         state.update(item)
         start, end = item.start, item.start + item.num_tokens
-        tokens, num_top = state.token_ids, item.num_prompt_logprobs
         return ScheduledSequence(
             item.seq_id,
-            tokens[start:end],
+            state.token_ids[start:end],
             start,
             state.block_ids,
             tuple([self._sample(seq_id, end) for seq_id in item.sample_seq_ids])
             if not item.draft_token_ids
             else self._samples_of_drafts(item, end),
-            None if num_top is None else PromptLogprobsSpec(num_top, tokens[start + 1 : end + 1]),
+            self._prompt_logprobs(item, state),
             item.first_new_block,
             len(item.draft_token_ids),
         )
+
+    def _prompt_logprobs(self, item: Slice, state: _State) -> PromptLogprobsSpec | None:
+        if item.num_prompt_logprobs is None:
+            return None
+        following = state.token_ids[item.start + 1 : item.start + item.num_tokens + 1]
+        with_logits = state.new.params.return_context_logits
+        return PromptLogprobsSpec(item.num_prompt_logprobs, following, with_logits)
 
     def _samples_of_drafts(self, item: Slice, end: int) -> tuple[SampleSpec, ...]:
         first = end - len(item.draft_token_ids)

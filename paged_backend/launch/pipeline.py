@@ -19,10 +19,12 @@ _KNOWS_THE_BOUND = (2, 63)  # the first version of the server, that of release 2
 _FILLED_IN = "The model's auto_complete_config fills in what is not here."
 _IN_ORDER = "\n# One instance keeps the pieces of a stream in order."
 
-# Inputs of the model that an ensemble does not have: other tasks, and notes for its own steps.
+# Inputs of the model that an ensemble does not have: other tasks, notes for its own steps, and
+# logits.
 _INNER_INPUTS = (
     *("image", "embedding_request", "task"),
     *("call_id", "pass_through", "return_context_ids"),
+    *("return_context_logits", "return_generation_logits"),
 )
 _LLM_INPUTS = tuple(spec for spec in contract.INPUTS if spec.name not in _INNER_INPUTS)
 _LLM_OUTPUTS = named(

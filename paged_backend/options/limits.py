@@ -54,6 +54,12 @@ class LimitOptions:
         "maximum number of log-probabilities of a request: for each token of its completions, "
         "and of its prompt if requested, one and those of the most likely tokens",
     )
+    max_total_logits: int = checked(
+        2**22,
+        Rule(int, 0, 2**31 - 1),
+        "maximum number of logits that a request returns: for each token of its completions, or of "
+        "its prompt, the size of the vocabulary; 0 turns them off",
+    )
     max_pass_through_length: int = checked(
         4096,
         Rule(int, 0, 2**24),

@@ -165,6 +165,42 @@ def test_a_client_gets_its_shapes(server: Server, client: Client) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+def test_logits_of_the_prompt_and_of_the_answer(
+    server: Server, client: Client, is_stream: bool
+) -> None:
+    direct = client.generate("What does len do?", **GREEDY, logprobs=0, prompt_logprobs=0)
+    wishes = {
+        "text_input": text("What does len do?"),
+        "max_tokens": np.int32(64),
+        "stream": is_stream,
+        "return_log_probs": True,
+        "return_context_logits": True,
+        "return_generation_logits": True,
+    }
+    asked = ["output_log_probs", "context_logits", "generation_logits"]
+    answers = stream(server, "ensemble", asked, **wishes)
+    assert (len(answers) > 1) == is_stream
+    context = answers[0]["context_logits"]
+    assert all(answer["context_logits"].size == 0 for answer in answers[1:])
+    generation = np.concatenate([answer["generation_logits"] for answer in answers], axis=2)
+    vocab_size = context.shape[-1]
+    assert context.shape == (1, direct.num_input_tokens, vocab_size)
+    assert generation.shape == (1, 1, direct.num_output_tokens, vocab_size)
+    np.testing.assert_array_equal(context[0, -1], generation[0, 0, 0])
+    prompt = np.array([position[0].token_id for position in direct.prompt_logprobs[1:]])
+    given = [position[0].logprob for position in direct.prompt_logprobs[1:]]
+    np.testing.assert_allclose(logprobs_of(context[0, :-1], prompt), given, atol=1e-4)
+    answer = np.array(direct.answers[0].token_ids)
+    given = np.concatenate([answer["output_log_probs"][0, 0] for answer in answers])
+    np.testing.assert_allclose(logprobs_of(generation[0, 0], answer), given, atol=1e-4)
+
+
+def logprobs_of(logits: Any, tokens: Any) -> Any:
+    totals = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+    return logits[np.arange(len(tokens)), tokens] - totals
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 def test_each_sequence_has_responses_of_its_own(
     server: Server, client: Client, is_stream: bool
 ) -> None:
@@ -233,7 +269,6 @@ def test_guides_constrain_the_answer(server: Server) -> None:
         ({"beam_width": 2}, "beam_width: must be 1: beam search is not supported"),
         ({"length_penalty": 0.5}, "length_penalty: must be 1"),
         ({"lora_task_id": 7}, "lora_task_id: is not supported"),
-        ({"return_context_logits": True}, "return_context_logits: is not supported"),
         ({"unknown": 1}, "unknown: is not known"),
         ({"guided_decoding_guide": "x"}, "guided_decoding_guide_type: is missing"),
         (

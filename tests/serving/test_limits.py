@@ -12,7 +12,7 @@ from paged_backend.config import EngineConfig
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import as_strings
-from paged_backend.serving.requests.parsing import RequestParser
+from paged_backend.serving.requests.parsing import ParsedRequest, RequestParser
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
 NARROW = {
@@ -25,6 +25,7 @@ NARROW = {
     "max_json_length": 200,
     "max_json_depth": 3,
     "max_total_logprobs": 20,
+    "max_total_logits": 3 * 2048,
 }
 
 
@@ -188,3 +189,26 @@ def test_half_of_a_surrogate_pair_is_no_text(tokenizer, name):
         with pytest.raises(InvalidRequest, match=f"^{name}: must be a string"):
             parse(parser(tokenizer), f'{{"{name}": {value}}}')
     assert parse(parser(tokenizer), f'{{"{name}": "\\ud83e\\udd9c"}}')
+
+
+@pytest.mark.parametrize("name", ["return_context_logits", "return_generation_logits"])
+def test_logits_are_limited(tokenizer: Tokenizer, name: str) -> None:
+    narrow = parser(tokenizer, **NARROW)
+
+    def ask(num_tokens: int) -> ParsedRequest:
+        tensors = {
+            "input_ids": np.arange(num_tokens, dtype=np.int32),
+            "sampling_parameters": as_strings([f'{{"max_tokens": {num_tokens}}}']),
+            name: np.array([True]),
+        }
+        return narrow.parse("1", tensors, "")
+
+    assert ask(3).request.params.logprobs == 0
+    with pytest.raises(InvalidRequest) as caught:
+        ask(4)
+    assert str(caught.value) == (
+        f"{name}: at most 6144 logits in all (max_total_logits), got up to 8192: 4 tokens with "
+        "2048 each"
+    )
+    with pytest.raises(InvalidRequest, match=f"{name}: is a separate input"):
+        parse(narrow, f'{{"{name}": true}}')

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.sampling.logprobs import rows
+from paged_backend.sampling.logprobs import LogprobsSpec, rows, rows_with_logits
 from paged_backend.sampling_params import MAX_LOGPROBS
 
 
@@ -21,21 +21,24 @@ class DeviceLogprobs:
     Args:
         logits: [n, vocab] float32; only read.
         token_ids: [n] int32 on the same device.
-        num_top: number of most likely tokens to return, for each row.
+        specs: what to return with each row.
         transfer: copies the result to the host.
     """
 
     def __init__(
-        self, logits: Tensor, token_ids: Tensor, num_top: Sequence[int], transfer: Transfer
+        self, logits: Tensor, token_ids: Tensor, specs: Sequence[LogprobsSpec], transfer: Transfer
     ) -> None:
-        self._num_top = num_top
-        wanted = transfer.send(np.array(num_top, np.int32))
-        all_rows = torch.arange(len(num_top), dtype=torch.int32, device=logits.device)
+        self._specs = specs
+        wanted = transfer.send(np.array([spec.num_top for spec in specs], np.int32))
+        all_rows = torch.arange(len(specs), dtype=torch.int32, device=logits.device)
         # The width is constant, so that one kernel is compiled, during warm-up.
         result = logprobs(logits, all_rows, token_ids, wanted, MAX_LOGPROBS)
         columns = result.sampled, result.ranks, result.top_tokens, result.top
         self._arrivals = [transfer.receive(column) for column in columns]
+        with_logits = transfer.send(np.array(rows_with_logits(specs), np.int64))
+        self._logits = transfer.receive(logits.index_select(0, with_logits))
 
     def wait(self) -> list[TokenLogprobs]:
         """Wait for the copy, and return one entry for each row."""
-        return list(rows(self._num_top, *(arrival.wait() for arrival in self._arrivals)))
+        columns = (arrival.wait() for arrival in self._arrivals)
+        return list(rows(self._specs, *columns, logits=self._logits.wait_for_array()))

@@ -44,6 +44,7 @@ from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.sampling.logprobs import (
     cut_prompts,
     places_with_logprobs,
+    specs_of_samples,
     split_by_prompt,
 )
 from paged_backend.sampling_params import SamplingParams
@@ -188,9 +189,9 @@ class GpuModelRunner:
         arrival = self._transfer.receive(tokens)
         if index is None or untouched is None:
             return arrival, None
-        num_top = [samples[place].params.logprobs or 0 for place in places]
+        specs = specs_of_samples([samples[place] for place in places])
         chosen = tokens.index_select(0, index)
-        return arrival, DeviceLogprobs(untouched, chosen, num_top, self._transfer)
+        return arrival, DeviceLogprobs(untouched, chosen, specs, self._transfer)
 
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that every kernel is compiled."""
@@ -317,15 +318,15 @@ class GpuModelRunner:
         apply_token_masks(logits, self._transfer.send(rows), self._transfer.send(words))
 
     def _prompt_logprobs(
-        self, hidden: Tensor, specs: list[PromptLogprobsSpec]
+        self, hidden: Tensor, prompts: list[PromptLogprobsSpec]
     ) -> Iterator[DeviceLogprobs]:
         done = 0
-        for token_ids, num_top in cut_prompts(specs):
+        for token_ids, specs in cut_prompts(prompts):
             part = hidden[done : done + len(token_ids)]
             done += len(token_ids)
             logits = self._model.compute_logits(part).float()
             sent = self._transfer.send(np.array(token_ids, np.int32))
-            yield DeviceLogprobs(logits, sent, num_top, self._transfer)
+            yield DeviceLogprobs(logits, sent, specs, self._transfer)
 
 
 def _padded(values: IntArray, length: int, filler: int) -> IntArray:

@@ -57,7 +57,12 @@ class Arrival:
 
     def wait(self) -> list[Any]:
         """Wait for the values and return them."""
+        values: list[Any] = self.wait_for_array().tolist()
+        return values
+
+    def wait_for_array(self) -> NDArray[Any]:
+        """Wait for the values and return them as an array."""
         if self._event is not None:
             self._event.synchronize()
-        values: list[Any] = self._host.tolist()
+        values: NDArray[Any] = self._host.numpy()
         return values

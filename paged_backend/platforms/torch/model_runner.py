@@ -25,6 +25,7 @@ from paged_backend.sampling.logprobs import (
     HostLogprobs,
     cut_prompts,
     places_with_logprobs,
+    specs_of_samples,
     split_by_prompt,
 )
 from paged_backend.sampling.sampler import Sampler
@@ -69,8 +70,8 @@ class ComputedStep:
         if not places:
             return token_ids, {}
         chosen = [token_ids[place] for place in places]
-        num_top = [self.samples[place].params.logprobs or 0 for place in places]
-        rows = HostLogprobs(untouched, chosen, num_top).wait()
+        specs = specs_of_samples([self.samples[place] for place in places])
+        rows = HostLogprobs(untouched, chosen, specs).wait()
         return token_ids, dict(zip(places, rows, strict=True))
 
 
@@ -128,11 +129,11 @@ class TorchModelRunner:
         )
 
     def _prompt_logprobs(
-        self, hidden: Tensor, specs: list[PromptLogprobsSpec]
+        self, hidden: Tensor, prompts: list[PromptLogprobsSpec]
     ) -> list[list[TokenLogprobs]]:
         rows: list[TokenLogprobs] = []
-        for token_ids, num_top in cut_prompts(specs):
+        for token_ids, specs in cut_prompts(prompts):
             part = hidden[len(rows) : len(rows) + len(token_ids)]
             logits = self._model.compute_logits(part).float()
-            rows += HostLogprobs(logits, token_ids, num_top).wait()
-        return split_by_prompt(specs, rows)
+            rows += HostLogprobs(logits, token_ids, specs).wait()
+        return split_by_prompt(prompts, rows)

@@ -116,6 +116,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._num_cached_tokens: int | None = None  # as the first engine reported it
         self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
+        self._context: list[TokenLogprobs] = []  # these and the first token's, until they are sent
         self._completions = [_completion(parsed, tokenizer) for _ in range(parsed.request.params.n)]
 
     def append(self, output: SequenceOutput) -> bool:
@@ -132,6 +133,7 @@ class Answer:
             self._num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
+            self._context = output.prompt_logprobs + (output.logprobs or [])[:1]
         return completion.finish_reason is not None and output.finish_reason is None
 
     @property
@@ -164,6 +166,7 @@ class Answer:
         for completion in self._completions:
             completion.clear()
         self._prompt_logprobs = None
+        self._context = []
         return tensors
 
     # --- one method for each output that clients can ask for ------------------------------------
@@ -201,6 +204,12 @@ class Answer:
         prompt, logprobs = self.request.prompt_token_ids, [None, *self._prompt_logprobs]
         return {name: as_strings([logprobs_json(self._tokenizer, prompt, logprobs)])}
 
+    def _context_logits(self, name: str) -> dict[str, Array]:
+        return {name: _logits(self._context)}
+
+    def _generation_logits(self, name: str) -> dict[str, Array]:
+        return {name: _logits(entry for b in self._completions for entry in b.logprobs)}
+
     def _num_input_tokens(self, name: str) -> dict[str, Array]:
         return {name: np.asarray(len(self.request.prompt_token_ids), np.uint32)}
 
@@ -233,6 +242,8 @@ _OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
     "cumulative_logprob": Answer._cumulative_logprobs,
     "logprobs": Answer._token_logprobs,
     "prompt_logprobs": Answer._logprobs_of_prompt,
+    "context_logits": Answer._context_logits,
+    "generation_logits": Answer._generation_logits,
     "num_input_tokens": Answer._num_input_tokens,
     "num_cached_tokens": Answer._num_cached,
     "num_output_tokens": Answer._num_output_tokens,
@@ -252,6 +263,12 @@ def _completion(parsed: ParsedRequest, tokenizer: Tokenizer) -> Completion:
 
 def _counts(values: Iterable[int]) -> Array:
     return np.array(list(values), np.uint32)
+
+
+def _logits(entries: Iterable[TokenLogprobs]) -> Array:
+    """Return the logits of the entries that have them: [num_entries, vocab_size] float32."""
+    rows = [np.frombuffer(entry.logits, "<f4") for entry in entries if entry.logits is not None]
+    return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
 
 def _flat(lists: Iterable[list[int]]) -> Array:

@@ -167,7 +167,11 @@ class RequestParser:
         admit(own.tenant)
         values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
         params = self._limits.bounded(SamplingParams.from_mapping(values))
-        params = resolve_bad_words(self._tokenizer, params)
+        params = replace(
+            resolve_bad_words(self._tokenizer, params),
+            return_context_logits="context_logits" in options.wanted,
+            return_generation_logits="generation_logits" in options.wanted,
+        )
         tools = self._tool_use.read(tensors)
         prompt = self._prompts.read(tensors, tools.definitions)
         self._limits.check(prompt.token_ids, params)

@@ -18,6 +18,9 @@ _BLOCKS = (
     *("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks"),
     "kv_cache_alloc_total_blocks",
 )
+_LOGITS = ("context_logits", "generation_logits")
+# Outputs of the model that have an entry for each new token of all completions.
+_BY_TOKEN = ("output_ids", "generation_logits")
 _NO_DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
 
 # Outputs that every interface has.
@@ -26,6 +29,8 @@ COMMON_OUTPUTS = (
     TensorSpec("sequence_length", "TYPE_INT32", -1),
     TensorSpec("cum_log_probs", "TYPE_FP32", -1),
     TensorSpec("output_log_probs", "TYPE_FP32", (-1, -1)),
+    TensorSpec("context_logits", "TYPE_FP32", (-1, -1)),
+    TensorSpec("generation_logits", "TYPE_FP32", (-1, -1, -1)),
     *(TensorSpec(name, "TYPE_INT32", 1) for name in (*_BLOCKS, *_NO_DRAFTS)),
     *(TensorSpec(name, "TYPE_INT64", 1) for name in METRICS),
     TensorSpec("acceptance_rate", "TYPE_FP32", 1),
@@ -45,6 +50,7 @@ class Completions:
         self._is_stream = is_stream
         self._block_size = block_size
         self._with_logprobs = fields.flag(tensors, "return_log_probs")
+        self._logits = [name for name in _LOGITS if fields.flag(tensors, f"return_{name}")]
         self._with_metrics = fields.flag(tensors, "return_perf_metrics")
         self._num_tokens: Counter[int] = Counter()  # by completion
 
@@ -55,6 +61,7 @@ class Completions:
             *("num_output_tokens", "num_input_tokens"),
             *(("logprobs", "cumulative_logprob") if self._with_logprobs else ()),
             *(("num_cached_tokens", "metrics") if self._with_metrics else ()),
+            *self._logits,
         }
 
     def split(self, answer: Outputs) -> Iterator[tuple[Outputs, Outputs]]:
@@ -64,19 +71,19 @@ class Completions:
         """
         counts = answer["num_output_tokens"].tolist()
         ends = np.cumsum(counts)[:-1]
-        ids = np.split(answer["output_ids"], ends) if "output_ids" in answer else None
+        by_token = {name: np.split(answer[name], ends) for name in _BY_TOKEN if name in answer}
         for index, count in enumerate(counts):
             self._num_tokens[index] += count
             mine = {
                 name: array[index : index + 1] if array.shape == (len(counts),) else array
                 for name, array in answer.items()
             }
-            if ids is not None:
-                mine["output_ids"] = ids[index]
+            mine |= {name: parts[index] for name, parts in by_token.items()}
             common = {
                 "sequence_index": element(index),
                 "sequence_length": element(count),
                 **self._logprobs(mine),
+                **self._logits_of(mine),
                 **self._metrics(index, mine, answer),
             }
             if count or mine["text_output"][0] or not self._is_stream:
@@ -91,6 +98,11 @@ class Completions:
             "output_log_probs": np.array([[sampled]], np.float32),
             "cum_log_probs": mine["cumulative_logprob"].reshape(1, 1),
         }
+
+    def _logits_of(self, mine: Outputs) -> Outputs:
+        """Return logits with dimensions for the row and, those of new tokens, for beams."""
+        shapes = {"context_logits": (1,), "generation_logits": (1, 1)}
+        return {name: mine[name].reshape(*shapes[name], *mine[name].shape) for name in self._logits}
 
     def _metrics(self, index: int, mine: Outputs, answer: Outputs) -> Outputs:
         """Return the times of a completion and its blocks so far."""

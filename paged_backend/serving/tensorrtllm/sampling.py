@@ -51,7 +51,6 @@ _OFF = (
     *("retention_token_range_starts", "retention_token_range_ends"),
     *("retention_token_range_priorities", "retention_token_range_durations_ms"),
     *("retention_decode_priority", "retention_decode_duration_ms"),
-    *("return_context_logits", "return_generation_logits"),
 )
 # Fields that are supported with these values only.
 _NEUTRAL: dict[str, tuple[float, ...]] = {
