@@ -8,6 +8,7 @@ from pathlib import Path
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
 from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import PipelineOptions
+from paged_backend.tools.demo import QUESTIONS_FOR
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -98,8 +99,15 @@ def run(args: argparse.Namespace) -> int:
         metrics_port=args.metrics_port,
         openai_port=args.openai_port,
         verbose=args.verbose,
+        note=_what_to_ask(str(options["model"])),
     )
     return 0
+
+
+def _what_to_ask(model: str) -> str | None:
+    if model not in QUESTIONS_FOR:
+        return None
+    return f"the small model {model} knows little: {QUESTIONS_FOR[model]}"
 
 
 def _pipeline(args: argparse.Namespace) -> PipelineOptions | None:

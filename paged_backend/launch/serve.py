@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,12 +36,14 @@ def serve(
     metrics_port: int,
     openai_port: int | None,
     verbose: bool,
+    note: str | None = None,
 ) -> None:
     """Serve one model until SIGINT, SIGTERM or SIGHUP; a second signal does not wait for requests.
 
-    With ``pipeline`` the models around it are served, too. With ``openai_port`` an
-    OpenAI gateway listens on that port. Prints the addresses on one line to stdout once the model
-    is ready. Raises ConfigError or LaunchError if it cannot continue. Must run on the main thread.
+    With ``pipeline`` the models around it are served, too. With ``openai_port`` an OpenAI gateway
+    listens on that port. Prints the addresses on one line to stdout once the model is ready, and
+    ``note`` to stderr. Raises ConfigError or LaunchError if it cannot continue. Must run on the
+    main thread.
     """
     with ExitStack() as stack:
         signals = stack.enter_context(_StopSignals())
@@ -74,6 +77,8 @@ def serve(
             where += f", OpenAI http://{gateway.address}/v1"
             check = gateway.check
         print(where, flush=True)
+        if note is not None:
+            print(f"paged-backend: {note}", file=sys.stderr, flush=True)
         server.wait(check)
 
 

@@ -308,6 +308,7 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
     expected = (
         "(paged-backend: compiling kernels for this processor.*\n)?"
         "paged-backend: the engine runs demo: float32 on cpu .*\n"
+        'paged-backend: the small model demo knows little: ask "What does abs do\\?" .*\n'
     )
     assert re.fullmatch(expected, errors), errors
     assert shell.returncode == 0

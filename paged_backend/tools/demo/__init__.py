@@ -12,6 +12,12 @@ from pathlib import Path
 
 QUESTIONS_FILE = Path(__file__).parent / "questions.json"
 
+# What to ask the bundled models: they make no sense of anything else.
+QUESTIONS_FOR = {
+    "demo": 'ask "What does abs do?" or about another function of Python\'s standard library',
+    "demo-tools": 'ask "What does abs do?" in a chat with the tool of `paged-backend demo tools`',
+}
+
 SYSTEM_PROMPT = (
     "You are the demo assistant of the paged backend, a small language model trained on the "
     "documentation of the Python standard library. When a user asks what a function does, reply "

@@ -25,7 +25,7 @@ from paged_backend.tools.demo.metrics import MetricsWatch
 NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
 COLORS = ("cyan", "magenta", "green")
 REFRESH_PER_S = 30
-PANEL_HEIGHT = 8
+PANEL_HEIGHT = 6
 
 
 def show() -> int:
@@ -36,7 +36,13 @@ def show() -> int:
     """
     console = Console()
     with demo_server(console, "demo") as server:
-        return _ask(console, server.grpc_url, server.metrics_url)
+        status = _ask(console, server.grpc_url, server.metrics_url)
+    console.print(
+        f"To ask it yourself, run `paged-backend serve demo` and `paged-backend generate "
+        f'"{load_questions()[0].question}"`. It knows {len(load_questions())} functions of '
+        "Python's standard library and nothing else."
+    )
+    return status
 
 
 @contextmanager
