@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from importlib.metadata import version
@@ -24,8 +25,6 @@ ROUTES = [
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/metrics"),
-    ("GET", "/docs"),
-    ("GET", "/openapi.json"),
     ("GET", "/nothing"),
     ("GET", "/"),
 ]
@@ -113,6 +112,23 @@ def test_health_needs_no_key(guarded):
     assert guarded.get("/health?x=1").status == 200
     assert guarded.get("/health/live").status == guarded.get("/health/ready").status == 200
     assert guarded.get("/health/live/").status == guarded.get("/version").status == 401
+
+
+@pytest.mark.server
+def test_the_documentation_needs_no_key_and_no_other_host(guarded):
+    page = guarded.get("/docs")
+    assert page.status == 200
+    loaded = re.findall(r'(?:src|href)="([^"]*)"', page.body.decode())
+    assert len(loaded) == 3
+    for path in loaded:
+        assert path.startswith("/static-offline-docs/")
+        assert guarded.get(path).status == 200
+    assert guarded.get("/static-offline-docs/redoc.standalone.js").status == 401
+    document = guarded.get("/openapi.json").json
+    assert document["security"] == [{"key": []}]
+    assert document["components"]["securitySchemes"] == {
+        "key": {"type": "http", "scheme": "bearer"}
+    }
 
 
 @pytest.mark.server

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic.json_schema import models_json_schema
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -22,6 +22,7 @@ from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
 from paged_client.gateway.dependencies import Servers, engine_params
+from paged_client.gateway.documentation import document
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
@@ -71,7 +72,7 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
             with contextlib.closing(app.state.bodies):
                 yield
 
-    app = _Documented(
+    app = FastAPIOffline(
         title="paged-backend", lifespan=lifespan, redoc_url=None, redirect_slashes=False
     )
     app.state.bodies = BodyReader()
@@ -79,6 +80,7 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     app.state.metrics = metrics
     app.state.options = options
     _add_routes(app)
+    document(app, _BODIES, with_keys=bool(options.api_keys))
     _add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
     if options.restrictions:
@@ -97,28 +99,6 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-
-
-class _Documented(FastAPI):
-    """Documents the request bodies, which FastAPI does not know because it does not parse them."""
-
-    def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document behind ``/docs``."""
-        if self.openapi_schema is None:
-            document = super().openapi()
-            schemas, definitions = models_json_schema(
-                [(model, "validation") for model in _BODIES.values()],
-                ref_template="#/components/schemas/{model}",
-            )
-            for path, model in _BODIES.items():
-                content = {"application/json": {"schema": schemas[model, "validation"]}}
-                document["paths"][path]["post"]["requestBody"] = {
-                    "content": content,
-                    "required": True,
-                }
-            components = document.setdefault("components", {}).setdefault("schemas", {})
-            components.update(definitions["$defs"])
-        return super().openapi()
 
 
 def _add_routes(app: FastAPI) -> None:

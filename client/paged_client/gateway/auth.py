@@ -14,12 +14,15 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from paged_client.gateway import documentation
 from paged_client.gateway.errors import ApiError
 
 KEYS_VARIABLE = "PAGED_API_KEYS"
 MAX_KEY_BYTES = 1024
-# For load balancers. Compared with the raw path, so that no other spelling bypasses the key.
-_OPEN_PATHS = (b"/health", b"/health/live", b"/health/ready")
+# For load balancers and browsers. Compared with the raw path, so that no other spelling bypasses
+# the key.
+_HEALTH = ("/health", "/health/live", "/health/ready")
+_OPEN_PATHS = frozenset(path.encode() for path in (*_HEALTH, *documentation.OPEN_PATHS))
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _STATE = "tenant"  # key in the ``state`` of a request's scope
 
@@ -78,7 +81,7 @@ def _api_key(source: str, words: list[str]) -> ApiKey:
 
 
 class RequireApiKey:
-    """ASGI middleware that requires a key for every path but those of the gateway's health.
+    """ASGI middleware that requires a key for every path but those of health and documentation.
 
     The key is in ``Authorization``, or else in ``x-api-key``.
     """
