@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import http.client
 import os
 import shutil
 import signal
@@ -22,10 +21,12 @@ from paged_backend.launch.command import (
     server_command,
     server_environment,
 )
+from paged_backend.launch.http_get import http_get
 from paged_backend.launch.ports import Endpoints, ReservedEndpoints
 from paged_backend.launch.repository import model_names
 from paged_backend.launch.server_files import find_server_files
 from paged_backend.launch.server_log import ServerLog
+from paged_backend.launch.shutdown import wait_for_end
 from paged_backend.launch.stderr_relay import StderrRelay
 from paged_backend.launch.storage import shortage, temporary_folder, writing
 
@@ -120,15 +121,13 @@ class RunningServer:
     def stop(self) -> int:
         """Let open requests finish, then end the server and its children; returns the exit status.
 
-        After ``STOP_TIMEOUT_S`` they are killed.
+        They are killed after ``STOP_TIMEOUT_S``, and if the server waits though no request is open.
         """
         if not self._ready:
             self._relay.mute()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        if not wait_for_end(self._process, self.metrics_url, STOP_TIMEOUT_S):
             self.kill()
         if not self._relay.wait(_CHILDREN_GRACE_S):
             with contextlib.suppress(ProcessLookupError):
@@ -165,16 +164,7 @@ class RunningServer:
 
 
 def _answers(url: str) -> bool:
-    """Return True if a GET request gets the status 200."""
-    address, _, path = url.removeprefix("http://").partition("/")
-    connection = http.client.HTTPConnection(address, timeout=_PROBE_TIMEOUT_S)
-    try:
-        connection.request("GET", f"/{path}")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return http_get(url, _PROBE_TIMEOUT_S) is not None
 
 
 @contextmanager

@@ -148,6 +148,18 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     """Round the weights to bfloat16 and write the model folder."""
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder, save_jinja_files=False)
+    use_old_names(folder / "tokenizer_config.json")
+
+
+def use_old_names(file: Path) -> None:
+    """Rewrite a tokenizer_config.json, so that transformers 4 reads it as transformers 5 does."""
+    config = json.loads(file.read_text("utf-8"))
+    del config["backend"]
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    file.write_text(
+        json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8"
+    )
 
 
 def _accumulate_gradients(model: LlamaForCausalLM, batches: list[Batch]) -> float:
