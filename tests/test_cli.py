@@ -54,6 +54,14 @@ def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):
         (["serve", "demo", "--gpu-memory-utilization", "1.5"], "up to 1, got 1.5"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer from 1"),
         (["serve", "demo", "--served-model-name", "a/b"], "a/b"),
+        (["serve", "--model-repository", "missing"], "no model repository at missing"),
+        (["serve", "demo-tools", "--model-repository", "x"], "MODEL: cannot be used with"),
+        (
+            ["serve", "--instances", "2", "--model-repository", "x"],
+            "--instances: cannot be used with",
+        ),
+        (["serve", "--max-num-seqs", "2", "--model-repository", "x"], "--max-num-seqs: cannot be"),
+        (["serve", "--write-to", "y", "--model-repository", "x"], "--write-to: cannot be used"),
         (
             [*OFFLINE, "demo", "--dataset-name", "trace", "--dataset-path", "missing.jsonl"],
             "cannot read missing.jsonl",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
+from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import PipelineOptions
 from paged_backend.tools.demo import QUESTIONS_FOR
+
+DEFAULT_NAME = "paged_llm"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -23,7 +27,9 @@ def add_parser(subparsers: Subparsers) -> None:
     add_engine_options(parser)
     group = parser.add_argument_group("server")
     group.add_argument(
-        "--served-model-name", default="paged_llm", help="what clients call it (default: paged_llm)"
+        "--served-model-name",
+        default=DEFAULT_NAME,
+        help="what clients call it (default: %(default)s)",
     )
     group.add_argument(
         "--instances", type=int, default=1, help="stub processes that send responses (default: 1)"
@@ -59,6 +65,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="PORT",
         help="speak OpenAI's HTTP API there, too; API keys: see `paged-backend gateway --help`",
     )
+    group.add_argument(
+        "--model-repository",
+        type=Path,
+        metavar="FOLDER",
+        help="serve the models of this model repository in place of MODEL; their options are in it",
+    )
     group.add_argument("--verbose", action="store_true", help="show the server's own log")
     group.add_argument(
         "--write-to",
@@ -74,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     from paged_backend.launch import ports, serve, storage
 
     options = engine_options(args)
+    if args.model_repository is not None:
+        _check_alone(args, options)
     if args.write_to is not None:
         with storage.writing(args.write_to):
             args.write_to.mkdir(parents=True, exist_ok=True)
@@ -93,15 +107,31 @@ def run(args: argparse.Namespace) -> int:
         name=args.served_model_name,
         instances=args.instances,
         pipeline=_pipeline(args),
+        repository=args.model_repository,
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
         metrics_port=args.metrics_port,
         openai_port=args.openai_port,
         verbose=args.verbose,
-        note=_what_to_ask(str(options["model"])),
+        note=None if args.model_repository else _what_to_ask(str(options["model"])),
     )
     return 0
+
+
+def _check_alone(args: argparse.Namespace, options: Mapping[str, object]) -> None:
+    """Refuse a model and its options beside a model repository, which has them."""
+    changed = {
+        **{name: name != "model" for name in options},
+        "MODEL": options["model"] != EngineConfig.model,
+        "served_model_name": args.served_model_name != DEFAULT_NAME,
+        "instances": args.instances != 1,
+        "pipeline": args.pipeline,
+        "write_to": args.write_to is not None,
+    }
+    for name in (name for name, is_changed in changed.items() if is_changed):
+        flag = name if name == "MODEL" else f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{flag}: cannot be used with --model-repository")
 
 
 def _what_to_ask(model: str) -> str | None:

@@ -78,5 +78,5 @@ def server_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def empty_folder(directory: Path) -> Path:
     """Create the server's working directory: empty, because its stubs import from it first."""
     folder = directory / "empty"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     return folder

@@ -16,7 +16,7 @@ from paged_backend.launch.command import GATEWAY_VARIABLES, empty_folder, server
 from paged_backend.launch.gateway_process import GatewayProcess
 from paged_backend.launch.pipeline import PipelineOptions
 from paged_backend.launch.ports import Endpoints, bind
-from paged_backend.launch.repository import write_model_repository, write_pipeline
+from paged_backend.launch.repository import model_names, write_model_repository, write_pipeline
 from paged_backend.launch.server_files import find_server_files
 from paged_backend.launch.server_process import RunningServer, launch_server
 from paged_backend.launch.storage import temporary_folder, writing
@@ -30,6 +30,7 @@ def serve(
     name: str,
     instances: int,
     pipeline: PipelineOptions | None,
+    repository: Path | None,
     host: str,
     http_port: int,
     grpc_port: int,
@@ -40,8 +41,9 @@ def serve(
 ) -> None:
     """Serve one model until SIGINT, SIGTERM or SIGHUP; a second signal does not wait for requests.
 
-    With ``pipeline`` the models around it are served, too. With ``openai_port`` an OpenAI gateway
-    listens on that port. Prints the addresses on one line to stdout once the model is ready, and
+    With ``pipeline`` the models around it are served, too; with ``repository``, the models of this
+    model repository, and no other. With ``openai_port`` an OpenAI gateway listens on that port.
+    Prints the addresses on one line to stdout once the model is ready, and
     ``note`` to stderr. Raises ConfigError or LaunchError if it cannot continue. Must run on the
     main thread.
     """
@@ -50,8 +52,11 @@ def serve(
         listener = None
         if openai_port is not None:  # before the model loads, which can take long
             listener = stack.enter_context(bind(host, openai_port, "openai-port"))
-        repository = stack.enter_context(temporary_folder())
-        _write(repository, name, engine_options, instances, pipeline)
+        if repository is None:
+            repository = stack.enter_context(temporary_folder())
+            _write(repository, name, engine_options, instances, pipeline)
+        else:
+            name = ", ".join(model_names(repository))
         server = stack.enter_context(
             launch_server(
                 repository,
@@ -65,8 +70,9 @@ def serve(
         signals.attach(server)
         if not server.wait_until_ready():
             return
+        verb = "are" if "," in name else "is"
         where = (
-            f"{name} is ready: HTTP {server.http_url}, gRPC {server.grpc_url}, "
+            f"{name} {verb} ready: HTTP {server.http_url}, gRPC {server.grpc_url}, "
             f"metrics {server.metrics_url}"
         )
         check = None

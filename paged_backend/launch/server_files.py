@@ -81,6 +81,7 @@ def _link_python_backend(server: Path, target: Path) -> None:
         raise ConfigError(
             f"the bundled tritonserver has no stub for Python {python}; it has {', '.join(known)}"
         )
+    shutil.rmtree(target, ignore_errors=True)  # there if another model was written to the folder
     target.mkdir(parents=True)
     for source in (*(server / "backends" / "python").iterdir(), stub):
         if source.suffix == ".so":

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
 from checkpoints import make_checkpoint
@@ -314,6 +315,32 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
     assert shell.returncode == 0
     assert not psutil.wait_procs(children, timeout=60)[1]
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.server
+def test_several_models_are_served_by_their_names(temporary: Path) -> None:
+    folder = temporary / "written"
+    for model, name in (("demo", "first"), ("demo-tools", "second")):
+        command = f"serve {model} --served-model-name {name} --kv-cache-memory-bytes 64000000"
+        subprocess.run(f"{PAGED_BACKEND} {command} --write-to {folder}", shell=True, check=True)
+    ports = "--http-port 0 --grpc-port 0 --metrics-port 0 --openai-port 0"
+    with run_shell(
+        f"{PAGED_BACKEND} serve --model-repository {folder}/models {ports}", temporary
+    ) as shell:
+        assert shell.stdout is not None
+        line = shell.stdout.readline()
+        assert line.startswith("first, second are ready: HTTP "), line + shell.communicate()[1]
+        with openai.OpenAI(base_url=line.split()[-1], api_key="none") as client:
+            assert {model.id for model in client.models.list()} == {"first", "second"}
+            counts = [
+                client.chat.completions.create(
+                    model=name, messages=[{"role": "user", "content": "What does len do?"}]
+                ).usage.prompt_tokens
+                for name in ("first", "second")
+            ]
+        assert counts[0] < counts[1]  # as their chat templates differ
+        shell.send_signal(signal.SIGINT)
+        shell.communicate(timeout=60)
 
 
 @pytest.mark.server
