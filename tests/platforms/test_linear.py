@@ -78,6 +78,15 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         assert torch.equal(linear(x[-rows:]), together[-rows:])
 
 
+@pytest.mark.parametrize("outputs", [16, 24, 48, 112, 125])
+def test_tiles_of_all_sizes_give_the_same_sums(outputs: int) -> None:
+    linear, _, _ = make(CpuPlatform(), 40, outputs)
+    x = torch.randn(60, 40)
+    one_by_one = torch.cat([linear(row) for row in x.split(1)])
+    for rows in range(2, 61):
+        assert torch.equal(linear(x[:rows]), one_by_one[:rows])
+
+
 @on_each_platform
 def test_rows_of_the_weight(platform: Platform) -> None:
     linear, weight, _ = make(platform, 20, 37)

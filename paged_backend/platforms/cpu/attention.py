@@ -29,7 +29,7 @@ from paged_backend.platforms.cpu.threads import (
     ints,
     longs,
 )
-from paged_backend.platforms.cpu.tiles import multiply
+from paged_backend.platforms.cpu.tiles import LANES, multiply
 
 _TILE_ROWS = 24  # query rows (queries x heads of a group) that share one pass over the keys
 _CHUNK = 128  # keys between two updates of the running softmax
@@ -272,6 +272,7 @@ def _score(
             head_dim,
             np.int64(step.keys.ctypes.data) + block * head_dim * block_size * 4,
             block_size,
+            LANES,
             np.int64(scratch.scores.ctypes.data) + offset * 4,
             scratch.scores.shape[1],
             head_dim,
@@ -325,6 +326,7 @@ def _add_values(
             scratch.scores.shape[1],
             np.int64(step.values.ctypes.data) + block * head_dim * block_size * 4,
             head_dim,
+            LANES,
             np.int64(scratch.sums.ctypes.data),
             head_dim,
             min(block_size, num_keys - offset),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
-from paged_backend.platforms.cpu.tiles import LANES, multiply
+from paged_backend.platforms.cpu.tiles import LANES, multiply, panels_at_once
 from paged_backend.platforms.torch.linear import TorchLinear
 
 
@@ -69,7 +69,7 @@ def _multiply_last(
     """Multiply by the last panel, which is wider than the remaining columns."""
     product = np.empty((rows, LANES), np.float32)
     address = np.int64(product.ctypes.data)
-    multiply(rows, LANES, x, depth, weights, LANES, address, LANES, depth, np.int64(0))
+    multiply(rows, LANES, x, depth, weights, LANES, 0, address, LANES, depth, np.int64(0))
     result = floats(out, (rows, columns))
     for row in range(rows):
         for lane in range(columns - column):
@@ -78,17 +78,21 @@ def _multiply_last(
 
 
 def _multiply_panels(arguments: Any) -> None:
-    """Compute the columns of the result that belong to a panel, one panel after the other."""
+    """Compute the columns of the result that belong to some panels, then to the next ones."""
     _, x, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
-    panel = claim(arguments)
-    while panel * LANES < columns:
-        column = panel * LANES
+    width = panels_at_once(rows) * LANES
+    column = claim(arguments) * width
+    while column < columns:
+        whole = min(width, (columns - column) // LANES * LANES)
         weights = panels + column * depth * 4
-        if column + LANES <= columns:
-            multiply(rows, LANES, x, depth, weights, LANES, out + column * 4, columns, depth, add)
-        else:
-            _multiply_last(rows, columns, column, depth, x, weights, out, add)
-        panel = claim(arguments)
+        multiply(
+            *(rows, whole, x, depth, weights, LANES, LANES * depth),
+            *(out + column * 4, columns, depth, add),
+        )
+        if whole < width and column + whole < columns:
+            last = column + whole
+            _multiply_last(rows, columns, last, depth, x, panels + last * depth * 4, out, add)
+        column = claim(arguments) * width
 
 
 _linear = ParallelKernel(_multiply_panels)

@@ -7,22 +7,27 @@ of the other rows. So the numbers of a token do not depend on its batch.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.threads import device_function
 
-LANES = 16  # columns of a tile
+LANES = 16  # columns of a panel
 _NARROW_LANES = 8
-_ROWS = 6  # rows of a full tile: 6 x 16 sums fill the vector registers of AVX2
+# A tile has at most 24 sums of 16 floats in the 32 registers of AVX-512, and 6 sums of two
+# registers each in the 16 registers of AVX2. The rest holds the operands.
+_SUMS = 24 if get_host_cpu_features().get("avx512f") else 6
+_ROWS = 12 if _SUMS == 24 else 6  # rows of a full tile
 _FLOAT = ir.FloatType()
 _INT64 = ir.IntType(64)
 
 
-def _emit_tile(builder: Any, rows: int, lanes: int, args: Any) -> None:
+def _emit_tile(builder: Any, rows: int, lanes: int, panels: int, args: Any) -> None:
     """Emit C = A @ B, or C += A @ B, with the sums in registers over the whole depth."""
     vector = ir.VectorType(_FLOAT, lanes)
     splat_mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
@@ -30,7 +35,7 @@ def _emit_tile(builder: Any, rows: int, lanes: int, args: Any) -> None:
     fma = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
     )
-    a, a_stride, b, b_stride, c, c_stride, depth, add = args
+    a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, add = args
     a, b, c = (builder.inttoptr(address, _FLOAT.as_pointer()) for address in (a, b, c))
 
     def at(base: Any, stride: Any, index: Any) -> Any:
@@ -40,66 +45,96 @@ def _emit_tile(builder: Any, rows: int, lanes: int, args: Any) -> None:
         return builder.bitcast(at(base, stride, index), vector.as_pointer())
 
     a_rows = [at(a, a_stride, _INT64(row)) for row in range(rows)]
-    c_rows = [vector_at(c, c_stride, _INT64(row)) for row in range(rows)]
-    sums = [cgutils.alloca_once_value(builder, vector([0.0] * lanes)) for _ in range(rows)]
+    b_panels = [at(b, panel_stride, _INT64(panel)) for panel in range(panels)]
+    c_parts = [
+        [
+            vector_at(builder.gep(c, [_INT64(panel * lanes)]), c_stride, _INT64(row))
+            for panel in range(panels)
+        ]
+        for row in range(rows)
+    ]
+    zeros = vector([0.0] * lanes)
+    sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(panels)] for _ in range(rows)]
+    pairs = [*zip(chain.from_iterable(sums), chain.from_iterable(c_parts), strict=True)]
     with builder.if_then(builder.icmp_signed("!=", add, _INT64(0))):
-        for total, c_row in zip(sums, c_rows, strict=True):
-            builder.store(builder.load(c_row, align=4), total)
+        for total, part in pairs:
+            builder.store(builder.load(part, align=4), total)
     with cgutils.for_range(builder, depth) as loop:
-        b_row = builder.load(vector_at(b, b_stride, loop.index), align=4)
-        for total, a_row in zip(sums, a_rows, strict=True):
+        b_rows = [builder.load(vector_at(base, b_stride, loop.index), align=4) for base in b_panels]
+        for row_sums, a_row in zip(sums, a_rows, strict=True):
             value = builder.load(builder.gep(a_row, [loop.index]))
             lane = builder.insert_element(undefined, value, ir.IntType(32)(0))
             splat = builder.shuffle_vector(lane, undefined, splat_mask)
-            builder.store(builder.call(fma, [splat, b_row, builder.load(total)]), total)
-    for total, c_row in zip(sums, c_rows, strict=True):
-        builder.store(builder.load(total), c_row, align=4)
+            for total, b_row in zip(row_sums, b_rows, strict=True):
+                builder.store(builder.call(fma, [splat, b_row, builder.load(total)]), total)
+    for total, part in pairs:
+        builder.store(builder.load(total), part, align=4)
 
 
-def _tile_function(module: Any, rows: int, lanes: int) -> Any:
+def _tile_function(module: Any, rows: int, lanes: int, panels: int) -> Any:
     """One shared function per tile size; inlining it everywhere slows compilation."""
     function = cgutils.get_or_insert_function(
-        module, ir.FunctionType(ir.VoidType(), [_INT64] * 8), f"paged_tile_{rows}x{lanes}"
+        module,
+        ir.FunctionType(ir.VoidType(), [_INT64] * 9),
+        f"paged_tile_{rows}x{lanes}x{panels}",
     )
     if function.is_declaration:
         function.linkage = "linkonce_odr"
         function.attributes.add("noinline")
         builder = ir.IRBuilder(function.append_basic_block())
-        _emit_tile(builder, rows, lanes, function.args)
+        _emit_tile(builder, rows, lanes, panels, function.args)
         builder.ret_void()
     return function
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]  # numba has no types
-def _multiply_columns(
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _multiply_tile(
     context: Any,
-    lanes: Any,
+    panels: Any,
     rows: Any,
     a: Any,
     a_stride: Any,
     b: Any,
     b_stride: Any,
+    panel_stride: Any,
     c: Any,
     c_stride: Any,
     depth: Any,
     add: Any,
 ) -> Any:
-    """C[rows, lanes] = A[rows, depth] @ B[depth, lanes], for up to _ROWS rows; see `multiply`."""
+    """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0; see `multiply`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         done = builder.append_basic_block()
-        switch = builder.switch(args[1], done)
-        for height in range(1, _ROWS + 1):
-            block = builder.append_basic_block()
-            switch.add_case(_INT64(height), block)
-            with builder.goto_block(block):
-                tile = _tile_function(builder.module, height, lanes.literal_value)
-                builder.call(tile, args[2:])
-                builder.branch(done)
+        tile = builder.add(builder.mul(args[0], _INT64(_ROWS + 1)), args[1])
+        switch = builder.switch(tile, done)
+        for panels in (0, 1, 2, 4):
+            lanes, width = (LANES, panels) if panels else (_NARROW_LANES, 1)
+            for height in range(1, min(_ROWS, _SUMS // width) + 1):
+                block = builder.append_basic_block()
+                switch.add_case(_INT64(panels * (_ROWS + 1) + height), block)
+                with builder.goto_block(block):
+                    builder.call(_tile_function(builder.module, height, lanes, width), args[2:])
+                    builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(lanes, *[types.int64] * 9), generate
+    return types.void(*[types.int64] * 11), generate
+
+
+@device_function
+def panels_at_once(rows: int) -> Any:
+    """Return the number of panels of a tile: 4, 2 or 1.
+
+    Few rows have few sums, so their tiles are wider: a sum waits for the one before it, and the
+    processor works on other sums meanwhile.
+    """
+    tiles = max(1, (rows + _ROWS - 1) // _ROWS)
+    height = (rows + tiles - 1) // tiles
+    panels = 4
+    while panels * height > _SUMS:
+        panels //= 2
+    return panels
 
 
 @device_function
@@ -110,6 +145,7 @@ def multiply(
     a_stride: int,
     b: int,
     b_stride: int,
+    panel_stride: int,
     c: int,
     c_stride: int,
     depth: int,
@@ -117,40 +153,32 @@ def multiply(
 ) -> None:
     """C[rows, columns] = A[rows, depth] @ B[depth, columns], plus what C held if `add` is 1.
 
-    `a`, `b` and `c` are addresses of float32 values; strides count values. `columns` is a multiple
-    of 8.
+    `a`, `b` and `c` are addresses of float32 values; strides count values. Each panel of B has
+    `LANES` columns, and the next one begins `panel_stride` values later. `columns` is a multiple of
+    8.
     """
     tiles = (rows + _ROWS - 1) // _ROWS
-    first = 0
-    for tile in range(tiles):
-        last = (tile + 1) * rows // tiles
-        a_tile = a + first * a_stride * 4
-        c_tile = c + first * c_stride * 4
-        for column in range(0, columns - LANES + 1, LANES):
-            _multiply_columns(
-                LANES,
+    panels = panels_at_once(rows)
+    column = 0
+    while column < columns:
+        while panels * LANES > columns - column:
+            panels //= 2
+        b_tile = b + column // LANES * panel_stride * 4
+        first = 0
+        for tile in range(tiles):
+            last = (tile + 1) * rows // tiles
+            _multiply_tile(
+                panels,
                 last - first,
-                a_tile,
+                a + first * a_stride * 4,
                 a_stride,
-                b + column * 4,
+                b_tile,
                 b_stride,
-                c_tile + column * 4,
+                panel_stride,
+                c + (first * c_stride + column) * 4,
                 c_stride,
                 depth,
                 add,
             )
-        if columns % LANES:
-            column = columns - _NARROW_LANES
-            _multiply_columns(
-                _NARROW_LANES,
-                last - first,
-                a_tile,
-                a_stride,
-                b + column * 4,
-                b_stride,
-                c_tile + column * 4,
-                c_stride,
-                depth,
-                add,
-            )
-        first = last
+            first = last
+        column += panels * LANES if panels else _NARROW_LANES
