@@ -59,7 +59,7 @@ class Worker:
             vocab_size=model_config.vocab_size,
             eos_token_ids=model_config.eos_token_ids,
             device=str(self.platform.device),
-            dtype=str(self.platform.dtype).removeprefix("torch."),
+            dtype=str(self.platform.linear_dtype).removeprefix("torch."),
             attention_backend=self.model_runner.attention_backend,
             num_blocks=num_blocks,
             block_size=config.block_size,

@@ -25,7 +25,10 @@ class ModelOptions:
         "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"
     )
     dtype: str = checked(
-        "auto", Rule(str, choices=DTYPES), "auto: float32 on a CPU, the checkpoint's on a GPU"
+        "auto",
+        Rule(str, choices=DTYPES),
+        "auto: float32 on a CPU, the checkpoint's on a GPU; bfloat16 is faster on a CPU with AMX, "
+        "where linear layers use it",
     )
     load_format: str = checked(
         "auto", Rule(str, choices=("auto", "dummy")), "dummy makes random weights"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
+
 from paged_backend.config import EngineConfig
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import LaunchedStep
@@ -39,6 +41,11 @@ class ModelRunner(Protocol):
 
 class Platform(Kernels, Protocol):
     """A device with the kernels and the model runner that serve it best."""
+
+    @property
+    def linear_dtype(self) -> torch.dtype:
+        """The dtype of the weights of linear layers."""
+        ...
 
     @property
     def default_limits(self) -> StepLimits:

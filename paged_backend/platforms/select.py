@@ -33,6 +33,12 @@ def select_platform(device: str, dtype: str, checkpoint_dtype: torch.dtype) -> P
         from paged_backend.platforms.cpu.platform import CpuPlatform
 
         return CpuPlatform()
+    if number_type == torch.bfloat16:
+        from paged_backend.platforms.cpu.amx import has_amx
+        from paged_backend.platforms.cpu.platform import AmxPlatform
+
+        if has_amx():
+            return AmxPlatform()
     from paged_backend.platforms.torch.platform import TorchPlatform
 
     return TorchPlatform(number_type)

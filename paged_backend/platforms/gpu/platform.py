@@ -34,7 +34,7 @@ class GpuPlatform:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
         self.device = device
-        self.dtype = dtype
+        self.dtype = self.linear_dtype = dtype
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self._interpreted = interpreted

@@ -29,7 +29,7 @@ class TorchPlatform:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.device = torch.device("cpu")
-        self.dtype = dtype
+        self.dtype = self.linear_dtype = dtype
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
 
