@@ -43,9 +43,8 @@ def serve(
 
     With ``pipeline`` the models around it are served, too; with ``repository``, the models of this
     model repository, and no other. With ``openai_port`` an OpenAI gateway listens on that port.
-    Prints the addresses on one line to stdout once the model is ready, and
-    ``note`` to stderr. Raises ConfigError or LaunchError if it cannot continue. Must run on the
-    main thread.
+    Prints the addresses on one line to stdout once the model is ready, and ``note`` to stderr.
+    Raises ConfigError or LaunchError if it cannot continue. Must run on the main thread.
     """
     with ExitStack() as stack:
         signals = stack.enter_context(_StopSignals())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ _LOOK_INTERVAL_S = 1.0
 # tritonserver 24.10 waits until its timeout for a stream whose client left with the last response.
 # Without open requests, a server ends the processes of its models one after the other.
 _QUIET_LOOKS = 4  # without an open request and without progress
+_WITHOUT_ENGINE = re.compile(rb"^\w+[_:]engine_up\{[^}]*\} 0$", re.MULTILINE)
 _OPEN = re.compile(rb"^\w+[_:]num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -44,17 +46,24 @@ def wait_for_end(server: subprocess.Popen[bytes], metrics_url: str, timeout_s: f
 
 
 def _num_open(metrics_url: str) -> int | None:
-    """The number of sequences that run or wait, of all models; None if it is unknown."""
-    values = _OPEN.findall(http_get(metrics_url, _LOOK_INTERVAL_S) or b"")
-    return sum(int(float(value)) for value in values) if values else None
+    """The number of sequences that run or wait, of all models; None if it is unknown.
+
+    Requests that wait for an engine to start again are not counted, so it is unknown then.
+    """
+    page = http_get(metrics_url, _LOOK_INTERVAL_S) or b""
+    values = _OPEN.findall(page)
+    if not values or _WITHOUT_ENGINE.search(page):
+        return None
+    return sum(int(float(value)) for value in values)
 
 
-def _children(pid: int) -> str:
-    """The process ids of a process's children, as the kernel writes them."""
-    try:
-        return Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:  # it has ended, or the kernel does not tell
-        return ""
+def _children(pid: int) -> set[str]:
+    """The process ids of a process's children."""
+    found: set[str] = set()
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found.update(thread.read_text().split())
+    return found
 
 
 def _say(what: str) -> None:

@@ -58,7 +58,7 @@ def places_with_logprobs(samples: Sequence[SampleSpec]) -> list[int]:
 
 
 def specs_of_samples(samples: Sequence[SampleSpec]) -> list[LogprobsSpec]:
-    """Return what the samples that need log-probabilities return with them."""
+    """Return what each sample returns with its log-probability."""
     return [LogprobsSpec(spec.params.logprobs or 0, spec.with_logits) for spec in samples]
 
 

@@ -12,11 +12,12 @@ from paged_backend.request import RequestOptions
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.validation import Rule
 
+LOGITS = {"return_context_logits", "return_generation_logits"}  # in tensors only, not in JSON
 RULES: dict[str, Rule] = {
     spec.name: spec.metadata["rule"]
     for cls in (SamplingParams, RequestOptions)
     for spec in fields(cls)
-    if "rule" in spec.metadata
+    if "rule" in spec.metadata and spec.name not in LOGITS
 }
 # The gateway maps a negative seed to the seed with the same 64 bits, its highest temperature is
 # that of OpenAI's API, an echo may have no tokens, `logprobs` of a chat is a flag, and an empty

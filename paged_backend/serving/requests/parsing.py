@@ -45,6 +45,7 @@ _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PROMPT_ELSEWHERE = ("prompt", "inputs")
 _RETURN = "return_"
 _RETURN_FLAGS = [spec.name for spec in INPUTS if spec.name.startswith(_RETURN)]
+LOGITS = ("context_logits", "generation_logits")  # outputs that are sampling parameters, too
 # Part of vllm_backend's contract, so clients may send them.
 _NOT_SUPPORTED = {
     "image": "cannot be used: the model takes no images",
@@ -167,11 +168,13 @@ class RequestParser:
         admit(own.tenant)
         values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
         params = self._limits.bounded(SamplingParams.from_mapping(values))
-        params = replace(
-            resolve_bad_words(self._tokenizer, params),
-            return_context_logits="context_logits" in options.wanted,
-            return_generation_logits="generation_logits" in options.wanted,
-        )
+        params = resolve_bad_words(self._tokenizer, params)
+        if not options.wanted.isdisjoint(LOGITS):
+            params = replace(
+                params,
+                return_context_logits="context_logits" in options.wanted,
+                return_generation_logits="generation_logits" in options.wanted,
+            )
         tools = self._tool_use.read(tensors)
         prompt = self._prompts.read(tensors, tools.definitions)
         self._limits.check(prompt.token_ids, params)

@@ -12,13 +12,13 @@ from paged_backend.contract import TensorSpec
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.answer import METRICS
+from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
 
 _BLOCKS = (
     *("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks"),
     "kv_cache_alloc_total_blocks",
 )
-_LOGITS = ("context_logits", "generation_logits")
 # Outputs of the model that have an entry for each new token of all completions.
 _BY_TOKEN = ("output_ids", "generation_logits")
 _NO_DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
@@ -50,7 +50,7 @@ class Completions:
         self._is_stream = is_stream
         self._block_size = block_size
         self._with_logprobs = fields.flag(tensors, "return_log_probs")
-        self._logits = [name for name in _LOGITS if fields.flag(tensors, f"return_{name}")]
+        self._logits = [name for name in LOGITS if fields.flag(tensors, f"return_{name}")]
         self._with_metrics = fields.flag(tensors, "return_perf_metrics")
         self._num_tokens: Counter[int] = Counter()  # by completion
 
