@@ -168,6 +168,8 @@ _CONFIG = _tile_config()
 
 @functools.cache
 def _kernel() -> ParallelKernel:
+    if not has_amx():  # and the first instruction would end the process
+        raise RuntimeError("this CPU has no AMX with bf16, or the kernel does not allow it")
     return ParallelKernel(_multiply_panels)
 
 
