@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import make_checkpoint
 from oracle import make_engine, mixed_work, run, tokens_of
-from torch import Tensor
+from platforms.test_linear import make
 
 from paged_backend.llm import LLM
-from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.platform import AmxPlatform
 from paged_backend.platforms.select import select_platform
@@ -21,20 +21,6 @@ from paged_backend.tools.demo import load_questions
 needs_amx = pytest.mark.skipif(not has_amx(), reason="needs a CPU with AMX")
 
 
-def make(inputs: int, outputs: int, *, bias: bool = False) -> tuple[LinearMethod, Tensor, Tensor]:
-    """A packed layer of random numbers with its weight and bias in float64."""
-    torch.manual_seed(0)
-    linear = AmxPlatform().linear(LinearSpec(inputs, {"a": outputs}, bias))
-    parameters = linear.parameters()
-    for parameter in parameters.values():
-        assert parameter.dtype == torch.bfloat16
-        parameter.normal_()
-    weight = parameters["a.weight"].double()
-    offset = parameters["a.bias"].double() if bias else torch.zeros(outputs).double()
-    linear.pack()
-    return linear, weight, offset
-
-
 @needs_amx
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 40), (512, 1000), (1409, 257)])
@@ -42,7 +28,7 @@ def make(inputs: int, outputs: int, *, bias: bool = False) -> tuple[LinearMethod
 def test_a_product_is_exact_but_for_its_float32_sums(
     rows: int, inputs: int, outputs: int, bias: bool
 ) -> None:
-    linear, weight, offset = make(inputs, outputs, bias=bias)
+    linear, weight, offset = make(AmxPlatform(), inputs, outputs, bias=bias)
     x, residual = torch.randn(rows, inputs), torch.randn(rows, outputs)
     wanted = x.bfloat16().double() @ weight.t() + offset
     torch.testing.assert_close(linear(x).double(), wanted, atol=2e-4, rtol=1e-5)
@@ -54,7 +40,7 @@ def test_a_product_is_exact_but_for_its_float32_sums(
 @needs_amx
 @pytest.mark.parametrize("outputs", [16, 48, 112, 125])
 def test_a_row_does_not_depend_on_its_batch(outputs: int) -> None:
-    linear, _, _ = make(70, outputs)
+    linear, _, _ = make(AmxPlatform(), 70, outputs)
     x = torch.randn(60, 70)
     one_by_one = torch.cat([linear(row) for row in x.split(1)])
     for rows in range(2, 61):
@@ -63,15 +49,13 @@ def test_a_row_does_not_depend_on_its_batch(outputs: int) -> None:
 
 @needs_amx
 def test_rows_of_the_weight() -> None:
-    linear, weight, _ = make(70, 40)
+    linear, weight, _ = make(AmxPlatform(), 70, 40)
     index = torch.tensor([39, 0, 17, 17])
     assert torch.equal(linear.rows(index), weight[index].float())
 
 
 @needs_amx
 def test_tokens_depend_on_neither_batch_nor_chunks(tmp_path: Path) -> None:
-    from checkpoints import make_checkpoint
-
     make_checkpoint("llama3", tmp_path)
     work = mixed_work(9)
     together = tokens_of(run(make_engine(tmp_path, dtype="bfloat16"), work))

@@ -18,6 +18,7 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim
 
 ROWS = 16  # of a tile
@@ -27,7 +28,7 @@ _TILE_BYTES = 1024
 _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # of a result in tiles: rows, columns
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
-_INT8, _INT64, _VOID = ir.IntType(8), ir.IntType(64), ir.VoidType()
+_INT8, _VOID = ir.IntType(8), ir.VoidType()
 _POINTER = _INT8.as_pointer()
 
 
@@ -62,7 +63,7 @@ def _emit(builder: Any, row_tiles: int, panels: int, args: Any) -> None:
         builder.call(function, arguments)
 
     def at(base: Any, stride: Any, index: int) -> Any:
-        return builder.gep(base, [builder.mul(stride, _INT64(index))])
+        return builder.gep(base, [builder.mul(stride, INT64(index))])
 
     sums = [[_INT8(i * panels + j) for j in range(panels)] for i in range(row_tiles)]
     a_tiles = [_INT8(row_tiles * panels + i) for i in range(row_tiles)]
@@ -71,33 +72,28 @@ def _emit(builder: Any, row_tiles: int, panels: int, args: Any) -> None:
     for total in (total for row in sums for total in row):
         run("tilezero", total)
     with cgutils.for_range(builder, steps) as loop:
-        a_step = builder.gep(a, [builder.mul(loop.index, _INT64(2 * DEPTH))])
-        b_step = builder.gep(b, [builder.mul(loop.index, _INT64(_TILE_BYTES))])
+        a_step = builder.gep(a, [builder.mul(loop.index, INT64(2 * DEPTH))])
+        b_step = builder.gep(b, [builder.mul(loop.index, INT64(_TILE_BYTES))])
         for i, tile in enumerate(a_tiles):
             run("tileloadd64", tile, at(a_step, a_stride, ROWS * i), a_stride)
         for j in range(panels):
-            run("tileloadd64", b_tile, at(b_step, panel_stride, j), _INT64(2 * DEPTH))
+            run("tileloadd64", b_tile, at(b_step, panel_stride, j), INT64(2 * DEPTH))
             for i, tile in enumerate(a_tiles):
                 run("tdpbf16ps", sums[i][j], tile, b_tile)
     for i in range(row_tiles):
         for j in range(panels):
-            place = builder.gep(at(c, c_stride, ROWS * i), [_INT64(j * LANES * 4)])
+            place = builder.gep(at(c, c_stride, ROWS * i), [INT64(j * LANES * 4)])
             run("tilestored64", sums[i][j], place, c_stride)
     run("tilerelease")
 
 
 def _tile_function(module: Any, row_tiles: int, panels: int) -> Any:
-    """One shared function per size."""
-    function = cgutils.get_or_insert_function(
-        module, ir.FunctionType(_VOID, [_INT64] * 8), f"paged_amx_{row_tiles}x{panels}"
+    return shared_function(
+        module,
+        f"paged_amx_{row_tiles}x{panels}",
+        8,
+        lambda builder, args: _emit(builder, row_tiles, panels, args),
     )
-    if function.is_declaration:
-        function.linkage = "linkonce_odr"
-        function.attributes.add("noinline")
-        builder = ir.IRBuilder(function.append_basic_block())
-        _emit(builder, row_tiles, panels, function.args)
-        builder.ret_void()
-    return function
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -117,15 +113,12 @@ def _multiply_tile(
     """Multiply one or two tiles of rows by some panels; all strides are in bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        done = builder.append_basic_block()
-        switch = builder.switch(builder.add(builder.mul(args[0], _INT64(8)), args[1]), done)
-        for row_tiles, panels in _SIZES:
-            block = builder.append_basic_block()
-            switch.add_case(_INT64(row_tiles * 8 + panels), block)
-            with builder.goto_block(block):
-                builder.call(_tile_function(builder.module, row_tiles, panels), args[2:])
-                builder.branch(done)
-        builder.position_at_end(done)
+        tiles = {
+            row_tiles * 8 + panels: _tile_function(builder.module, row_tiles, panels)
+            for row_tiles, panels in _SIZES
+        }
+        tile = builder.add(builder.mul(args[0], INT64(8)), args[1])
+        call_one(builder, tile, tiles, args[2:])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 10), generate

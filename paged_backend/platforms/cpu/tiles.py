@@ -15,6 +15,7 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
 from paged_backend.platforms.cpu.threads import device_function
 
 LANES = 16  # columns of a panel
@@ -24,7 +25,6 @@ _NARROW_LANES = 8
 _SUMS = 24 if get_host_cpu_features().get("avx512f") else 6
 _ROWS = 12 if _SUMS == 24 else 6  # rows of a full tile
 _FLOAT = ir.FloatType()
-_INT64 = ir.IntType(64)
 
 
 def _emit_tile(builder: Any, rows: int, lanes: int, panels: int, args: Any) -> None:
@@ -44,11 +44,11 @@ def _emit_tile(builder: Any, rows: int, lanes: int, panels: int, args: Any) -> N
     def vector_at(base: Any, stride: Any, index: Any) -> Any:
         return builder.bitcast(at(base, stride, index), vector.as_pointer())
 
-    a_rows = [at(a, a_stride, _INT64(row)) for row in range(rows)]
-    b_panels = [at(b, panel_stride, _INT64(panel)) for panel in range(panels)]
+    a_rows = [at(a, a_stride, INT64(row)) for row in range(rows)]
+    b_panels = [at(b, panel_stride, INT64(panel)) for panel in range(panels)]
     c_parts = [
         [
-            vector_at(builder.gep(c, [_INT64(panel * lanes)]), c_stride, _INT64(row))
+            vector_at(builder.gep(c, [INT64(panel * lanes)]), c_stride, INT64(row))
             for panel in range(panels)
         ]
         for row in range(rows)
@@ -56,7 +56,7 @@ def _emit_tile(builder: Any, rows: int, lanes: int, panels: int, args: Any) -> N
     zeros = vector([0.0] * lanes)
     sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(panels)] for _ in range(rows)]
     pairs = [*zip(chain.from_iterable(sums), chain.from_iterable(c_parts), strict=True)]
-    with builder.if_then(builder.icmp_signed("!=", add, _INT64(0))):
+    with builder.if_then(builder.icmp_signed("!=", add, INT64(0))):
         for total, part in pairs:
             builder.store(builder.load(part, align=4), total)
     with cgutils.for_range(builder, depth) as loop:
@@ -72,19 +72,12 @@ def _emit_tile(builder: Any, rows: int, lanes: int, panels: int, args: Any) -> N
 
 
 def _tile_function(module: Any, rows: int, lanes: int, panels: int) -> Any:
-    """One shared function per tile size; inlining it everywhere slows compilation."""
-    function = cgutils.get_or_insert_function(
+    return shared_function(
         module,
-        ir.FunctionType(ir.VoidType(), [_INT64] * 9),
         f"paged_tile_{rows}x{lanes}x{panels}",
+        9,
+        lambda builder, args: _emit_tile(builder, rows, lanes, panels, args),
     )
-    if function.is_declaration:
-        function.linkage = "linkonce_odr"
-        function.attributes.add("noinline")
-        builder = ir.IRBuilder(function.append_basic_block())
-        _emit_tile(builder, rows, lanes, panels, function.args)
-        builder.ret_void()
-    return function
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -105,18 +98,16 @@ def _multiply_tile(
     """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0; see `multiply`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        done = builder.append_basic_block()
-        tile = builder.add(builder.mul(args[0], _INT64(_ROWS + 1)), args[1])
-        switch = builder.switch(tile, done)
-        for panels in (0, 1, 2, 4):
-            lanes, width = (LANES, panels) if panels else (_NARROW_LANES, 1)
-            for height in range(1, min(_ROWS, _SUMS // width) + 1):
-                block = builder.append_basic_block()
-                switch.add_case(_INT64(panels * (_ROWS + 1) + height), block)
-                with builder.goto_block(block):
-                    builder.call(_tile_function(builder.module, height, lanes, width), args[2:])
-                    builder.branch(done)
-        builder.position_at_end(done)
+        sizes = {(0, height): (_NARROW_LANES, 1) for height in range(1, _ROWS + 1)}
+        for panels in (1, 2, 4):
+            for height in range(1, min(_ROWS, _SUMS // panels) + 1):
+                sizes[panels, height] = (LANES, panels)
+        tiles = {
+            panels * (_ROWS + 1) + height: _tile_function(builder.module, height, *size)
+            for (panels, height), size in sizes.items()
+        }
+        tile = builder.add(builder.mul(args[0], INT64(_ROWS + 1)), args[1])
+        call_one(builder, tile, tiles, args[2:])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 11), generate
