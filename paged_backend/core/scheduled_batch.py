@@ -30,7 +30,10 @@ class SampleSpec(NamedTuple):
 
     @property
     def with_logits(self) -> bool:
-        """Whether the logits are returned; the first are those at the end of the prompt."""
+        """True if the request asks for the logits that the token is sampled from.
+
+        The logits of the first token count as logits of the prompt, too.
+        """
         params = self.params
         is_first = self.num_output_tokens == 0
         return params.return_generation_logits or (params.return_context_logits and is_first)

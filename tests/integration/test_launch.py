@@ -284,6 +284,12 @@ def run_shell(command: str, temporary: Path) -> subprocess.Popen[str]:
     )
 
 
+def first_line(shell: subprocess.Popen[str]) -> str:
+    """The first line that a command prints, which may take its time."""
+    assert shell.stdout is not None
+    return shell.stdout.readline()
+
+
 @pytest.mark.server
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_says_where_it_listens_and_ends_cleanly(
@@ -293,8 +299,7 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
     with run_shell(
         f"{PAGED_BACKEND} serve demo --served-model-name toy {ports}", temporary
     ) as shell:
-        assert shell.stdout is not None
-        line = shell.stdout.readline()
+        line = first_line(shell)
         listening = re.fullmatch(
             r"toy is ready: HTTP http://(\S+), gRPC (\S+), metrics http://\S+/metrics\n", line
         )
@@ -327,8 +332,7 @@ def test_several_models_are_served_by_their_names(temporary: Path) -> None:
     with run_shell(
         f"{PAGED_BACKEND} serve --model-repository {folder}/models {ports}", temporary
     ) as shell:
-        assert shell.stdout is not None
-        line = shell.stdout.readline()
+        line = first_line(shell)
         assert line.startswith("first, second are ready: HTTP "), line + shell.communicate()[1]
         with openai.OpenAI(base_url=line.split()[-1], api_key="none") as client:
             assert {model.id for model in client.models.list()} == {"first", "second"}

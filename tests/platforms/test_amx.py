@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from oracle import make_engine, mixed_work, run, tokens_of
-from platforms.test_linear import make
+from platforms.test_linear import make, needs_amx
 
 from paged_backend.llm import LLM
 from paged_backend.platforms.cpu.amx import has_amx
@@ -17,8 +17,6 @@ from paged_backend.platforms.select import select_platform
 from paged_backend.platforms.torch.platform import TorchPlatform
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
-
-needs_amx = pytest.mark.skipif(not has_amx(), reason="needs a CPU with AMX")
 
 
 @needs_amx
@@ -35,23 +33,6 @@ def test_a_product_is_exact_but_for_its_float32_sums(
     total = residual.clone()
     linear.add_to(total, x)
     torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
-
-
-@needs_amx
-@pytest.mark.parametrize("outputs", [16, 48, 112, 125])
-def test_a_row_does_not_depend_on_its_batch(outputs: int) -> None:
-    linear, _, _ = make(AmxPlatform(), 70, outputs)
-    x = torch.randn(60, 70)
-    one_by_one = torch.cat([linear(row) for row in x.split(1)])
-    for rows in range(2, 61):
-        assert torch.equal(linear(x[:rows]), one_by_one[:rows])
-
-
-@needs_amx
-def test_rows_of_the_weight() -> None:
-    linear, weight, _ = make(AmxPlatform(), 70, 40)
-    index = torch.tensor([39, 0, 17, 17])
-    assert torch.equal(linear.rows(index), weight[index].float())
 
 
 @needs_amx

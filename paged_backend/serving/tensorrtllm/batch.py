@@ -54,7 +54,7 @@ class Batch:
                 self._end()
 
     def is_cancelled(self) -> bool:
-        """Whether the rows should be canceled: the client has disconnected, or a row has failed."""
+        """Return True if the client has disconnected or canceled, or if a row has failed."""
         with self._lock:
             return self._error is not None or self._sender.is_cancelled()
 
@@ -100,7 +100,7 @@ class RowSender:
         self.batch.fail(error)
 
     def is_cancelled(self) -> bool:
-        """Whether the row should be canceled."""
+        """Return True if the engine should stop working on the row."""
         return self.batch.is_cancelled()
 
 
