@@ -7,7 +7,7 @@ PARALLEL := -n logical --maxprocesses 4
 
 .PHONY: install demo serve test soak ecosystem lint clean gpu gpu-test gpu-test-kernels \
   gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others gpu-kernels-attention \
-  gpu-engine gpu-engine-peer gpu-small
+  gpu-kernels-products gpu-engine gpu-engine-peer gpu-small
 
 install: $(VENV)/.installed
 
@@ -46,10 +46,10 @@ lint: install
 # limit in seconds; `make -n gpu` prints them, and what they have measured is in $(RESULTS) even if
 # they are killed. The parts that matter most come first.
 gpu: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-engine gpu-engine-peer \
-  gpu-kernels-others gpu-small gpu-kernels-attention gpu-test-benchmarks
+  gpu-kernels-others gpu-small gpu-kernels-attention gpu-test-benchmarks gpu-kernels-products
 
 gpu-test: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks
-gpu-kernels: gpu-kernels-others gpu-kernels-attention
+gpu-kernels: gpu-kernels-others gpu-kernels-attention gpu-kernels-products
 
 gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(CURDIR)/loadtest:$(PYTHONPATH)
 gpu-%: export PYTHONUNBUFFERED := 1
@@ -75,11 +75,14 @@ gpu-test-benchmarks:
 	$(LIMIT) 160 $(PYTEST) -n 4 --junitxml $(RESULTS)/test-benchmarks.xml tests/kernels/test_benchmarks.py
 
 gpu-kernels-others:
-	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention fused_qk_norm_rope_cache rms_norm silu_and_mul merge_attention block_copy penalties token_masks sampling logprobs
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention fused_qk_norm_rope_cache rms_norm silu_and_mul merge_attention block_copy penalties token_masks sampling logprobs quantize_rows
 
 # Last, as torch's compiler takes long for the peers.
 gpu-kernels-attention:
 	$(LIMIT) 375 $(KERNELS) --json $(RESULTS)/kernels-attention.json --only paged_decode paged_prefill
+
+gpu-kernels-products:
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only scaled_matmul block_scaled_matmul w4a16_matmul
 
 gpu-engine:
 	$(LIMIT) 360 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json

@@ -41,6 +41,10 @@ BUCKETS = {
     # two sizes.
     ("shared prefix", "_split_kernel"): 4,
     ("shared prefix", "_plan_kernel"): 2,
+    # Tiles for up to 16 rows, up to 256, and more.
+    ("scaled matmul", "_scaled_matmul_kernel"): 3,
+    ("block-scaled matmul", "_block_scaled_matmul_kernel"): 3,
+    ("w4a16 matmul", "_w4a16_matmul_kernel"): 3,
 }
 """How many binaries a kernel may need for one model, all batches together, where not one."""
 

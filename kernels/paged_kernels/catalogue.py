@@ -15,21 +15,27 @@ from torch import Tensor
 
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
+from paged_kernels.block_scaled_matmul import BLOCK_SIZE, block_scaled_matmul
 from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
+from paged_kernels.int4 import PER_WORD
 from paged_kernels.logprobs import LogProbs, logprobs
 from paged_kernels.merge_attention import merge_attention
 from paged_kernels.paged_attention import cascade_decode, paged_attention
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
+from paged_kernels.quantize_rows import quantize_rows
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
 from paged_kernels.sampling import SamplingState, sample
+from paged_kernels.scaled_matmul import scaled_matmul
 from paged_kernels.silu_and_mul import silu_and_mul
 from paged_kernels.token_masks import apply_token_masks
+from paged_kernels.w4a16_matmul import w4a16_matmul
 
 _ARCHS = (80, 90, 100)
 _BLOCK_SIZE = 16
 _BLOCKS_PER_SEQ = 512
 _PROMPT = 512  # tokens per sequence in a prefill
+_QKV, _GATE_UP, _DOWN = (6144, 4096), (28672, 4096), (4096, 14336)  # weights of Llama-3-8B
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _FP8, _INT8 = torch.float8_e4m3fn, torch.int8
@@ -100,8 +106,9 @@ def _described(model: _Model, dtype: torch.dtype, cached: torch.dtype, note: str
     return " ".join(filter(None, (model.name, _NAMES[dtype], cache, note)))
 
 
-def _able(cached: torch.dtype) -> tuple[int, ...]:
-    return tuple(arch for arch in _ARCHS if cached != _FP8 or arch >= 89)
+def _able(dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the architectures that have a dtype: the A100's tensor cores have no float8."""
+    return tuple(arch for arch in _ARCHS if dtype != _FP8 or arch >= 89)
 
 
 def _decode(
@@ -226,6 +233,63 @@ def _activation(width: int, dtype: torch.dtype = _BF16) -> Case:
     return Case("activation", f"{width} {_NAMES[dtype]}", call)
 
 
+def _quantize(width: int, dtype: torch.dtype, group_size: int = -1) -> Case:
+    def call(num_tokens: int) -> tuple[Tensor, Tensor]:
+        return quantize_rows(_empty(num_tokens, width, dtype=_BF16), dtype, group_size=group_size)
+
+    note = _NAMES[dtype] if group_size == -1 else f"{_NAMES[dtype]} groups of {group_size}"
+    return Case("quantize rows", f"{width} {note}", call, _able(dtype))
+
+
+def _scaled_matmul(weights: tuple[int, int], dtype: torch.dtype) -> Case:
+    features, width = weights
+
+    def call(num_tokens: int) -> Tensor:
+        x, w = (_empty(count, width, dtype=dtype) for count in (num_tokens, features))
+        x_scales, w_scales = (_empty(count, dtype=_FP32) for count in (num_tokens, features))
+        return scaled_matmul(x, x_scales, w, w_scales, out_dtype=_BF16)
+
+    configuration = f"{features}x{width} {_NAMES[dtype]}"
+    return Case("scaled matmul", configuration, call, _able(dtype))
+
+
+def _block_scaled_matmul(weights: tuple[int, int]) -> Case:
+    features, width = weights
+
+    def call(num_tokens: int) -> Tensor:
+        x, w = (_empty(count, width, dtype=_FP8) for count in (num_tokens, features))
+        blocks = width // BLOCK_SIZE
+        x_scales = _empty(num_tokens, blocks, dtype=_FP32)
+        w_scales = _empty(features // BLOCK_SIZE, blocks, dtype=_FP32)
+        return block_scaled_matmul(x, x_scales, w, w_scales, out_dtype=_BF16)
+
+    return Case("block-scaled matmul", f"{features}x{width} fp8", call, _able(_FP8))
+
+
+def _w4a16_matmul(
+    weights: tuple[int, int],
+    group_size: int,
+    dtype: torch.dtype = _BF16,
+    *,
+    zero_points: bool = False,
+) -> Case:
+    features, width = weights
+    groups = 1 if group_size == -1 else width // group_size
+
+    def call(num_tokens: int) -> Tensor:
+        return w4a16_matmul(
+            _empty(num_tokens, width, dtype=dtype),
+            _ints(features, width // PER_WORD),
+            _empty(features, groups, dtype=dtype),
+            group_size=group_size,
+            zero_points=_ints(features, -(-groups // PER_WORD)) if zero_points else None,
+        )
+
+    grouped = "one group" if group_size == -1 else f"groups of {group_size}"
+    note = f"{grouped} zero points" if zero_points else grouped
+    return Case("w4a16 matmul", f"{features}x{width} {_NAMES[dtype]} {note}", call)
+
+
 def _sample(vocab: int) -> Case:
     def call(num_seqs: int) -> Tensor:
         slots = {name: _empty(256, dtype=_FP32) for name in ("temperature", "top_p", "min_p")}
@@ -309,6 +373,24 @@ CASES = {
         _activation(14336),
         _activation(14336, _FP32),
         _activation(4864),
+        _quantize(4096, _INT8),
+        _quantize(14336, _INT8),
+        _quantize(4096, _FP8),
+        _quantize(14336, _FP8, 128),
+        _scaled_matmul(_QKV, _INT8),
+        _scaled_matmul(_GATE_UP, _INT8),
+        _scaled_matmul(_DOWN, _INT8),
+        _scaled_matmul(_QKV, _FP8),
+        _scaled_matmul(_DOWN, _FP8),
+        _block_scaled_matmul(_QKV),
+        _block_scaled_matmul(_DOWN),
+        _w4a16_matmul(_QKV, 128),
+        _w4a16_matmul(_DOWN, 128),
+        _w4a16_matmul(_QKV, 128, zero_points=True),
+        _w4a16_matmul(_GATE_UP, 64),
+        _w4a16_matmul(_QKV, 32, zero_points=True),
+        _w4a16_matmul(_DOWN, -1),
+        _w4a16_matmul(_DOWN, 128, _FP16),
         _sample(128256),
         _sample(151936),
         _logprobs(128256, 20),

@@ -11,14 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_kernels._quantization import storable
 from paged_kernels.device import device_of
-from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES
+from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
 
-_FP8_MAX = tl.constexpr(448.0)
-_INT8_MAX = tl.constexpr(127.0)
-# A float32 this large has no bits for a fraction, so adding it rounds a number to an integer.
-_NO_FRACTION = tl.constexpr(1.5 * 2**23)
 _ELEMENTS_PER_WARP = 512  # elements of queries; 16 per thread
 
 
@@ -47,23 +44,12 @@ def _rotated(first, second, cos, sin):
 
 
 @triton.jit
-def _quantized(x, scale, dtype: tl.constexpr):
-    x = x / scale
-    if dtype == tl.int8:
-        x = tl.clamp(x, -_INT8_MAX, _INT8_MAX)
-        x = (x + _NO_FRACTION) - _NO_FRACTION
-    else:
-        x = tl.clamp(x, -_FP8_MAX, _FP8_MAX)
-    return x
-
-
-@triton.jit
 def _store_head(ptrs, first, second, scale_ptr, head, inside, HALF: tl.constexpr):
     dtype: tl.constexpr = ptrs.dtype.element_ty
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + head)
-        first = _quantized(first, scale, dtype)
-        second = _quantized(second, scale, dtype)
+        first = storable(first / scale, dtype)
+        second = storable(second / scale, dtype)
     tl.store(ptrs, first.to(dtype), mask=inside)
     tl.store(ptrs + HALF, second.to(dtype), mask=inside)
 
@@ -223,8 +209,7 @@ def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int) -> No
     check(divides, "num_heads", f"must be a multiple of {num_kv_heads}, got {num_heads}")
     width = (num_heads + 2 * num_kv_heads) * head_dim
     check(qkv.shape[1] == width, "qkv", f"must have rows of {width}, got {qkv.shape[1]}")
-    exists = kv_cache.dtype != torch.float8_e4m3fn or arch >= 89
-    check(exists, "kv_cache", f"in float8_e4m3fn needs compute capability 8.9, got {arch}")
+    check_float8("kv_cache", kv_cache.dtype, arch)
 
 
 def _check_scale(name: str, scale: Tensor | None, kv_cache: Tensor) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from paged_kernels._softmax import LN2, LOG2E, LOWEST, attend_tiles
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.device import device_of
-from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES
+from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.tuning import DecodeConfig, decode_config
 
@@ -510,9 +510,7 @@ def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int)
     check(divides, "kv_cache", f"has {num_kv_heads} heads for {num_heads} of the queries")
     few = num_heads // num_kv_heads <= MAX_ROWS
     check(few, "q", f"must have at most {MAX_ROWS} heads to one of the cache, got {num_heads}")
-    if kv_cache.dtype == torch.float8_e4m3fn:
-        arch = device_of("q", q).arch
-        check(arch >= 89, "kv_cache", f"in float8_e4m3fn needs compute capability 8.9, got {arch}")
+    check_float8("kv_cache", kv_cache.dtype, device_of("q", q).arch)
     check_tensor("block_table", block_table, (num_seqs, None), torch.int32, like=q)
 
 

@@ -35,6 +35,20 @@ class PrefillConfig:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class MatmulConfig:
+    """Launch configuration of a product with quantized weights.
+
+    Bits of a result must not depend on it, so it has nothing that changes the order of a sum.
+    """
+
+    rows: int  # of activations per program
+    features: int  # of weights per program
+    num_warps: int
+    num_stages: int  # tiles in flight
+    split: bool  # whether splits of K are programs of their own
+
+
 def decode_config(
     arch: int, head_dim: int, item_size: int, rows: int, quantized: bool
 ) -> DecodeConfig:
@@ -63,3 +77,42 @@ def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
     if head_dim <= 128:
         return PrefillConfig(128, 64 if arch >= 90 else 32, num_warps=8, num_stages=3)
     return PrefillConfig(64, 64 if arch >= 100 else 32, num_warps=8, num_stages=2)
+
+
+def matmul_splits(features: int, width: int) -> tuple[int, int]:
+    """Return the number of splits of K = `width`, and their size, a multiple of 128 columns.
+
+    About 256 programs with 64 features each keep every multiprocessor busy, with at most 8 splits
+    of at least 512 columns, as a split costs a write and a read of its sums.
+    """
+    wanted = max(min(256 // -(-features // 64), 8), 1)
+    size = 128 * max(-(-width // (128 * wanted)), 4)
+    return -(-width // size), size
+
+
+def scaled_matmul_config(rows: int) -> MatmulConfig:
+    """Return the configuration for `rows` of int8 or FP8."""
+    if rows <= 16:
+        return MatmulConfig(16, 64, num_warps=4, num_stages=4, split=True)
+    if rows <= 256:
+        return MatmulConfig(64, 128, num_warps=4, num_stages=4, split=True)
+    return MatmulConfig(128, 128, num_warps=8, num_stages=3, split=False)
+
+
+def block_scaled_matmul_config(rows: int) -> MatmulConfig:
+    """Return the configuration for `rows` of FP8 with scales for blocks."""
+    if rows <= 16:
+        return MatmulConfig(16, 64, num_warps=4, num_stages=4, split=True)
+    if rows <= 256:
+        return MatmulConfig(64, 64, num_warps=4, num_stages=4, split=True)
+    return MatmulConfig(128, 64, num_warps=8, num_stages=3, split=False)
+
+
+def w4a16_matmul_config(rows: int, block: int) -> MatmulConfig:
+    """Return the configuration for `rows` of 16-bit numbers and steps of `block` columns."""
+    stages = 3 if block == 128 else 5
+    if rows <= 16:
+        return MatmulConfig(16, 64, num_warps=4, num_stages=stages + 1, split=True)
+    if rows <= 256:
+        return MatmulConfig(64, 64, num_warps=4, num_stages=stages, split=True)
+    return MatmulConfig(128, 64, num_warps=8, num_stages=stages, split=False)

@@ -1,0 +1,77 @@
+"""What the tests of products with quantized weights share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paged_kernels.device import INTERPRETED
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+SHAPES = [(1, 1, 1), (3, 70, 100), (16, 130, 256), (17, 64, 1100), (64, 65, 40)]
+"""Rows, N and K: alone, below, at and above the limits of tiles, and with several splits."""
+
+MANY_ROWS = 260  # more than are split among programs
+WIDE = (70, 1100)  # N and K of three splits
+ROUNDING = {torch.float32: 1e-7, torch.float16: 2**-11 * 1.01, torch.bfloat16: 2**-8 * 1.01}
+
+# float32 sums, and the 14 bits in which Hopper's tensor cores add 128 products of FP8.
+SUM_ERROR = 2e-6
+FP8_SUM_ERROR = SUM_ERROR if INTERPRETED else 2**-12
+
+
+def assert_product(
+    out: Tensor, expected: Tensor, magnitude: Tensor, sum_error: float = SUM_ERROR
+) -> None:
+    """Compare with the reference; `magnitude` is the reference for absolute values."""
+    error = (out.double() - expected).abs()
+    allowed = ROUNDING[out.dtype] * expected.abs() + sum_error * magnitude + 1e-7
+    assert bool((error <= allowed).all()), f"{(error / allowed).max():.3g} times what is allowed"
+
+
+def assert_rows_are_independent(product: Callable[[int], Tensor]) -> None:
+    """Compare the first rows of a product of many rows with products of few, to the last bit."""
+    with ordered_dot():
+        whole = product(MANY_ROWS)
+        for rows in (1, 3, 16, 17, 64):
+            assert torch.equal(product(rows), whole[:rows]), rows
+
+
+@contextmanager
+def ordered_dot() -> Iterator[None]:
+    """Make the interpreter add the products of a tile in their order, whatever the tile's size.
+
+    So do tensor cores; the order of the CPU's library depends on the size.
+    """
+    original = InterpreterBuilder.create_dot
+
+    def column(tile: TensorHandle, index: tuple[Any, ...]) -> TensorHandle:
+        return TensorHandle(np.ascontiguousarray(tile.data[index]), tile.dtype)
+
+    def create_dot(
+        self: Any, a: TensorHandle, b: TensorHandle, total: TensorHandle, *others: Any
+    ) -> TensorHandle:
+        for k in range(a.data.shape[1]):
+            one = slice(k, k + 1)
+            total = original(self, column(a, (slice(None), one)), column(b, (one,)), total, *others)
+        return total
+
+    with pytest.MonkeyPatch.context() as patch:
+        if INTERPRETED:
+            patch.setattr(InterpreterBuilder, "create_dot", create_dot)
+        yield
+
+
+def between_nans(tensor: Tensor) -> Tensor:
+    """Return a copy in memory that holds NaN, or -1 if there is none, before and after it."""
+    pad = 1024
+    memory = torch.zeros(tensor.numel() + 2 * pad, dtype=tensor.dtype, device=tensor.device)
+    memory.view(torch.uint8).fill_(0x7F if tensor.dtype == torch.float8_e4m3fn else 0xFF)
+    inside = memory[pad : pad + tensor.numel()].view(tensor.shape)
+    inside.copy_(tensor)
+    return inside
