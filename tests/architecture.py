@@ -38,7 +38,8 @@ VALUES = {
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "checkpoint": set(),
-    "models": {"checkpoint"},
+    "quantization": {"checkpoint"},
+    "models": {"checkpoint", "quantization"},
     "sampling": {"core"},
     "platforms": {"checkpoint", "core", "models", "sampling"},
     "executor": {"core"},

@@ -39,8 +39,8 @@ from paged_backend.executor.base import WorkerInfo
 from paged_backend.executor.messages import decode_model_runner_output, encode
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
-from paged_backend.models.layers import Kernels
-from paged_backend.models.linear import LinearSpec, register_linear_method
+from paged_backend.models.layers import Kernels, register_linear_method
+from paged_backend.models.linear import LinearSpec
 from paged_backend.outputs import FinishReason
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -53,8 +53,8 @@ class ToyLayer:
     """One layer: x + norm(attention(x)), then the same with the MLP."""
 
     def __init__(self, config: ModelConfig, index: int, table: Tensor, kernels: Kernels) -> None:
-        self.attention = Attention(config, index, table, kernels)
-        self.mlp = GatedMLP(config, kernels)
+        self.attention = Attention(config, index, f"model.layers.{index}.self_attn", table, kernels)
+        self.mlp = GatedMLP(config, f"model.layers.{index}.mlp", kernels)
         self.attention_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
         self.mlp_norm = torch.empty(config.hidden_size, dtype=kernels.dtype)
 
@@ -237,10 +237,10 @@ def test_a_new_family(toy: Path, limit: int) -> None:
 class Int8Linear:
     """See `paged_backend.models.linear.LinearMethod`; in plain torch, for biases of none."""
 
-    def __init__(self, spec: LinearSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: LinearSpec, kernels: Kernels) -> None:
         assert not spec.bias
         self._parts = {
-            name: torch.empty(size, spec.inputs, dtype=dtype, device=device)
+            name: torch.empty(size, spec.inputs, dtype=kernels.dtype, device=kernels.device)
             for name, size in spec.parts.items()
         }
 

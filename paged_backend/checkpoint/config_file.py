@@ -34,6 +34,10 @@ class ConfigFile:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
+    def keys(self) -> Iterable[str]:
+        """The keys, in the file's order."""
+        return self._values.keys()
+
     def value(self, key: str) -> Any:
         """The raw value, None where the key is missing."""
         return self._values.get(key)

@@ -14,7 +14,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 # Settings that no family implements, each with the values that mean "off".
 _OFF: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
-    "quantization_config": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "is_encoder_decoder": (None, False),

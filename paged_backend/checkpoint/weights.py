@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
 from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.errors import ConfigError
 from paged_backend.json_file import read_json_object
@@ -22,32 +24,32 @@ _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Static scales of keys and values, which only a KV cache of eight bits needs.
+_KV_SCALES = re.compile(r".*\.self_attn\.(?:[qkv]_proj\.(?:output|[kv])|(?:attn\.)?[qkv])_scale")
 
 
-def load_weights(folder: Path, parameters: Mapping[str, Tensor]) -> None:
+def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
     """Fill every parameter from the checkpoint's tensor of that name, with a progress bar.
 
     `parameters` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
-    differ.
+    differ. Optional parameters may be missing.
 
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
     """
     files = weight_files(folder)
-    missing = set(parameters)
-    total = sum(parameter.nbytes for parameter in parameters.values())
+    missing = {name for name, parameter in parameters.items() if not _is_optional(parameter)}
+    total = sum(file.stat().st_size for file in files)
     # Under the launcher stderr is a pipe to it, so tqdm cannot see whether there is a terminal: the
     # launcher sets TQDM_DISABLE if not.
     with tqdm(
         total=total, desc="Loading weights", unit="B", unit_scale=True, delay=BAR_AFTER_S
     ) as bar:
         for file, name, tensor in _tensors(files):
-            if name not in parameters and name.endswith(_IGNORED):
-                continue
-            _fill(parameters, file, name, tensor)
+            bar.update(tensor.nbytes)
+            if name in parameters or not _is_ignored(name):
+                _fill(parameters, f"{file}: tensor {shorten(name, 200, quote=False)}", name, tensor)
             missing.discard(name)
-            bar.update(parameters[name].nbytes)
     if missing:
         raise ConfigError(
             f"{folder}: {_count(missing)} missing, such as {min(missing)}; config.json does not "
@@ -55,7 +57,7 @@ def load_weights(folder: Path, parameters: Mapping[str, Tensor]) -> None:
         )
 
 
-def random_weights(parameters: Mapping[str, Tensor], tensors: Tensors, seed: int) -> None:
+def random_weights(parameters: Mapping[str, Parameter], tensors: Tensors, seed: int) -> None:
     """Fill norms with 1 and the other parameters with seeded random numbers of deviation 0.02.
 
     Args:
@@ -63,13 +65,19 @@ def random_weights(parameters: Mapping[str, Tensor], tensors: Tensors, seed: int
         tensors: what the tensors are, by the same names.
         seed: of the numbers.
     """
-    device = next(iter(parameters.values())).device
+    device = next(p.device for p in parameters.values() if isinstance(p, Tensor))
     generator = torch.Generator(device).manual_seed(seed)
     for name, spec in tensors.items():
-        if spec.role is Role.NORM:
-            parameters[name].fill_(1)
+        parameter = parameters[name]
+        if isinstance(parameter, Tensor):
+            weight = parameter
         else:
-            parameters[name].normal_(0, 0.02, generator=generator)
+            weight = torch.empty(spec.shape, device=device)
+            parameter.fill(weight, f"random tensor {name}")
+        if spec.role is Role.NORM:
+            weight.fill_(1)
+        else:
+            weight.normal_(0, 0.02, generator=generator)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -116,20 +124,29 @@ def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
             ) from error
 
 
-def _fill(parameters: Mapping[str, Tensor], file: Path, name: str, tensor: Tensor) -> None:
+def _fill(parameters: Mapping[str, Parameter], origin: str, name: str, tensor: Tensor) -> None:
     if name not in parameters:
-        raise ConfigError(f"{file}: tensor {shorten(name)} has no place in this architecture")
+        raise ConfigError(f"{origin} has no place in this architecture")
     parameter = parameters[name]
+    if isinstance(parameter, StoredTensor):
+        parameter.fill(tensor, origin)
+        return
     if tensor.shape != parameter.shape:
         raise ConfigError(
-            f"{file}: tensor {name} has shape {list(tensor.shape)}, but config.json asks for "
+            f"{origin} has shape {list(tensor.shape)}, but config.json asks for "
             f"{list(parameter.shape)}"
         )
-    if tensor.dtype not in _FLOATS:
-        raise ConfigError(
-            f"{file}: tensor {name} is {tensor.dtype}; quantized weights are not supported"
-        )
+    if tensor.dtype not in FLOATS:
+        raise ConfigError(f"{origin} is {tensor.dtype}, but config.json says that it is a float")
     parameter.copy_(tensor)
+
+
+def _is_optional(parameter: Parameter) -> bool:
+    return isinstance(parameter, StoredTensor) and parameter.kind.optional
+
+
+def _is_ignored(name: str) -> bool:
+    return name.endswith(_IGNORED) or _KV_SCALES.fullmatch(name) is not None
 
 
 def _count(names: set[str]) -> str:

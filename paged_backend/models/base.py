@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 
 
@@ -22,7 +23,7 @@ class Model(Protocol):
     max_model_len: int
     attention_layers: Sequence[AttentionLayer]
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         ...
 

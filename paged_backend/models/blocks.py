@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.layers import Kernels, QKNorm
 from paged_backend.models.linear import LinearSpec
@@ -16,12 +17,13 @@ class Attention:
     Args:
         config: sizes and variants of the model.
         index: the layer's number.
+        prefix: the name of the module in the checkpoint.
         cos_sin_cache: the layer's rotary table, see `AttentionLayer`.
         kernels: the platform.
     """
 
     def __init__(
-        self, config: ModelConfig, index: int, cos_sin_cache: Tensor, kernels: Kernels
+        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
     ) -> None:
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
         query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -36,10 +38,11 @@ class Attention:
         )
         parts = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
         hidden, biases = config.hidden_size, config.biases
-        self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv))
-        self.o_proj = kernels.linear(LinearSpec(query, {"o_proj": hidden}, biases.output))
+        self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix))
+        output = LinearSpec(query, {"o_proj": hidden}, biases.output, prefix)
+        self.o_proj = kernels.linear(output)
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
         parameters = self.qkv_proj.parameters() | self.o_proj.parameters()
         if self.qk_norm is not None:
@@ -62,14 +65,14 @@ class Attention:
 class GatedMLP:
     """down(silu(gate(x)) * up(x)); gate and up are computed as one product."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.biases.mlp
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = kernels.linear(LinearSpec(hidden, parts, bias))
-        self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias))
+        self.gate_up_proj = kernels.linear(LinearSpec(hidden, parts, bias, prefix))
+        self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias, prefix))
         self._silu_and_mul = kernels.layers.silu_and_mul
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `mlp`."""
         return self.gate_up_proj.parameters() | self.down_proj.parameters()
 
@@ -83,6 +86,6 @@ class GatedMLP:
         return self._silu_and_mul(self.gate_up_proj(x))
 
 
-def prefixed(prefix: str, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Slots with a prefix and a dot in front of each name."""
+def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
+    """Return the parameters with a prefix and a dot in front of each name."""
     return {f"{prefix}.{name}": parameter for name, parameter in parameters.items()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paged_backend.models.linear import LinearFactory, LinearMethod, LinearSpec
+from paged_backend.models.linear import LinearMethod, LinearSpec
 
 
 class LayerFunctions(Protocol):
@@ -50,6 +51,29 @@ class Kernels(Protocol):
         """Allocate a linear layer."""
         ...
 
+    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer with int8 weights, whose input is rounded to int8 row by row.
+
+        Its parameters are the ``weight`` int8 [size, inputs] of each part, the ``weight_scale``
+        float32 [size], and the ``bias``.
+        """
+        ...
+
+
+LinearFactory = Callable[[LinearSpec, Kernels], LinearMethod]
+"""Creates a linear layer for a spec, with the kernels of a platform."""
+
+LINEAR_METHODS: dict[str, LinearFactory] = {}
+"""Factories of quantized linear layers, by the value of the option ``quantization``."""
+
+
+def register_linear_method(quantization: str, factory: LinearFactory) -> None:
+    """Register the factory for a value of the option ``quantization``, in this process only.
+
+    It replaces a factory that is already registered under this name.
+    """
+    LINEAR_METHODS[quantization] = factory
+
 
 class QuantizedKernels:
     """The kernels of a platform, with quantized linear layers instead of the dense ones.
@@ -63,11 +87,13 @@ class QuantizedKernels:
         self.device = kernels.device
         self.dtype = kernels.dtype
         self.layers = kernels.layers
+        self.int8_linear = kernels.int8_linear
+        self._kernels = kernels
         self._factory = factory
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
-        return self._factory(spec, self.dtype, self.device)
+        return self._factory(spec, self._kernels)
 
 
 class QKNorm:

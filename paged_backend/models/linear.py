@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
+
+from paged_backend.checkpoint.stored_tensor import Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +19,22 @@ class LinearSpec:
         inputs: size of an input row.
         parts: output size of each fused layer, by its name in the checkpoint.
         bias: whether each part has a bias.
+        prefix: name of the module in the checkpoint that holds the parts.
     """
 
     inputs: int
     parts: Mapping[str, int]
     bias: bool = False
+    prefix: str = ""
 
     @property
     def outputs(self) -> int:
         """Size of a row of the output, all parts together."""
         return sum(self.parts.values())
+
+    def full_name(self, part: str) -> str:
+        """Return the name of a part's module in the checkpoint."""
+        return f"{self.prefix}.{part}" if self.prefix else part
 
 
 class LinearMethod(Protocol):
@@ -37,7 +44,7 @@ class LinearMethod(Protocol):
     call `pack` once.
     """
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
         ...
 
@@ -56,18 +63,3 @@ class LinearMethod(Protocol):
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         ...
-
-
-LinearFactory = Callable[[LinearSpec, torch.dtype, torch.device], LinearMethod]
-"""Creates a linear layer for a spec, a dtype of hidden states and a device."""
-
-LINEAR_METHODS: dict[str, LinearFactory] = {}
-"""Factories of quantized linear layers, by the value of the option ``quantization``."""
-
-
-def register_linear_method(quantization: str, factory: LinearFactory) -> None:
-    """Register the factory for a value of the option ``quantization``, in this process only.
-
-    It replaces a factory that is already registered under this name.
-    """
-    LINEAR_METHODS[quantization] = factory

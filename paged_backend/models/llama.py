@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.layers import Kernels
@@ -19,17 +20,17 @@ class DecoderLayer:
     """The weights of one layer."""
 
     def __init__(
-        self, config: ModelConfig, index: int, cos_sin_cache: Tensor, kernels: Kernels
+        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
     ) -> None:
         def norm() -> Tensor:
             return torch.empty(config.hidden_size, dtype=kernels.dtype, device=kernels.device)
 
         self.input_layernorm = norm()
-        self.attention = Attention(config, index, cos_sin_cache, kernels)
+        self.attention = Attention(config, index, f"{prefix}.self_attn", cos_sin_cache, kernels)
         self.post_attention_layernorm = norm()
-        self.mlp = GatedMLP(config, kernels)
+        self.mlp = GatedMLP(config, f"{prefix}.mlp", kernels)
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to the layer."""
         return {
             "input_layernorm.weight": self.input_layernorm,
@@ -60,7 +61,7 @@ class LlamaModel:
         self._embedding = None if config.tied_embeddings else empty(vocab_size, hidden_size)
         cos_sin_cache = config.rope.table(max_model_len, kernels.device)
         self._layers = [
-            DecoderLayer(config, index, cos_sin_cache, kernels)
+            DecoderLayer(config, index, _layer(index), cos_sin_cache, kernels)
             for index in range(config.num_layers)
         ]
         self._norm = empty(hidden_size)
@@ -72,13 +73,13 @@ class LlamaModel:
         """The attention layers, in order."""
         return [layer.attention.layer for layer in self._layers]
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        parameters = {**self._lm_head.parameters(), "model.norm.weight": self._norm}
+        parameters = self._lm_head.parameters() | {"model.norm.weight": self._norm}
         if self._embedding is not None:
             parameters["model.embed_tokens.weight"] = self._embedding
         for index, layer in enumerate(self._layers):
-            parameters |= prefixed(f"model.layers.{index}", layer.parameters())
+            parameters |= prefixed(_layer(index), layer.parameters())
         return parameters
 
     def pack(self) -> None:
@@ -121,3 +122,8 @@ class LlamaModel:
         if self._embedding is None:
             return self._lm_head.rows(input_ids)
         return F.embedding(input_ids, self._embedding)
+
+
+def _layer(index: int) -> str:
+    """Return the name of a layer in the checkpoint."""
+    return f"model.layers.{index}"

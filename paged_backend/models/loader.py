@@ -10,9 +10,12 @@ from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.errors import ConfigError
 from paged_backend.models.base import Model
-from paged_backend.models.layers import Kernels, QuantizedKernels
-from paged_backend.models.linear import LINEAR_METHODS, LinearFactory
+from paged_backend.models.layers import LINEAR_METHODS, Kernels, LinearFactory, QuantizedKernels
+from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
 from paged_backend.options.model import ModelOptions
+from paged_backend.quantization.formats import Quantization, WeightFormat
+from paged_backend.quantization.online import ONLINE_FORMATS
+from paged_backend.quantization.read import check_option, read_quantization
 from paged_backend.validation import shorten
 
 
@@ -24,8 +27,9 @@ def load_model(
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
-    if config.quantization is not None:
-        kernels = QuantizedKernels(kernels, _linear_factory(config.quantization))
+    factory = _linear_factory(config, read_quantization(folder, model_config.file))
+    if factory is not None:
+        kernels = QuantizedKernels(kernels, factory)
     model = build_model(model_config, resolve_max_model_len(config, model_config), kernels)
     if config.load_format == "dummy":
         random_weights(model.parameters(), tensors_of(model_config), config.seed)
@@ -42,11 +46,30 @@ def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels)
     return model
 
 
-def _linear_factory(quantization: str) -> LinearFactory:
-    if quantization not in LINEAR_METHODS:
-        allowed = " or ".join(["null", *sorted(LINEAR_METHODS)])
-        raise ConfigError(f"option quantization must be {allowed}, got {shorten(quantization)}")
-    return LINEAR_METHODS[quantization]
+def _linear_factory(config: ModelOptions, checkpoint: Quantization | None) -> LinearFactory | None:
+    """Return what creates quantized layers; None if none are."""
+    if checkpoint is not None:
+        check_option(config.quantization, checkpoint)
+        if config.load_format == "dummy":
+            raise ConfigError(
+                "option load_format can only be auto for a quantized checkpoint, got dummy"
+            )
+        return lambda spec, kernels: quantized_linear(spec, checkpoint, kernels)
+    if config.quantization is None:
+        return None
+    factories = {name: _online(kind) for name, kind in ONLINE_FORMATS.items()} | LINEAR_METHODS
+    if config.quantization not in factories:
+        allowed = " or ".join(["null", *sorted(factories)])
+        raise ConfigError(
+            f"option quantization must be {allowed}, as the checkpoint is not quantized, got "
+            f"{shorten(config.quantization)}"
+        )
+    return factories[config.quantization]
+
+
+def _online(weight_format: WeightFormat) -> LinearFactory:
+    """Create layers that quantize the weights of a checkpoint as they are loaded."""
+    return lambda spec, kernels: QuantizedLinear(spec, weight_format, kernels)
 
 
 def resolve_max_model_len(config: ModelOptions, model_config: ModelConfig) -> int:

@@ -108,7 +108,6 @@ def test_qwen_windows(load: Load, name: str) -> None:
         ({"hidden_size": 60, "num_attention_heads": 4}, "head_dim must be even"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype must be one of float32"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "one of default, linear"),

@@ -1,4 +1,4 @@
-"""Products of bf16 matrices with float32 sums, on the AMX units of a CPU.
+"""Products on the AMX units of a CPU: bf16 with float32 sums, int8 with int32 sums.
 
 llvmlite emits the instructions, so no C compiler is needed. A tile register holds 16 rows of 64
 bytes. Each result is a sum over the depth in a fixed order, regardless of the other rows. So the
@@ -26,6 +26,7 @@ LANES = 16  # columns of a panel
 DEPTH = 32  # bf16 values in a row of a tile
 _TILE_BYTES = 1024
 _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # of a result in tiles: rows, columns
+_BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 _INT8, _VOID = ir.IntType(8), ir.VoidType()
@@ -33,9 +34,13 @@ _POINTER = _INT8.as_pointer()
 
 
 @functools.cache
-def has_amx() -> bool:
-    """Return whether this process may use AMX with bf16; asks the kernel of Linux for it."""
-    if not get_host_cpu_features().get("amx-bf16"):
+def has_amx(numbers: str = "bf16") -> bool:
+    """Return whether this process may use AMX with bf16 or int8; asks the kernel of Linux for it.
+
+    Args:
+        numbers: "bf16" or "int8".
+    """
+    if not get_host_cpu_features().get(f"amx-{numbers}"):
         return False
     libc = ctypes.CDLL(None)
     return bool(libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
@@ -50,7 +55,7 @@ def _tile_config() -> Any:
     return config
 
 
-def _emit(builder: Any, row_tiles: int, panels: int, args: Any) -> None:
+def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any) -> None:
     """Emit C = A @ B for some rows and panels, with the sums in tiles over the whole depth."""
     config, a, a_stride, b, panel_stride, c, c_stride, steps = args
     a, b, c, config = (builder.inttoptr(address, _POINTER) for address in (a, b, c, config))
@@ -79,7 +84,7 @@ def _emit(builder: Any, row_tiles: int, panels: int, args: Any) -> None:
         for j in range(panels):
             run("tileloadd64", b_tile, at(b_step, panel_stride, j), INT64(2 * DEPTH))
             for i, tile in enumerate(a_tiles):
-                run("tdpbf16ps", sums[i][j], tile, b_tile)
+                run(instruction, sums[i][j], tile, b_tile)
     for i in range(row_tiles):
         for j in range(panels):
             place = builder.gep(at(c, c_stride, ROWS * i), [INT64(j * LANES * 4)])
@@ -87,41 +92,57 @@ def _emit(builder: Any, row_tiles: int, panels: int, args: Any) -> None:
     run("tilerelease")
 
 
-def _tile_function(module: Any, row_tiles: int, panels: int) -> Any:
+def _tile_function(module: Any, instruction: str, row_tiles: int, panels: int) -> Any:
     return shared_function(
         module,
-        f"paged_amx_{row_tiles}x{panels}",
+        f"paged_{instruction}_{row_tiles}x{panels}",
         8,
-        lambda builder, args: _emit(builder, row_tiles, panels, args),
+        lambda builder, args: _emit(builder, instruction, row_tiles, panels, args),
     )
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def _multiply_tile(
-    context: Any,
-    row_tiles: Any,
-    panels: Any,
-    config: Any,
-    a: Any,
-    a_stride: Any,
-    b: Any,
-    panel_stride: Any,
-    c: Any,
-    c_stride: Any,
-    steps: Any,
-) -> Any:
-    """Multiply one or two tiles of rows by some panels; all strides are in bytes."""
+def _make_multiply_tile(instruction: str) -> Any:
+    """Return the intrinsic that multiplies one or two tiles of rows by some panels.
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tiles = {
-            row_tiles * 8 + panels: _tile_function(builder.module, row_tiles, panels)
-            for row_tiles, panels in _SIZES
-        }
-        tile = builder.add(builder.mul(args[0], INT64(8)), args[1])
-        call_one(builder, tile, tiles, args[2:])
-        return context.get_dummy_value()
+    multiply_tile(row_tiles, panels, config, a, a_stride, b, panel_stride, c, c_stride, steps)
+    takes addresses and strides in bytes.
+    """
 
-    return types.void(*[types.int64] * 10), generate
+    @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+    def multiply_tile(
+        context: Any,
+        row_tiles: Any,
+        panels: Any,
+        config: Any,
+        a: Any,
+        a_stride: Any,
+        b: Any,
+        panel_stride: Any,
+        c: Any,
+        c_stride: Any,
+        steps: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            tiles = {
+                row_tiles * 8 + panels: _tile_function(
+                    builder.module, instruction, row_tiles, panels
+                )
+                for row_tiles, panels in _SIZES
+            }
+            tile = builder.add(builder.mul(args[0], INT64(8)), args[1])
+            call_one(builder, tile, tiles, args[2:])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), generate
+
+    return multiply_tile
+
+
+multiply_bf16_tile = _make_multiply_tile(_BF16)
+"""Multiply tiles of bf16 values; the result is float32."""
+
+multiply_int8_tile = _make_multiply_tile(_INT8_TILES)
+"""Multiply tiles of unsigned (A) and signed (B) bytes; the result is int32."""
 
 
 def _multiply_panels(arguments: Any) -> None:
@@ -138,7 +159,7 @@ def _multiply_panels(arguments: Any) -> None:
             row = 0
             while row < num_row_tiles:
                 row_tiles = min(2, num_row_tiles - row)
-                _multiply_tile(
+                multiply_bf16_tile(
                     row_tiles,
                     panels,
                     config,
@@ -156,12 +177,13 @@ def _multiply_panels(arguments: Any) -> None:
         panel = claim(arguments) * width
 
 
-_CONFIG = _tile_config()
+TILE_CONFIG = _tile_config()
+"""The configuration that the tile functions load."""
 
 
 @functools.cache
 def _kernel() -> ParallelKernel:
-    if not has_amx():  # and the first instruction would end the process
+    if not has_amx():  # the first instruction would end the process
         raise RuntimeError("this CPU has no AMX with bf16, or the kernel does not allow it")
     return ParallelKernel(_multiply_panels)
 
@@ -180,4 +202,4 @@ def multiply_panels(
         num_panels: number of panels.
         steps: the depth in tiles.
     """
-    _kernel()(_CONFIG.ctypes.data, x, panels, out, row_tiles, num_panels, steps)
+    _kernel()(TILE_CONFIG.ctypes.data, x, panels, out, row_tiles, num_panels, steps)

@@ -10,6 +10,7 @@ from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.platforms.cpu import layers
 from paged_backend.platforms.cpu.amx_linear import AmxLinear
 from paged_backend.platforms.cpu.attention import CpuAttention
+from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import CpuLinear
 from paged_backend.platforms.torch.platform import TorchPlatform
 
@@ -24,6 +25,10 @@ class CpuPlatform(TorchPlatform):
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
         return CpuLinear(spec)
+
+    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer with int8 weights."""
+        return CpuInt8Linear(spec)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""

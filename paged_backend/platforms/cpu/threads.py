@@ -45,6 +45,17 @@ def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+def exact_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function that only kernels call, whose results are rounded as they are written.
+
+    Fast math may divide by multiplying with a reciprocal, and change the order of a product.
+    """
+    compiled: Callable[..., Any] = numba.njit(
+        no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", fastmath=False
+    )(function)
+    return compiled
+
+
 def _compile(signature: Any, function: Callable[..., None]) -> Any:
     """Compile a function that ctypes calls without the GIL; its code is cached on disk."""
     compiled = numba.cfunc(signature, cache=True, **_OPTIONS)(function)
@@ -203,6 +214,12 @@ def claim(arguments: Any) -> Any:
         arguments: the kernel's arguments; the word at index 0 is the shared counter.
     """
     return _add(arguments, 0, 1)
+
+
+@device_function
+def array_at(address: int, shape: Any, dtype: Any) -> Any:
+    """Return the array with a shape and a dtype at an address."""
+    return numba.carray(_pointer(address), shape, dtype)
 
 
 @device_function

@@ -1,14 +1,15 @@
 """The inner loop of all CPU kernels: a small matrix product in vector registers.
 
 numba compiles it for the instructions of the machine (AVX2, AVX-512), so no C compiler is needed.
-Every result is the sum over the depth in order, one fused multiply-add after the other, regardless
-of the other rows. So the numbers of a token do not depend on its batch.
+Every result is the sum over the depth in order, one multiply-add after the other, regardless of
+the other rows. So the numbers of a token do not depend on its batch. All operands are made of words
+of 32 bits: a float32, or several small integers.
 """
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
@@ -27,16 +28,59 @@ _ROWS = 12 if _SUMS == 24 else 6  # rows of a full tile
 _FLOAT = ir.FloatType()
 
 
-def _emit_tile(builder: Any, rows: int, lanes: int, panels: int, args: Any) -> None:
+class Arithmetic(Protocol):
+    """The numbers of a product: how a word of A and the words of B are multiplied and added.
+
+    Attributes:
+        name: tells the functions of different arithmetic apart.
+        word: the type of a word of A and of C.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def word(self) -> Any: ...
+
+    def load(self, builder: Any, address: Any, lanes: int) -> Any:
+        """Emit the load of the words of B for a number of columns, one after the other."""
+        ...
+
+    def multiply_add(self, builder: Any, total: Any, a: Any, b: Any) -> Any:
+        """Emit total + a * b for vectors of sums, of copies of a word of A, and of loaded words."""
+        ...
+
+
+class Float32:
+    """Products of float32 values with float32 sums; see `Arithmetic`."""
+
+    name = "f32"
+    word = _FLOAT
+
+    def load(self, builder: Any, address: Any, lanes: int) -> Any:
+        """See `Arithmetic.load`."""
+        kind = ir.VectorType(_FLOAT, lanes).as_pointer()
+        return builder.load(builder.bitcast(address, kind), align=4)
+
+    def multiply_add(self, builder: Any, total: Any, a: Any, b: Any) -> Any:
+        """See `Arithmetic.multiply_add`."""
+        vector = total.type
+        fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{vector.count}f32"
+        )
+        return builder.call(fma, [a, b, total])
+
+
+def _emit_tile(
+    builder: Any, arithmetic: Arithmetic, rows: int, lanes: int, panels: int, args: Any
+) -> None:
     """Emit C = A @ B, or C += A @ B, with the sums in registers over the whole depth."""
-    vector = ir.VectorType(_FLOAT, lanes)
+    word = arithmetic.word
+    vector = ir.VectorType(word, lanes)
     splat_mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     undefined = ir.Constant(vector, ir.Undefined)
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
-    )
     a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, add = args
-    a, b, c = (builder.inttoptr(address, _FLOAT.as_pointer()) for address in (a, b, c))
+    a, b, c = (builder.inttoptr(address, word.as_pointer()) for address in (a, b, c))
 
     def at(base: Any, stride: Any, index: Any) -> Any:
         return builder.gep(base, [builder.mul(stride, index)])
@@ -53,64 +97,49 @@ def _emit_tile(builder: Any, rows: int, lanes: int, panels: int, args: Any) -> N
         ]
         for row in range(rows)
     ]
-    zeros = vector([0.0] * lanes)
+    zeros = ir.Constant(vector, [0] * lanes)
     sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(panels)] for _ in range(rows)]
     pairs = [*zip(chain.from_iterable(sums), chain.from_iterable(c_parts), strict=True)]
     with builder.if_then(builder.icmp_signed("!=", add, INT64(0))):
         for total, part in pairs:
             builder.store(builder.load(part, align=4), total)
     with cgutils.for_range(builder, depth) as loop:
-        b_rows = [builder.load(vector_at(base, b_stride, loop.index), align=4) for base in b_panels]
+        b_rows = [
+            arithmetic.load(builder, at(base, b_stride, loop.index), lanes) for base in b_panels
+        ]
         for row_sums, a_row in zip(sums, a_rows, strict=True):
             value = builder.load(builder.gep(a_row, [loop.index]))
             lane = builder.insert_element(undefined, value, ir.IntType(32)(0))
             splat = builder.shuffle_vector(lane, undefined, splat_mask)
             for total, b_row in zip(row_sums, b_rows, strict=True):
-                builder.store(builder.call(fma, [splat, b_row, builder.load(total)]), total)
+                before = builder.load(total)
+                builder.store(arithmetic.multiply_add(builder, before, splat, b_row), total)
     for total, part in pairs:
         builder.store(builder.load(total), part, align=4)
 
 
-def _tile_function(module: Any, rows: int, lanes: int, panels: int) -> Any:
+def _tile_function(module: Any, arithmetic: Arithmetic, rows: int, lanes: int, panels: int) -> Any:
     return shared_function(
         module,
-        f"paged_tile_{rows}x{lanes}x{panels}",
+        f"paged_{arithmetic.name}_tile_{rows}x{lanes}x{panels}",
         9,
-        lambda builder, args: _emit_tile(builder, rows, lanes, panels, args),
+        lambda builder, args: _emit_tile(builder, arithmetic, rows, lanes, panels, args),
     )
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def _multiply_tile(
-    context: Any,
-    panels: Any,
-    rows: Any,
-    a: Any,
-    a_stride: Any,
-    b: Any,
-    b_stride: Any,
-    panel_stride: Any,
-    c: Any,
-    c_stride: Any,
-    depth: Any,
-    add: Any,
-) -> Any:
-    """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0; see `multiply`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sizes = {(0, height): (_NARROW_LANES, 1) for height in range(1, _ROWS + 1)}
-        for panels in (1, 2, 4):
-            for height in range(1, min(_ROWS, _SUMS // panels) + 1):
-                sizes[panels, height] = (LANES, panels)
-        tiles = {
-            panels * (_ROWS + 1) + height: _tile_function(builder.module, height, *size)
-            for (panels, height), size in sizes.items()
-        }
-        tile = builder.add(builder.mul(args[0], INT64(_ROWS + 1)), args[1])
-        call_one(builder, tile, tiles, args[2:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 11), generate
+def _generate(arithmetic: Arithmetic, context: Any, builder: Any, args: Any) -> Any:
+    """Emit the call of the tile for a number of panels and rows."""
+    sizes = {(0, height): (_NARROW_LANES, 1) for height in range(1, _ROWS + 1)}
+    for panels in (1, 2, 4):
+        for height in range(1, min(_ROWS, _SUMS // panels) + 1):
+            sizes[panels, height] = (LANES, panels)
+    tiles = {
+        panels * (_ROWS + 1) + height: _tile_function(builder.module, arithmetic, height, *size)
+        for (panels, height), size in sizes.items()
+    }
+    tile = builder.add(builder.mul(args[0], INT64(_ROWS + 1)), args[1])
+    call_one(builder, tile, tiles, args[2:])
+    return context.get_dummy_value()
 
 
 @device_function
@@ -128,48 +157,79 @@ def panels_at_once(rows: int) -> Any:
     return panels
 
 
-@device_function
-def multiply(
-    rows: int,
-    columns: int,
-    a: int,
-    a_stride: int,
-    b: int,
-    b_stride: int,
-    panel_stride: int,
-    c: int,
-    c_stride: int,
-    depth: int,
-    add: int,
-) -> None:
-    """C[rows, columns] = A[rows, depth] @ B[depth, columns], plus what C held if `add` is 1.
+def make_multiply(arithmetic: Arithmetic) -> Any:
+    """Return the device function ``multiply`` for some arithmetic.
 
-    `a`, `b` and `c` are addresses of float32 values; strides count values. Each panel of B has
-    `LANES` columns, and the next one begins `panel_stride` values later. `columns` is a multiple of
-    8.
+    multiply(rows, columns, a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, add)
+    computes C[rows, columns] = A[rows, depth] @ B[depth, columns], plus what C held if `add` is 1.
+    `a`, `b` and `c` are addresses; strides and the depth count words. Each panel of B has `LANES`
+    columns, and the next one begins `panel_stride` words later. `columns` is a multiple of 8.
     """
-    tiles = (rows + _ROWS - 1) // _ROWS
-    panels = panels_at_once(rows)
-    column = 0
-    while column < columns:
-        while panels * LANES > columns - column:
-            panels //= 2
-        b_tile = b + column // LANES * panel_stride * 4
-        first = 0
-        for tile in range(tiles):
-            last = (tile + 1) * rows // tiles
-            _multiply_tile(
-                panels,
-                last - first,
-                a + first * a_stride * 4,
-                a_stride,
-                b_tile,
-                b_stride,
-                panel_stride,
-                c + (first * c_stride + column) * 4,
-                c_stride,
-                depth,
-                add,
-            )
-            first = last
-        column += panels * LANES if panels else _NARROW_LANES
+
+    @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+    def multiply_tile(
+        context: Any,
+        panels: Any,
+        rows: Any,
+        a: Any,
+        a_stride: Any,
+        b: Any,
+        b_stride: Any,
+        panel_stride: Any,
+        c: Any,
+        c_stride: Any,
+        depth: Any,
+        add: Any,
+    ) -> Any:
+        """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _generate(arithmetic, context, builder, args)
+
+        return types.void(*[types.int64] * 11), generate
+
+    @device_function
+    def multiply(
+        rows: int,
+        columns: int,
+        a: int,
+        a_stride: int,
+        b: int,
+        b_stride: int,
+        panel_stride: int,
+        c: int,
+        c_stride: int,
+        depth: int,
+        add: int,
+    ) -> None:
+        tiles = (rows + _ROWS - 1) // _ROWS
+        panels = panels_at_once(rows)
+        column = 0
+        while column < columns:
+            while panels * LANES > columns - column:
+                panels //= 2
+            b_tile = b + column // LANES * panel_stride * 4
+            first = 0
+            for tile in range(tiles):
+                last = (tile + 1) * rows // tiles
+                multiply_tile(
+                    panels,
+                    last - first,
+                    a + first * a_stride * 4,
+                    a_stride,
+                    b_tile,
+                    b_stride,
+                    panel_stride,
+                    c + (first * c_stride + column) * 4,
+                    c_stride,
+                    depth,
+                    add,
+                )
+                first = last
+            column += panels * LANES if panels else _NARROW_LANES
+
+    return multiply
+
+
+multiply = make_multiply(Float32())
+"""The product of float32 values; see `make_multiply`."""

@@ -15,6 +15,7 @@ from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
 from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
 
@@ -43,6 +44,10 @@ class GpuPlatform:
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
         return TorchLinear(spec, self.dtype, self.device)
+
+    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer with int8 weights."""
+        return TorchInt8Linear(spec, self.dtype, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.linear import LinearSpec
 
 
@@ -17,9 +18,9 @@ class TorchLinear:
         self._weight = torch.empty(spec.outputs, spec.inputs, dtype=dtype, device=device)
         self._bias = torch.empty(spec.outputs, dtype=dtype, device=device) if spec.bias else None
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        parameters = {}
+        parameters: dict[str, Parameter] = {}
         for kind, fused in (("weight", self._weight), ("bias", self._bias)):
             if fused is not None:
                 parts = torch.split(fused, list(self._spec.parts.values()))

@@ -13,6 +13,7 @@ from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.options.scheduling import CPU_LIMITS, StepLimits
 from paged_backend.platforms.torch import layers
 from paged_backend.platforms.torch.attention import TorchAttention
+from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
 from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
 from paged_backend.sampling.draws import compile_draws
@@ -36,6 +37,10 @@ class TorchPlatform:
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
         return TorchLinear(spec, self.dtype, self.device)
+
+    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
+        """Allocate a linear layer with int8 weights."""
+        return TorchInt8Linear(spec, self.dtype, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""

@@ -1,0 +1,68 @@
+"""Linear layers with int8 weights in plain torch, for any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.linear import LinearSpec
+
+_LARGEST = 127
+
+
+class TorchInt8Linear:
+    """An int8 weight [outputs, inputs] with a float32 scale for each output.
+
+    See `Kernels.int8_linear` and :class:`~paged_backend.models.linear.LinearMethod`. The reference
+    of other implementations: rows are rounded to int8, sums are exact, and results are
+    ``sum * (row's scale * output's scale)`` in float32.
+    """
+
+    def __init__(self, spec: LinearSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._weight = torch.empty(spec.outputs, spec.inputs, dtype=torch.int8, device=device)
+        self._scales = torch.empty(spec.outputs, device=device)
+        self._bias = torch.empty(spec.outputs, dtype=dtype, device=device) if spec.bias else None
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+        fused = {"weight": self._weight, "weight_scale": self._scales, "bias": self._bias}
+        sizes = list(self._spec.parts.values())
+        return {
+            f"{name}.{kind}": part
+            for kind, tensor in fused.items()
+            if tensor is not None
+            for name, part in zip(self._spec.parts, torch.split(tensor, sizes), strict=True)
+        }
+
+    def pack(self) -> None:
+        """Do nothing: torch reads the weight as it is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
+        values, scales = quantize_rows(x)
+        sums = values.double() @ self._weight.t().double()  # exact: they are far below 2**53
+        out = sums.float() * (scales.unsqueeze(1) * self._scales)
+        return (out if self._bias is None else out + self._bias).to(x.dtype)
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
+        out += self(x)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
+        return (self._weight[index] * self._scales[index].unsqueeze(1)).to(self._dtype)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round rows of `x` [rows, inputs] to int8; returns the values and scales [rows] float32.
+
+    The largest absolute value of a row becomes 127. The scale of a row of zeros is 0.
+    """
+    # Products of float32 values are exact in float64, so each value is rounded once.
+    largest = x.double().abs().amax(1)
+    factors = torch.where(largest == 0, 0.0, _LARGEST / largest).float().double()
+    values = (x.double() * factors.unsqueeze(1)).round().to(torch.int8)
+    return values, (largest / _LARGEST).float()

@@ -1,0 +1,123 @@
+"""Reads the quantization_config of compressed-tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.quantization.formats import EMBEDDING, Quantization, WeightFormat
+from paged_backend.quantization.layer_names import LayerNames
+from paged_backend.quantization.packed import PackQuantizedFormat
+from paged_backend.quantization.plain import PlainFormat
+from paged_backend.validation import shorten
+
+_PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
+_FORMATS = (*_PLAIN, "pack-quantized", "dense")
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_CLASS = "Linear"  # a target that stands for all linear layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    targets: LayerNames
+    weights: WeightFormat | None
+
+
+def read_compressed_tensors(config: ConfigFile) -> Quantization:
+    """Read which layers are quantized, and how.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or the format is not supported.
+    """
+    for key in ("transform_config", "sparsity_config"):
+        if config.section(key) is not None:
+            raise config.error(key, "is set, which is not supported")
+    groups_section = config.section("config_groups")
+    if groups_section is None:
+        raise config.error("config_groups", "is missing; it must be an object of groups")
+    default = config.text("format", "dense")
+    groups = [_group(groups_section, name, default) for name in groups_section.keys()]
+    ignore = LayerNames.read(config, "ignore")
+
+    def format_of(layer: str) -> WeightFormat | None:
+        if layer == EMBEDDING or layer in ignore:
+            return None
+        # The names of layers count more than the class of layers.
+        chosen = [group for group in groups if layer in group.targets] or [
+            group for group in groups if _CLASS in group.targets
+        ]
+        return chosen[0].weights if chosen else None
+
+    return Quantization("compressed-tensors", format_of)
+
+
+def _group(groups: ConfigFile, name: str, default_format: str) -> _Group:
+    group = groups.section(name)
+    if group is None:
+        raise groups.error(name, "must be an object with targets and weights")
+    stored = group.text("format", default_format)
+    if stored not in _FORMATS:
+        raise group.error("format", f"is {shorten(stored)}; supported: {', '.join(_FORMATS)}")
+    weights = group.section("weights")
+    weight_format = None
+    if weights is not None and stored != "dense":
+        inputs = group.section("input_activations")
+        weight_format = _weight_format(weights, inputs, stored)
+    return _Group(LayerNames.read(group, "targets"), weight_format)
+
+
+def _weight_format(weights: ConfigFile, inputs: ConfigFile | None, stored: str) -> WeightFormat:
+    kind = weights.text("type", "int", ("int", "float"))
+    bits = weights.integer("num_bits", 8)
+    strategy = weights.text("strategy", "tensor", _STRATEGIES)
+    symmetric = weights.flag("symmetric", True)
+    block = _block(weights, strategy)
+    if stored in _PLAIN:
+        if bits != 8:
+            raise weights.error("num_bits", f"must be 8 in the format {stored}, got {bits}")
+        if kind == "float":
+            return PlainFormat(torch.float8_e4m3fn, block, symmetric=symmetric)
+        return PlainFormat(
+            torch.int8,
+            block,
+            symmetric=symmetric,
+            int8_activations=symmetric and block[1] == 0 and _are_int8(inputs),
+        )
+    if kind != "int" or not 2 <= bits <= 8 or strategy not in ("channel", "group"):
+        raise weights.error(
+            "num_bits",
+            f"must be 2 to 8 of type int with the strategy channel or group in the format "
+            f"{stored}, got {bits} of type {kind} with {strategy}",
+        )
+    return PackQuantizedFormat(
+        bits,
+        block[1],
+        symmetric=symmetric,
+        act_order=weights.value("actorder") in ("group", "dynamic"),
+    )
+
+
+def _are_int8(activations: ConfigFile | None) -> bool:
+    if activations is None:
+        return False
+    return activations.text("type", "int") == "int" and activations.integer("num_bits", 8) == 8
+
+
+def _block(weights: ConfigFile, strategy: str) -> tuple[int, int]:
+    """The (rows, columns) that share a scale; 0 stands for all."""
+    if strategy == "tensor":
+        return 0, 0
+    if strategy == "channel":
+        return 1, 0
+    if strategy == "group":
+        return 1, weights.integer("group_size")
+    sizes = weights.value("block_structure")
+    if not (
+        isinstance(sizes, list)
+        and len(sizes) == 2
+        and all(type(size) is int and size > 0 for size in sizes)
+    ):
+        raise weights.error("block_structure", f"must hold two sizes, got {shorten(sizes)}")
+    return sizes[0], sizes[1]

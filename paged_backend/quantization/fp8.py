@@ -1,0 +1,64 @@
+"""Reads the quantization_config of FP8 checkpoints: DeepSeek's and Qwen's, and ModelOpt's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.quantization.formats import BLOCKS, Quantization, WeightFormat
+from paged_backend.quantization.layer_names import LayerNames
+from paged_backend.quantization.plain import PlainFormat
+from paged_backend.validation import shorten
+
+_FP8 = torch.float8_e4m3fn
+_MODELOPT = {"FP8": (0, 0), "FP8_PER_CHANNEL_PER_TOKEN": (1, 0)}  # the blocks with one scale
+
+
+def read_fp8(config: ConfigFile) -> Quantization:
+    """Read which layers are quantized, and how.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or the variant is not supported.
+    """
+    config.text("fmt", "e4m3", ("e4m3",))
+    weight_format = PlainFormat(_FP8, (0, 0))
+    sizes = config.value("weight_block_size")
+    if sizes is not None:
+        if not (isinstance(sizes, list) and len(sizes) == 2 and all(_is_size(s) for s in sizes)):
+            raise config.error("weight_block_size", f"must hold two sizes, got {shorten(sizes)}")
+        weight_format = PlainFormat(_FP8, (sizes[0], sizes[1]), scale="weight_scale_inv")
+    key = "ignored_layers" if "ignored_layers" in config else "modules_to_not_convert"
+    return Quantization("fp8", _all_but(LayerNames.read_parts(config, key), weight_format))
+
+
+def read_modelopt(config: ConfigFile) -> Quantization:
+    """Read which layers are quantized, and how, from either file that ModelOpt writes.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or the algorithm is not supported.
+    """
+    section = config.section("quantization") or config  # of hf_quant_config.json
+    algorithm = section.text("quant_algo", "")
+    if algorithm not in _MODELOPT:
+        raise section.error(
+            "quant_algo", f"is {shorten(algorithm)}; supported: {', '.join(_MODELOPT)}"
+        )
+    weight_format = PlainFormat(_FP8, _MODELOPT[algorithm])
+    key = "exclude_modules" if "exclude_modules" in section else "ignore"
+    skipped = LayerNames.read_wildcards(section, key)
+    return Quantization("modelopt", _all_but(skipped, weight_format))
+
+
+def _all_but(
+    skipped: LayerNames, weight_format: WeightFormat
+) -> Callable[[str], WeightFormat | None]:
+    def format_of(layer: str) -> WeightFormat | None:
+        return weight_format if layer.startswith(BLOCKS) and layer not in skipped else None
+
+    return format_of
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0

@@ -1,0 +1,97 @@
+"""Reads the quantization_config of GPTQ and of AWQ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.quantization.formats import BLOCKS, EMBEDDING, Quantization, WeightFormat
+from paged_backend.quantization.layer_names import LayerNames, compile_regex
+from paged_backend.quantization.packed import AwqFormat, GptqFormat
+from paged_backend.validation import shorten
+
+_GPTQ_BITS = (2, 3, 4, 8)
+_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+
+
+def read_awq(config: ConfigFile) -> Quantization:
+    """Read which layers are quantized, and how.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or the variant is not supported.
+    """
+    if config.integer(_either(config, "bits", "w_bit")) != 4:
+        raise config.error("bits", f"must be 4, got {shorten(config.value('bits'))}")
+    version = config.text("version", "gemm")
+    if version.lower() != "gemm":
+        raise config.error("version", f"must be gemm, got {shorten(version)}")
+    if not config.flag("zero_point", True):
+        raise config.error("zero_point", "must be true")
+    chosen = AwqFormat(_group_size(config, _either(config, "group_size", "q_group_size")))
+    skipped = LayerNames.read_parts(config, "modules_to_not_convert")
+    output = config.flag("lm_head", False)
+
+    def format_of(layer: str) -> WeightFormat | None:
+        return chosen if _is_converted(layer, output) and layer not in skipped else None
+
+    return Quantization("awq", format_of)
+
+
+def read_gptq(config: ConfigFile) -> Quantization:
+    """Read which layers are quantized, and how; `dynamic` overrides the numbers of some layers.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or the variant is not supported.
+    """
+    default = _gptq_format(config, config)
+    overrides = _overrides(config)
+    skipped = LayerNames.read_parts(config, "modules_to_not_convert")
+    output = config.flag("lm_head", False)
+
+    def format_of(layer: str) -> WeightFormat | None:
+        for pattern, override in overrides:
+            if pattern.match(layer):
+                return override
+        return default if _is_converted(layer, output) and layer not in skipped else None
+
+    return Quantization("gptq", format_of)
+
+
+def _overrides(config: ConfigFile) -> Sequence[tuple[re.Pattern[str], GptqFormat | None]]:
+    """The formats of the layers that match expressions; "-:" leaves layers as they are."""
+    dynamic = config.section("dynamic")
+    if dynamic is None:
+        return []
+    overrides: list[tuple[re.Pattern[str], GptqFormat | None]] = []
+    for key in dynamic.keys():
+        expression = key.removeprefix("-:").removeprefix("+:")
+        pattern = compile_regex(dynamic, key, expression)
+        section = dynamic.section(key) or ConfigFile({}, "")
+        skipped = key.startswith("-:")
+        overrides.append((pattern, None if skipped else _gptq_format(section, config)))
+    return overrides
+
+
+def _gptq_format(override: ConfigFile, config: ConfigFile) -> GptqFormat:
+    source = override if override.value("bits") is not None else config
+    bits = source.integer("bits")
+    if bits not in _GPTQ_BITS:
+        raise source.error("bits", f"must be 2, 3, 4 or 8, got {bits}")
+    grouped = override if override.value("group_size") is not None else config
+    version = config.text("checkpoint_format", "gptq", _ZERO_OFFSETS)
+    return GptqFormat(bits, _group_size(grouped, "group_size"), _ZERO_OFFSETS[version])
+
+
+def _group_size(config: ConfigFile, key: str) -> int:
+    """The number of inputs that share a scale; 0 for all, which the file writes as -1."""
+    return 0 if config.value(key) == -1 else config.integer(key)
+
+
+def _either(config: ConfigFile, key: str, old_key: str) -> str:
+    return old_key if config.value(key) is None and config.value(old_key) is not None else key
+
+
+def _is_converted(layer: str, output_layer: bool) -> bool:
+    """Whether these methods quantize a layer by default: the layers of the decoder's blocks."""
+    return layer.startswith(BLOCKS) or (output_layer and layer != EMBEDDING)

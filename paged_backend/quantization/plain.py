@@ -1,0 +1,58 @@
+"""Weights that are stored one number per element, with scales beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged_backend.checkpoint.stored_tensor import FLOATS, StoredType
+from paged_backend.quantization.formats import blocks_of
+from paged_backend.quantization.weight import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFormat:
+    """int8 or float8 values of a weight, and a scale for each block of them.
+
+    Attributes:
+        dtype: of the values, torch.int8 or torch.float8_e4m3fn.
+        block: (rows, columns) that share a scale; 0 stands for all.
+        scale: the suffix of the scales' tensor.
+        symmetric: whether there are no zero points.
+        int8_activations: see :class:`~paged_backend.quantization.formats.WeightFormat`.
+    """
+
+    dtype: torch.dtype
+    block: tuple[int, int]
+    scale: str = "weight_scale"
+    symmetric: bool = True
+    int8_activations: bool = False
+
+    def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
+        """See `WeightFormat.tensors`."""
+        blocks = blocks_of(self._block(outputs, inputs), outputs, inputs)
+        tensors = {
+            "weight": StoredType((outputs, inputs), (self.dtype,)),
+            self.scale: StoredType(blocks),
+            # Static scales of activations: not needed, activations have a scale for each token.
+            "input_scale": StoredType((1,), optional=True),
+            "input_zero_point": StoredType((1,), (torch.int8, torch.int32, *FLOATS), optional=True),
+        }
+        if not self.symmetric:
+            tensors["weight_zero_point"] = StoredType(blocks, (self.dtype,))
+        return tensors
+
+    def read(self, stored: Mapping[str, Tensor], outputs: int, inputs: int) -> QuantizedWeight:
+        """See `WeightFormat.read`."""
+        return QuantizedWeight(
+            stored["weight"],
+            stored[self.scale],
+            self._block(outputs, inputs),
+            stored.get("weight_zero_point"),
+        )
+
+    def _block(self, outputs: int, inputs: int) -> tuple[int, int]:
+        return self.block[0] or outputs, self.block[1] or inputs

@@ -1,0 +1,111 @@
+"""int8 products on the CPU: exact sums, for all instructions that this CPU has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.platforms.cpu import int8_linear
+from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear, Instructions
+from paged_backend.platforms.torch.int8_linear import TorchInt8Linear, quantize_rows
+
+
+def instructions(name: str) -> object:
+    chosen = getattr(int8_linear, name)
+    supported = chosen in int8_linear.supported_instructions()
+    reason = f"needs a CPU with {name}"
+    return pytest.param(chosen, id=name, marks=pytest.mark.skipif(not supported, reason=reason))
+
+
+on_all_instructions = pytest.mark.parametrize("kind", [*map(instructions, ("AMX", "VNNI", "AVX2"))])
+
+
+def filled(linear: LinearMethod, seed: int = 0) -> LinearMethod:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in linear.parameters().items():
+        assert isinstance(parameter, Tensor)
+        if parameter.dtype == torch.int8:
+            parameter.random_(-128, 128, generator=generator)
+        elif name.endswith("scale"):
+            parameter.uniform_(0.001, 0.1, generator=generator)
+        else:
+            parameter.normal_(generator=generator)
+    linear.pack()
+    return linear
+
+
+def layers(spec: LinearSpec, kind: Instructions) -> tuple[LinearMethod, LinearMethod]:
+    reference = TorchInt8Linear(spec, torch.float32, torch.device("cpu"))
+    return filled(CpuInt8Linear(spec, kind)), filled(reference)
+
+
+def integers(linear: TorchInt8Linear, x: Tensor) -> Tensor:
+    """The product by an emulation in int64."""
+    largest = x.double().abs().amax(1, keepdim=True)
+    factor = torch.where(largest == 0, 0.0, (127 / largest).float().double())
+    rounded = (x.double() * factor).round().long()
+    sums = (rounded.unsqueeze(1) * linear._weight.long()).sum(2)
+    return sums.float() * ((largest / 127).float() * linear._scales)
+
+
+@on_all_instructions
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 40), (512, 200), (1409, 97)])
+def test_products_equal_an_emulation_in_int64(
+    kind: Instructions, inputs: int, outputs: int
+) -> None:
+    linear, reference = layers(LinearSpec(inputs, {"a": outputs}), kind)
+    for rows in (0, 1, 2, 7, 8, 16, 17, 33, 100):
+        x = torch.randn(rows, inputs)
+        x[rows // 2 :] *= 1e-3
+        assert torch.equal(linear(x), integers(reference, x))
+        assert torch.equal(reference(x), linear(x))
+
+
+@on_all_instructions
+def test_biases_and_sums(kind: Instructions) -> None:
+    linear, reference = layers(LinearSpec(70, {"q": 33, "k": 20}, bias=True), kind)
+    x, residual = torch.randn(19, 70), torch.randn(19, 53)
+    torch.testing.assert_close(linear(x), reference(x))
+    total = residual.clone()
+    linear.add_to(total, x)
+    torch.testing.assert_close(total, residual + reference(x))
+    linear, reference = layers(LinearSpec(70, {"a": 53}), kind)
+    total = residual.clone()
+    linear.add_to(total, x)
+    torch.testing.assert_close(total, residual + reference(x))
+
+
+@on_all_instructions
+def test_a_row_does_not_depend_on_its_batch(kind: Instructions) -> None:
+    linear, _ = layers(LinearSpec(576, {"a": 200}), kind)
+    x, residual = torch.randn(70, 576), torch.randn(70, 200)
+    together, added = linear(x), residual.clone()
+    linear.add_to(added, x)
+    for rows in range(1, 70, 3):
+        assert torch.equal(linear(x[-rows:]), together[-rows:])
+        part = residual[-rows:].clone()
+        linear.add_to(part, x[-rows:])
+        assert torch.equal(part, added[-rows:])
+
+
+@on_all_instructions
+def test_extreme_rows(kind: Instructions) -> None:
+    linear, reference = layers(LinearSpec(130, {"a": 20}), kind)
+    x = torch.zeros(6, 130)
+    x[1], x[2], x[3, 0], x[4] = 3e38, -1e-38, 1.0, torch.arange(130) - 64.5
+    assert torch.equal(linear(x), reference(x))
+    assert not linear(x)[0].any()
+
+
+@on_all_instructions
+def test_rows_of_the_weight(kind: Instructions) -> None:
+    linear, reference = layers(LinearSpec(20, {"a": 37}), kind)
+    index = torch.tensor([36, 0, 15, 16, 36])
+    assert torch.equal(linear.rows(index), reference.rows(index))
+
+
+def test_ties_go_to_the_even_number() -> None:
+    values, _ = quantize_rows(torch.tensor([[127.0, 0.5, 1.5, -2.5, 2.4999998]]))
+    assert values.tolist() == [[127, 0, 2, -2, 2]]

@@ -1,0 +1,311 @@
+"""Quantized checkpoints load, bit for bit, and answer as transformers does on their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracle import Oracle, make_engine, mixed_work, run, tokens_of
+from quantized_checkpoints import Writer, awq, compressed, fp8, gptq, quantize_checkpoint
+from safetensors.torch import load_file, save_file
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.errors import ConfigError
+from paged_backend.llm import LLM
+from paged_backend.quantization.read import read_quantization
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.tools.demo import load_questions
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def ct(stored_format: str, weights: dict[str, Any], **group: Any) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors with one group."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights} | group}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": stored_format,
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+
+
+def packed(bits: int, dtype: torch.dtype = BF16, **args: Any) -> tuple[dict[str, Any], Writer]:
+    weights = {"num_bits": bits, "type": "int", "symmetric": True} | args
+    return ct("pack-quantized", weights), compressed("pack-quantized", dtype, **weights)
+
+
+def plain(kind: str, dtype: torch.dtype = F32, **args: Any) -> tuple[dict[str, Any], Writer]:
+    weights = {"num_bits": 8, "type": kind, "symmetric": True} | args
+    name = f"{kind}-quantized"
+    return ct(name, weights), compressed(name, dtype, **weights)
+
+
+def gptq_config(bits: int, group_size: int, **values: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group_size} | values
+
+
+def awq_config(group_size: int) -> dict[str, Any]:
+    base = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
+    return base | {"group_size": group_size}
+
+
+FORMATS: dict[str, tuple[dict[str, Any], Writer]] = {
+    "w4a16": packed(4, strategy="group", group_size=16),
+    "w4a16-asymmetric": packed(4, strategy="group", group_size=16, symmetric=False),
+    "w4a16-channel": packed(4, strategy="channel"),
+    "w3a16": packed(3, F16, strategy="group", group_size=16),
+    "w8a16": packed(8, strategy="channel"),
+    "w5a16-asymmetric": packed(5, F32, strategy="channel", symmetric=False),
+    "int8-group": plain("int", strategy="group", group_size=16),
+    "int8-tensor": plain("int", BF16, strategy="tensor"),
+    "int8-asymmetric": plain("int", strategy="channel", symmetric=False),
+    "fp8-tensor": plain("float", strategy="tensor"),
+    "fp8-channel": plain("float", BF16, strategy="channel"),
+    "fp8-blocks": plain("float", strategy="block", block_structure=[48, 40]),
+    "gptq-4": (gptq_config(4, 16), gptq(4, 16)),
+    "gptq-3": (gptq_config(3, 16), gptq(3, 16)),
+    "gptq-2": (gptq_config(2, -1), gptq(2, -1)),
+    "gptq-8": (gptq_config(8, -1), gptq(8, -1)),
+    "gptq-act-order": (gptq_config(4, 16, desc_act=True), gptq(4, 16, act_order=True)),
+    "gptq-v2": (gptq_config(4, 16, checkpoint_format="gptq_v2"), gptq(4, 16, version=2)),
+    "awq": (awq_config(16), awq(16)),
+    "deepseek-fp8": (
+        {"quant_method": "fp8", "weight_block_size": [48, 40]},
+        fp8(48, 40, "weight_scale_inv"),
+    ),
+    "modelopt-fp8": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        fp8(1024, 1024, "weight_scale"),
+    ),
+}
+
+
+def whole(writer: Writer) -> Callable[[str], Writer | None]:
+    return lambda layer: writer
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_and_tokens(name: str, tmp_path: Path) -> None:
+    config, writer = FORMATS[name]
+    oracle = Oracle("llama3", tmp_path)
+    dense = quantize_checkpoint(oracle.model, tmp_path, config, whole(writer))
+    tensors = load_file(tmp_path / "model.safetensors")
+    quantization = read_quantization(tmp_path, ConfigFile.read(tmp_path / "config.json"))
+    assert quantization is not None
+    for layer, wanted in dense.items():
+        weight_format = quantization.format_of(layer)
+        assert weight_format is not None
+        stored = {
+            suffix: tensors[f"{layer}.{suffix}"].view(kind.shape)
+            for suffix, kind in weight_format.tensors(*wanted.shape).items()
+            if f"{layer}.{suffix}" in tensors
+        }
+        weight = weight_format.read(stored, *wanted.shape).dequantize()
+        assert weight.dtype == wanted.dtype
+        assert torch.equal(weight, wanted), layer
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+TOKEN_INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+
+
+def test_w8a8_rounds_activations_and_does_not_depend_on_the_batch(tmp_path: Path) -> None:
+    oracle = Oracle("llama3", tmp_path)
+    config = ct("int-quantized", INT8, input_activations=TOKEN_INT8)
+    writer = compressed("int-quantized", F32, **INT8)
+    quantize_checkpoint(oracle.model, tmp_path, config, whole(writer))
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+        for name, module in oracle.model.named_modules()
+        if name.endswith("_proj")
+    ]
+    assert hooks
+    work = mixed_work(8)
+    answers = tokens_of(run(make_engine(tmp_path, max_num_seqs=8), work))
+    oracle.confirm(work, answers)
+    small = make_engine(tmp_path, max_num_seqs=2, max_num_batched_tokens=16)
+    assert tokens_of(run(small, work)) == answers
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
+def test_layers_of_one_product_may_differ(tmp_path: Path) -> None:
+    oracle = Oracle("qwen2", tmp_path)  # with biases
+    config, writer = packed(4, strategy="group", group_size=16)
+    config["ignore"] = ["lm_head", "re:.*k_proj", "model.layers.1.mlp.up_proj"]
+    group = {"targets": ["re:.*v_proj"], "format": "int-quantized", "weights": INT8}
+    config["config_groups"]["group_1"] = group
+
+    def writer_of(layer: str) -> Writer | None:
+        if layer.endswith("k_proj") or layer == "model.layers.1.mlp.up_proj":
+            return None
+        is_value = layer.endswith("v_proj")
+        return compressed("int-quantized", F32, **INT8) if is_value else writer
+
+    quantize_checkpoint(oracle.model, tmp_path, config, writer_of)
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+def test_gptq_overrides_some_layers(tmp_path: Path) -> None:
+    oracle = Oracle("llama3", tmp_path)
+    dynamic = {r"-:.*o_proj": {}, r".*down_proj": {"bits": 8, "group_size": -1}}
+    config = gptq_config(4, 16, dynamic=dynamic)
+
+    def writer_of(layer: str) -> Writer | None:
+        if layer.endswith("o_proj"):
+            return None
+        return gptq(8, -1) if layer.endswith("down_proj") else gptq(4, 16)
+
+    quantize_checkpoint(oracle.model, tmp_path, config, writer_of)
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_a_float_checkpoint_is_quantized_as_it_is_loaded(name: str, tmp_path: Path) -> None:
+    Oracle("smollm", tmp_path)  # its output layer is the embedding
+    work = mixed_work(4)
+    answers = tokens_of(run(make_engine(tmp_path, quantization=name, max_num_seqs=4), work))
+    assert answers != tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work))
+    small = make_engine(tmp_path, quantization=name, max_num_seqs=2, max_num_batched_tokens=16)
+    assert tokens_of(run(small, work)) == answers
+
+
+# --- checkpoints that are wrong -----------------------------------------------------------------
+
+WEIGHT = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def w4a16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("w4a16")
+    config, writer = FORMATS["w4a16"]
+    quantize_checkpoint(Oracle("llama3", folder).model, folder, config, whole(writer))
+    return folder
+
+
+def refuse(
+    folder: Path, tmp_path: Path, edit: Callable[[dict[str, Any]], None], *words: str
+) -> None:
+    tensors = dict(load_file(folder / "model.safetensors"))
+    edit(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(ConfigError) as caught:
+        make_engine(tmp_path)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_no_positive_number(value: float, w4a16: Path, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors[f"{WEIGHT}.weight_scale"][3, 1] = value
+
+    refuse(w4a16, tmp_path, edit, "model.safetensors", f"{WEIGHT}.weight_scale", "above zero")
+
+
+def test_scales_of_another_group_size(w4a16: Path, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors[f"{WEIGHT}.weight_scale"] = tensors[f"{WEIGHT}.weight_scale"][:, :2].clone()
+
+    refuse(w4a16, tmp_path, edit, f"{WEIGHT}.weight_scale has shape [128, 2]", "[128, 4]")
+
+
+def test_a_wrong_dtype(w4a16: Path, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        name = f"{WEIGHT}.weight_packed"
+        tensors[name] = tensors[name].float()
+
+    refuse(w4a16, tmp_path, edit, f"{WEIGHT}.weight_packed must be int32, got torch.float32")
+
+
+def test_a_shape_that_contradicts_the_sizes(w4a16: Path, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors[f"{WEIGHT}.weight_shape"] = torch.tensor([128, 63])
+
+    refuse(w4a16, tmp_path, edit, f"{WEIGHT}.weight_shape must hold [128, 64]")
+
+
+def test_a_missing_scale(w4a16: Path, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        del tensors[f"{WEIGHT}.weight_scale"]
+
+    refuse(w4a16, tmp_path, edit, f"1 tensor is missing, such as {WEIGHT}.weight_scale")
+
+
+def test_groups_that_do_not_exist(tmp_path: Path) -> None:
+    folder = tmp_path / "gptq"
+    folder.mkdir()
+    config, writer = FORMATS["gptq-act-order"]
+    quantize_checkpoint(Oracle("llama3", folder).model, folder, config, whole(writer))
+
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors[f"{WEIGHT}.g_idx"][5] = 4
+
+    refuse(folder, tmp_path, edit, f"{WEIGHT}.g_idx must hold groups from 0 to 3")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quant_method": "bitsandbytes"}, ["quant_method is 'bitsandbytes'", "awq"]),
+        ({}, ["quant_method", "supported"]),
+        (ct("nvfp4-pack-quantized", INT8), ["format is 'nvfp4-pack-quantized'"]),
+        (ct("int-quantized", INT8 | {"num_bits": 4}), ["num_bits must be 8"]),
+        (ct("pack-quantized", INT8 | {"num_bits": 9}), ["num_bits must be 2 to 8"]),
+        (ct("pack-quantized", INT8 | {"strategy": "group"}), ["group_size is missing"]),
+        (ct("float-quantized", {"type": "float", "strategy": "block"}), ["block_structure"]),
+        (ct("int-quantized", INT8) | {"ignore": ["re:("]}, ["ignore holds a wrong expression"]),
+        (ct("int-quantized", INT8) | {"ignore": [3]}, ["ignore must be a list of strings"]),
+        (ct("int-quantized", INT8) | {"transform_config": {"a": 1}}, ["transform_config is set"]),
+        ({"quant_method": "compressed-tensors"}, ["config_groups is missing"]),
+        (gptq_config(5, 16), ["bits must be 2, 3, 4 or 8, got 5"]),
+        (gptq_config(4, 0), ["group_size must be"]),
+        (awq_config(16) | {"bits": 8}, ["bits must be 4"]),
+        (awq_config(16) | {"version": "gemv"}, ["version must be gemm"]),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size must hold two"]),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, ["fmt must be"]),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo is 'NVFP4'"]),
+    ],
+)
+def test_configs_that_are_refused(config: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    Oracle("llama3", tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text()) | {"quantization_config": {"x": 0} | config}
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigError) as caught:
+        make_engine(tmp_path)
+    assert "\n" not in str(caught.value)
+    for word in ["config.json", *words]:
+        assert word in str(caught.value)
+
+
+def test_options_that_contradict_the_checkpoint(w4a16: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization must be null or compressed-tensors"):
+        make_engine(w4a16, quantization="awq")
+    with pytest.raises(ConfigError, match="load_format can only be auto"):
+        make_engine(w4a16, load_format="dummy")
+    make_engine(w4a16, quantization="compressed-tensors")
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_the_demo_model_answers_every_question(name: str) -> None:
+    questions = load_questions()
+    params = SamplingParams(temperature=0, max_tokens=64)
+    prompts = [question.question for question in questions]
+    answers = LLM("demo", quantization=name).generate(prompts, params)
+    wanted = [f"\n{question.answer}" for question in questions]
+    assert [answer.outputs[0].text for answer in answers] == wanted
