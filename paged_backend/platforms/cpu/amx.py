@@ -19,12 +19,19 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
-from paged_backend.platforms.cpu.threads import ParallelKernel, claim
+from paged_backend.platforms.cpu.threads import (
+    ParallelKernel,
+    array_at,
+    claim,
+    device_function,
+    floats,
+)
 
 ROWS = 16  # of a tile
 LANES = 16  # columns of a panel
 DEPTH = 32  # bf16 values in a row of a tile
 _TILE_BYTES = 1024
+_WIDTH = 4 * LANES  # columns of a piece of work
 _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # of a result in tiles: rows, columns
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
@@ -145,36 +152,67 @@ multiply_int8_tile = _make_multiply_tile(_INT8_TILES)
 """Multiply tiles of unsigned (A) and signed (B) bytes; the result is int32."""
 
 
+def _round_rows(arguments: Any) -> None:
+    """Round rows of float32 to bf16, to the nearest number and ties to the even one."""
+    _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
+    x = array_at(x_at, (rows, inputs), np.uint32)
+    values = array_at(values_at, (rows, depth), np.uint16)
+    row = claim(arguments)
+    while row < rows:
+        for i in range(inputs):
+            bits = x[row, i]
+            odd = (bits >> np.uint32(16)) & np.uint32(1)
+            values[row, i] = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+        for i in range(inputs, depth):
+            values[row, i] = 0
+        row = claim(arguments)
+
+
+@device_function
+def _store(sums: Any, out: Any, rows: int, row: int, column: int, add: int) -> None:
+    """Store the sums of some rows and up to `_WIDTH` columns, or add them."""
+    width = min(_WIDTH, out.shape[1] - column)
+    for i in range(rows):
+        target = out[row + i, column:]
+        if add:
+            for j in range(width):
+                target[j] += sums[i, j]
+        else:
+            for j in range(width):
+                target[j] = sums[i, j]
+
+
 def _multiply_panels(arguments: Any) -> None:
     """Compute the columns of the result that belong to some panels, then to the next ones."""
-    _, config, x, weights, out, num_row_tiles, num_panels, steps = numba.carray(arguments, 8)
-    width = 4 if num_row_tiles == 1 else 2
-    panel_stride = steps * _TILE_BYTES
-    x_stride, out_stride = steps * (2 * DEPTH), num_panels * (LANES * 4)
-    panel = claim(arguments) * width
-    while panel < num_panels:
-        left = min(width, num_panels - panel)
-        while left > 0:
-            panels = 4 if left == 4 else min(left, 2)
-            row = 0
-            while row < num_row_tiles:
-                row_tiles = min(2, num_row_tiles - row)
+    _, config, x, panels, out_at, rows, columns, steps, add = numba.carray(arguments, 9)
+    out = floats(out_at, (rows, columns))
+    panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
+    sums = np.empty((2 * ROWS, _WIDTH), np.float32)
+    sums_at = np.int64(sums.ctypes.data)
+    column = claim(arguments) * _WIDTH
+    while column < columns:
+        num_panels = min(_WIDTH // LANES, (columns - column + LANES - 1) // LANES)
+        for row in range(0, rows, 2 * ROWS):
+            row_tiles = 2 if rows - row > ROWS else 1
+            panel = 0
+            while panel < num_panels:
+                count = panels_at_once(row_tiles, num_panels - panel)
                 multiply_bf16_tile(
-                    row_tiles,
-                    panels,
-                    config,
-                    x + row * ROWS * x_stride,
-                    x_stride,
-                    weights + panel * panel_stride,
-                    panel_stride,
-                    out + row * ROWS * out_stride + panel * LANES * 4,
-                    out_stride,
-                    steps,
+                    *(row_tiles, count, config),
+                    *(x + row * x_stride, x_stride),
+                    *(panels + (column // LANES + panel) * panel_stride, panel_stride),
+                    *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4), steps),
                 )
-                row += row_tiles
-            panel += panels
-            left -= panels
-        panel = claim(arguments) * width
+                panel += count
+            _store(sums, out, min(2 * ROWS, rows - row), row, column, add)
+        column = claim(arguments) * _WIDTH
+
+
+@device_function
+def panels_at_once(row_tiles: int, left: int) -> Any:
+    """Return the number of panels, of those that are left, for one call of a tile function."""
+    count = min(4 // row_tiles, left)
+    return 2 if count == 3 else count
 
 
 TILE_CONFIG = _tile_config()
@@ -182,24 +220,38 @@ TILE_CONFIG = _tile_config()
 
 
 @functools.cache
-def _kernel() -> ParallelKernel:
+def _kernels() -> tuple[ParallelKernel, ParallelKernel]:
     if not has_amx():  # the first instruction would end the process
         raise RuntimeError("this CPU has no AMX with bf16, or the kernel does not allow it")
-    return ParallelKernel(_multiply_panels)
+    return ParallelKernel(_round_rows), ParallelKernel(_multiply_panels)
+
+
+def round_to_bf16(x: int, values: int, rows: int, inputs: int, depth: int) -> None:
+    """Round rows to bf16 and pad them with zeros.
+
+    Args:
+        x: address of [rows, inputs] float32.
+        values: address of [rows, depth] bf16.
+        rows: number of rows.
+        inputs: size of a row of `x`.
+        depth: size of a row of `values`.
+    """
+    _kernels()[0](x, values, rows, inputs, depth)
 
 
 def multiply_panels(
-    x: int, panels: int, out: int, row_tiles: int, num_panels: int, steps: int
+    x: int, panels: int, out: int, rows: int, columns: int, steps: int, add: int
 ) -> None:
-    """C = A @ B for the addresses of A, B and C.
+    """C = A @ B, or C += A @ B, for the addresses of A, B and C.
 
     Args:
-        x: A [row_tiles * ROWS, steps * DEPTH] bf16.
-        panels: B in panels [num_panels, steps, DEPTH / 2, LANES, 2] bf16: pairs of values that
-            follow each other in the depth, for each column.
-        out: C [row_tiles * ROWS, num_panels * LANES] float32.
-        row_tiles: number of tiles of rows.
-        num_panels: number of panels.
+        x: A [rows, steps * DEPTH] bf16; the rows up to a multiple of ROWS are read, too.
+        panels: B in panels [columns / LANES, steps, DEPTH / 2, LANES, 2] bf16: pairs of values
+            that follow each other in the depth, for each column. The last panel is padded.
+        out: C [rows, columns] float32.
+        rows: number of rows.
+        columns: number of columns.
         steps: the depth in tiles.
+        add: 1 to add to what C holds, else 0.
     """
-    _kernel()(TILE_CONFIG.ctypes.data, x, panels, out, row_tiles, num_panels, steps)
+    _kernels()[1](TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, add)

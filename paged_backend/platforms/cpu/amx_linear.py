@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
-from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS, multiply_panels
+from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS, multiply_panels, round_to_bf16
+from paged_backend.platforms.cpu.in_place import InPlaceProduct
 from paged_backend.platforms.torch.linear import TorchLinear
 
 
-class AmxLinear(TorchLinear):
+class AmxLinear(InPlaceProduct, TorchLinear):
     """A bf16 weight in panels [outputs / 16, inputs / 32, 16, 16, 2], padded with zeros.
 
     Inputs are rounded to bf16; sums and outputs are float32. See
@@ -34,25 +35,15 @@ class AmxLinear(TorchLinear):
             self._bias = self._bias.float()
         del self._weight
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs] float32."""
-        rows, inputs = x.shape
-        row_tiles = -(-rows // ROWS)
-        padded = torch.zeros(row_tiles * ROWS, self._steps * DEPTH, dtype=torch.bfloat16)
-        padded[:rows, :inputs] = x
-        out = torch.empty(row_tiles * ROWS, self._num_panels * LANES)
-        multiply_panels(
-            padded.data_ptr(),
-            self._panels.data_ptr(),
-            out.data_ptr(),
-            row_tiles,
-            self._num_panels,
-            self._steps,
-        )
-        result = out[:rows, : self._spec.outputs].contiguous()
-        return result if self._bias is None else result.add_(self._bias)
-
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         rows = self._panels[index // LANES, :, :, index % LANES]
         return rows.reshape(len(index), -1)[:, : self._spec.inputs].float()
+
+    def _run(self, x: Tensor, out: Tensor, add: int) -> None:
+        rows, depth = len(x), self._steps * DEPTH
+        padded = -(-rows // ROWS) * ROWS  # AMX reads whole tiles
+        values = torch.empty(padded, depth, dtype=torch.bfloat16)
+        round_to_bf16(x.data_ptr(), values.data_ptr(), rows, self._spec.inputs, depth)
+        addresses = values.data_ptr(), self._panels.data_ptr(), out.data_ptr()
+        multiply_panels(*addresses, rows, self._spec.outputs, self._steps, add)

@@ -17,7 +17,14 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
-from paged_backend.platforms.cpu.amx import ROWS, TILE_CONFIG, has_amx, multiply_int8_tile
+from paged_backend.platforms.cpu.amx import (
+    ROWS,
+    TILE_CONFIG,
+    has_amx,
+    multiply_int8_tile,
+    panels_at_once,
+)
+from paged_backend.platforms.cpu.in_place import InPlaceProduct
 from paged_backend.platforms.cpu.int8 import Avx2, Vnni
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
@@ -45,7 +52,7 @@ multiply_vnni = make_multiply(Vnni(16 if _CPU.get("avx512vnni") else 8))
 multiply_avx2 = make_multiply(Avx2())
 
 
-class CpuInt8Linear(TorchInt8Linear):
+class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
     """An int8 weight in panels of 16 outputs; each panel has a row of words per step of the depth.
 
     A word holds four values with VNNI and AMX, and half a word holds two with AVX2. See
@@ -69,28 +76,12 @@ class CpuInt8Linear(TorchInt8Linear):
         self._corrections = padded.sum(1, dtype=torch.int32) * -self._instructions.offset
         del self._weight
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
-        out = torch.empty(len(x), self._spec.outputs)
-        if self._bias is not None:
-            out.copy_(self._bias.expand_as(out))
-        self._run(x, out, int(self._bias is not None))
-        return out
-
-    def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
-        if self._bias is None and out.is_contiguous():
-            self._run(x, out, 1)
-        else:
-            out += self(x)
-
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         values = self._panels[index // LANES, :, index % LANES].flatten(1)
         return values[:, : self._spec.inputs] * self._scales[index].unsqueeze(1)
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
-        x = x.contiguous()
         rows, inputs = x.shape
         kernels = self._instructions
         padded = -(-rows // ROWS) * ROWS  # AMX reads whole tiles
@@ -266,10 +257,9 @@ def _multiply_with_amx(arguments: Any) -> None:
             row_tiles = 2 if rows - row > ROWS else 1
             panel = 0
             while panel < num_panels:
-                panels = min(4 // row_tiles, num_panels - panel)
-                panels = 2 if panels == 3 else panels
+                panels = panels_at_once(row_tiles, num_panels - panel)
                 multiply_int8_tile(
-                    *(np.int64(row_tiles), np.int64(panels), config),
+                    *(row_tiles, panels, config),
                     *(product.values + row * depth, depth),
                     *(product.panels + (column + panel * LANES) * depth, LANES * depth),
                     *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4), depth // DEPTH),

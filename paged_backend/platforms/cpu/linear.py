@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
+from paged_backend.platforms.cpu.in_place import InPlaceProduct
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
 from paged_backend.platforms.cpu.tiles import LANES, multiply, panels_at_once
 from paged_backend.platforms.torch.linear import TorchLinear
 
 
-class CpuLinear(TorchLinear):
+class CpuLinear(InPlaceProduct, TorchLinear):
     """A float32 weight in panels [outputs / 16, inputs, 16], padded with zeros.
 
     See :class:`~paged_backend.models.linear.LinearMethod`.
@@ -38,27 +39,11 @@ class CpuLinear(TorchLinear):
             self._panels[full, :, : len(rest)] = rest.t()
         del self._weight
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
-        out = torch.empty(len(x), self._outputs)
-        if self._bias is not None:
-            out.copy_(self._bias.expand_as(out))
-        self._run(x, out, int(self._bias is not None))
-        return out
-
-    def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
-        if self._bias is None and out.is_contiguous():
-            self._run(x, out, 1)
-        else:
-            out += self(x)
-
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         return self._panels[index // LANES, :, index % LANES]
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
-        x = x.contiguous()
         _linear(x.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *x.shape, self._outputs, add)
 
 

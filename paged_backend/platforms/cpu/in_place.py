@@ -1,0 +1,34 @@
+"""What linear layers share whose kernels write or add to the memory of the output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_backend.models.linear import LinearSpec
+
+
+class InPlaceProduct:
+    """The calls of a `LinearMethod`, made of a product that is stored or added in place."""
+
+    _spec: LinearSpec
+    _bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs] float32."""
+        out = torch.empty(len(x), self._spec.outputs)
+        if self._bias is not None:
+            out.copy_(self._bias.expand_as(out))
+        self._run(x.contiguous(), out, int(self._bias is not None))
+        return out
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
+        if self._bias is None and out.is_contiguous():
+            self._run(x.contiguous(), out, 1)
+        else:
+            out += self(x)
+
+    def _run(self, x: Tensor, out: Tensor, add: int) -> None:
+        """Store the product of contiguous `x` and the weight in `out`, or add it if `add` is 1."""
+        raise NotImplementedError
