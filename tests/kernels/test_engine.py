@@ -305,3 +305,10 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
     for work in (short(1, seed=6), short(4, seed=5)):
         oracle.confirm(work, tokens_of(run(engine, work)))
     assert set(replayed) >= {StepShape.decodes(3), StepShape.decodes(5), StepShape.chunk(32)}
+
+
+def test_int8_weights(oracle):
+    work = short(2)
+    together = tokens_of(run(engine_for(oracle, quantization="int8"), work))
+    chunked = engine_for(oracle, quantization="int8", max_num_batched_tokens=7, max_num_seqs=3)
+    assert tokens_of(run(chunked, work)) == together

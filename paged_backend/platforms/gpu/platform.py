@@ -13,9 +13,9 @@ from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
+from paged_backend.platforms.gpu.int8_linear import TritonInt8Linear
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
 from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
 
@@ -47,7 +47,7 @@ class GpuPlatform:
 
     def int8_linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer with int8 weights."""
-        return TorchInt8Linear(spec, self.dtype, self.device)
+        return TritonInt8Linear(spec, self.dtype, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
