@@ -11,10 +11,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
+from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
+from paged_backend.tools.bench.peer_options import DTYPES as PEER_DTYPES
+from paged_backend.tools.bench.peer_options import PEERS, PeerOptions
 from paged_backend.tools.workloads.options import WorkloadOptions
 
 GROUP = "paged_backend.bench"
+ROUNDS = 5  # with a peer
 
 _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 """Workload options that are fixed because there is no server."""
@@ -34,10 +38,11 @@ def add_parser(subparsers: Subparsers) -> None:
 def _add_offline(kinds: Subparsers) -> None:
     offline = kinds.add_parser(
         "offline",
-        help="the engine in this process, beside static-batch transformers.generate",
-        description="Run a workload through the engine in this process and through static-batch "
-        "transformers.generate, as token ids and with the end-of-sequence token ignored. --seed is "
-        "the workload's, too; arrival times do not count.",
+        help="the engine in this process, beside another engine",
+        description="Measure the engine in this process and another one in a process of its own, "
+        "in turn: a workload, one request alone, the first token of a long prompt, and requests "
+        "with a common prefix. Prompts are token ids, and the end-of-sequence token is ignored. "
+        "--seed is the workload's, too; arrival times do not count.",
     )
     add_engine_options(offline)
     group = offline.add_argument_group("workload")
@@ -57,9 +62,38 @@ def _add_offline(kinds: Subparsers) -> None:
         help="part of the requests that are constrained (default: 1)",
     )
     group.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
-    group.add_argument("--json", type=Path, help="write the figures there, too")
-    group.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    group.add_argument("--json", type=Path, help="write the figures of all rounds there, too")
+    _add_peer_options(offline)
     offline.set_defaults(run=run_offline, **_OFFLINE)
+
+
+def _add_peer_options(offline: argparse.ArgumentParser) -> None:
+    group = offline.add_argument_group("peer")
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--peer",
+        choices=PEERS,
+        default="transformers",
+        help="the engine to compare with (default: transformers, in static batches)",
+    )
+    choice.add_argument(
+        "--no-peer", dest="peer", action="store_const", const=None, help="compare with nothing"
+    )
+    group.add_argument(
+        "--peer-python",
+        metavar="PATH",
+        help="the interpreter of the peer's environment (default for transformers: this one)",
+    )
+    group.add_argument(
+        "--peer-dtype",
+        choices=PEER_DTYPES,
+        help="the peer's number format (default: that of the engine); int8 is of weights only",
+    )
+    group.add_argument(
+        "--rounds",
+        type=_count,
+        help=f"times that everything is measured (default: {ROUNDS} with a peer, otherwise 1)",
+    )
 
 
 def _add_decode(kinds: Subparsers) -> None:
@@ -130,14 +164,33 @@ def run_offline(args: argparse.Namespace) -> int:
     if args.structured_outputs is not None:
         constraint = Constraint(args.structured_outputs, args.structured_output_ratio)
     workload = WorkloadOptions(**flag_values(args, WorkloadOptions))
+    peer = _peer_options(args)
     bench = OfflineBench(engine_options(args), threads=args.threads)
     report = bench.run(
-        workload, concurrency=args.concurrency, peer=not args.no_peer, constraint=constraint
+        workload,
+        concurrency=args.concurrency,
+        rounds=args.rounds or (ROUNDS if peer else 1),
+        peer=peer,
+        constraint=constraint,
     )
     report.print()
     if args.json is not None:
         report.save(args.json)
-    return 0
+    return int(report.peer is not None and report.peer.problem is not None)
+
+
+def _peer_options(args: argparse.Namespace) -> PeerOptions | None:
+    """Return the peer to measure, None for no peer.
+
+    Raises:
+        ConfigError: the options do not fit together.
+    """
+    if args.peer is not None:
+        return PeerOptions(args.peer, args.peer_python, args.peer_dtype)
+    for flag, value in (("--peer-python", args.peer_python), ("--peer-dtype", args.peer_dtype)):
+        if value is not None:
+            raise ConfigError(f"{flag}: cannot be used with --no-peer")
+    return None
 
 
 def run_decode(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from paged_backend.checkpoint.model_config import DTYPES
 from paged_backend.platforms.select import is_gpu
-from paged_backend.tools.bench.transformers_peer import load_peer
+from paged_backend.tools.bench.peers.transformers_peer import load_peer
 
 NEW_TOKENS = 128  # the first request must last until the last one has begun
 CPU_BATCH_TOKENS = 512

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from paged_backend.platforms.select import is_gpu
+from paged_backend.tools.bench.processor import cpu_flags
 from paged_backend.tools.machine import circumstances, output_of
 
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
@@ -23,6 +24,7 @@ def environment(device: torch.device) -> dict[str, str]:
     return {
         **circumstances(_PACKAGES),
         **_gpu(device),
+        "cpu_flags": cpu_flags(),
         "threads": str(torch.get_num_threads()),
     }
 

@@ -1,132 +1,46 @@
-"""Measures the engine in this process, and static-batch ``transformers.generate`` as its peer.
+"""Measures the engine in this process, and another engine beside it in a process of its own.
 
-Both get the same requests in the same order. The engine keeps ``concurrency`` requests in flight;
-the peer runs batches of the same number, padded to the longest prompt, until the last request has
-its tokens. Only requested tokens count. Structured outputs constrain the engine's requests only.
+Both get the same tokens, greedily and without an end of sequence, in rounds: the engine measures
+while the peer waits, then the peer while the engine waits.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from paged_backend import engine_args
 from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine import Engine
+from paged_backend.errors import ConfigError
 from paged_backend.grammar.compiler import GrammarCompiler
-from paged_backend.outputs import SequenceOutput
+from paged_backend.platforms.select import is_gpu
+from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.constrained import Constraint
+from paged_backend.tools.bench.engine_run import EngineFigures, run_engine
 from paged_backend.tools.bench.environment import environment
+from paged_backend.tools.bench.measurements import TRACE, Job, Measurement, Plan
+from paged_backend.tools.bench.offline_report import OfflineReport, PeerReport
+from paged_backend.tools.bench.peer_options import PeerOptions
+from paged_backend.tools.bench.peer_process import PeerError, PeerProcess, PeerSettings
 from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
-from paged_backend.tools.bench.requests import drain, greedy, prompt_ids
-from paged_backend.tools.bench.transformers_peer import TransformersPeer
+from paged_backend.tools.bench.processor import StolenTime
+from paged_backend.tools.bench.requests import prompt_ids
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
-from paged_backend.tools.workloads.request import Request
 from paged_backend.worker import Worker
 
 PREFIX_TOKENS = 448
-WARM_UP_SEED = 2**31  # a seed that a user is unlikely to choose
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFigures:
-    """The engine's figures for the workload."""
-
-    seconds: float
-    output_tokens_per_s: float
-    # Fraction of the step time for scheduling, batching, sampling and bookkeeping. None on a GPU,
-    # where they overlap with the model.
-    outside_model_share: float | None
-    kv_utilization: float  # filled fraction of the slots in used blocks, mean over steps
-    num_steps: int
-    num_preemptions: int
-    median_ttft_ms: float
-    median_itl_ms: float
-    num_forced_tokens: int  # that a structured output forced, without sampling
-    median_itl_ms_unconstrained: float | None  # None if all requests are constrained
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineReport:
-    """The figures of one run, and the environment in which they were measured."""
-
-    model: str
-    workload: dict[str, Any]
-    concurrency: int
-    constraint: Constraint | None
-    num_requests: int
-    num_constrained_requests: int
-    prompt_tokens: int
-    output_tokens: int
-    engine: EngineFigures
-    peer_output_tokens_per_s: float | None
-    prefix: PrefixFigures | None  # None: prefix caching is off
-    environment: dict[str, str]
-
-    @property
-    def speedup(self) -> float | None:
-        """The engine's output tokens per second divided by the peer's."""
-        if self.peer_output_tokens_per_s is None:
-            return None
-        return self.engine.output_tokens_per_s / self.peer_output_tokens_per_s
-
-    def print(self) -> None:
-        """Write a table to the terminal."""
-        table = Table(title=f"bench offline: {self.model}", show_header=False)
-        for name, value in self._rows():
-            table.add_row(name, value)
-        Console().print(table)
-
-    def save(self, path: Path) -> None:
-        """Write everything as JSON."""
-        values = asdict(self) | {"speedup": self.speedup}
-        path.write_text(json.dumps(values, indent=2) + "\n")
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        engine = self.engine
-        yield "requests, at once", f"{self.num_requests}, {self.concurrency}"
-        if self.constraint is not None:
-            yield from self._constraint_rows(self.constraint)
-        yield "prompt, output tokens", f"{self.prompt_tokens}, {self.output_tokens}"
-        yield "duration", f"{engine.seconds:.2f} s in {engine.num_steps} steps"
-        yield "output tokens/s", f"{engine.output_tokens_per_s:.1f}"
-        if self.peer_output_tokens_per_s is not None:
-            yield "transformers static batch", f"{self.peer_output_tokens_per_s:.1f} tokens/s"
-            yield "ratio", f"{self.speedup:.2f}"
-        yield "median TTFT, ITL", f"{engine.median_ttft_ms:.1f} ms, {engine.median_itl_ms:.2f} ms"
-        if engine.outside_model_share is not None:
-            yield "step time outside the model", f"{engine.outside_model_share:.2%}"
-        yield "KV utilization", f"{engine.kv_utilization:.2%} of allocated slots"
-        yield "preemptions", str(engine.num_preemptions)
-        if self.prefix is not None:
-            yield self._prefix_row(self.prefix)
-
-    def _constraint_rows(self, constraint: Constraint) -> Iterator[tuple[str, str]]:
-        yield "constrained requests", f"{self.num_constrained_requests} ({constraint.kind})"
-        yield "forced tokens", str(self.engine.num_forced_tokens)
-        itl_ms = self.engine.median_itl_ms_unconstrained
-        if itl_ms is not None:
-            yield "median ITL of the other requests", f"{itl_ms:.2f} ms"
-
-    def _prefix_row(self, prefix: PrefixFigures) -> tuple[str, str]:
-        length = prefix.prefix_tokens + prefix.suffix_tokens
-        return (
-            f"TTFT with {prefix.prefix_tokens} of {length} tokens cached",
-            f"{prefix.ttft_ms_cached:.1f} ms, {1 / prefix.speedup:.3f} of "
-            f"{prefix.ttft_ms_without:.1f} ms without",
-        )
+SETTLE_SECONDS = 0.3  # OpenMP's threads spin for up to 0.2 s after their last product
+# A peer may take this much longer than the engine before it counts as hanging.
+LEAST_DEADLINE_SECONDS, DEADLINE_FACTOR = 120.0, 30.0
 
 
 class OfflineBench:
@@ -152,146 +66,159 @@ class OfflineBench:
         workload: WorkloadOptions,
         *,
         concurrency: int,
-        peer: bool,
+        rounds: int,
+        peer: PeerOptions | None,
         constraint: Constraint | None = None,
     ) -> OfflineReport:
-        """Measure the engine and the peer on the workload, and the gain of a cached prefix.
+        """Measure the engine and the peer, and the engine's gain of a cached prefix.
 
         Raises:
-            ConfigError: the workload cannot be made, or does not fit the model.
+            ConfigError: the workload cannot be made, or does not fit the model or the peer.
             InvalidRequest: the constraint cannot be enforced.
+            PeerError: the peer cannot be started.
         """
-        requests = make_requests(workload, self._material())
-        grammars = [""] * len(requests)
-        if constraint is not None:
-            grammars = constraint.grammars(
-                len(requests), self._tokenizer, self._engine.limits.vocab_size
-            )
-        self._warm_up(max(grammars))
-        figures, num_tokens = self._run_requests(requests, grammars, concurrency)
-        rng = np.random.default_rng(self._config.seed)
-        prefix = time_prefix(self._engine, self._config, PREFIX_TOKENS, rng)
-        rate = self._run_peer(requests, concurrency) if peer else None
+        if peer is not None and constraint is not None:
+            raise ConfigError("structured outputs are measured without a peer: add --no-peer")
+        jobs = self._jobs(workload, constraint)
+        limits = self._engine.limits
+        plan = Plan(jobs, concurrency, limits.vocab_size, limits.max_model_len, self._config.seed)
+        duel = self._duel(plan, rounds, peer)
         return OfflineReport(
             model=self._folder.name,
             workload=asdict(workload),
             concurrency=concurrency,
             constraint=constraint,
-            num_requests=len(requests),
-            num_constrained_requests=sum(map(bool, grammars)),
-            prompt_tokens=sum(len(request.prompt) for request in requests),
-            output_tokens=num_tokens,
-            engine=figures,
-            peer_output_tokens_per_s=rate,
-            prefix=prefix,
+            num_requests=len(jobs),
+            num_constrained_requests=sum(bool(job.grammar) for job in jobs),
+            prompt_tokens=sum(len(job.prompt) for job in jobs),
+            output_tokens=duel.median_trace.num_output_tokens,
+            engine=duel.median_trace,
+            prefix=self._time_prefix(),
+            peer=PeerReport(peer.name, duel.about, duel.problem) if peer is not None else None,
+            comparisons=list(duel.comparisons.values()),
+            stolen_share=duel.stolen_share,
             environment=environment(self._worker.platform.device),
         )
 
-    def _material(self) -> TokenizerContext:
+    def _duel(self, plan: Plan, rounds: int, peer: PeerOptions | None) -> Duel:
+        """Run all rounds; the peer's process lives that long."""
+        with ExitStack() as stack:
+            process = None
+            if peer is not None:
+                process = stack.enter_context(PeerProcess(peer, self._settings(peer, plan)))
+            duel = Duel(self._engine, self._worker, process)
+            duel.warm_up(plan.round(rounds))
+            duel.run(plan, rounds)
+            return duel
+
+    def _jobs(self, workload: WorkloadOptions, constraint: Constraint | None) -> list[Job]:
         limits = self._engine.limits
-        return TokenizerContext(limits.vocab_size, limits.max_model_len, self._tokenizer)
+        material = TokenizerContext(limits.vocab_size, limits.max_model_len, self._tokenizer)
+        requests = make_requests(workload, material)
+        grammars = [""] * len(requests)
+        if constraint is not None:
+            grammars = constraint.grammars(len(requests), self._tokenizer, limits.vocab_size)
+        return [
+            Job(prompt_ids(request), request.max_tokens, grammar)
+            for request, grammar in zip(requests, grammars, strict=True)
+        ]
 
-    def _warm_up(self, grammar: str) -> None:
-        half = self._engine.limits.max_model_len // 2
-        options = WorkloadOptions(
-            num_prompts=4,
-            seed=WARM_UP_SEED,
-            input_len=str(min(half, 256)),
-            output_len=str(min(half, 8)),
+    def _time_prefix(self) -> PrefixFigures | None:
+        rng = np.random.default_rng(self._config.seed)
+        return time_prefix(self._engine, self._config, PREFIX_TOKENS, rng)
+
+    def _settings(self, options: PeerOptions, plan: Plan) -> PeerSettings:
+        """Return the peer's settings.
+
+        Raises:
+            ConfigError: the peer does not run on the device, or not in the engine's dtype.
+        """
+        device, shape = self._worker.platform.device, load_model_config(self._folder)
+        if is_gpu(device) and not options.kind.runs_on_gpu:
+            raise ConfigError(f"--peer {options.name} runs on a CPU only; add --device cpu")
+        dtype = options.dtype or self._worker.info.dtype
+        options.check_dtype(dtype)
+        measurements = plan.round(0)
+        # Twice the need in float32: peers round up to blocks, and some keep old prefixes.
+        kv_tokens = 2 * max(plan.max_model_len, *(sum(m.lengths) for m in measurements))
+        return PeerSettings(
+            folder=str(self._folder),
+            load_format=self._config.load_format,
+            device=str(device),
+            dtype=dtype,
+            threads=torch.get_num_threads(),
+            max_model_len=plan.max_model_len,
+            max_seqs=max(m.at_once for m in measurements),
+            longest=max(m.lengths[-1] for m in measurements),
+            kv_bytes=kv_tokens * 8 * shape.num_layers * shape.num_kv_heads * shape.head_dim,
         )
-        for index, request in enumerate(make_requests(options, self._material())):
-            self._submit(f"warm-up-{index}", request, grammar)
-        drain(self._engine)
 
-    def _submit(self, name: str, request: Request, grammar: str) -> None:
-        self._engine.add_request(greedy(name, prompt_ids(request), request.max_tokens, grammar))
 
-    def _run_requests(
-        self, requests: list[Request], grammars: list[str], concurrency: int
-    ) -> tuple[EngineFigures, int]:
-        """Return the figures and the number of output tokens."""
-        engine, total = self._engine, sum(r.max_tokens for r in requests)
-        runner = self._worker.model_runner
-        before, model_before = engine.stats(), runner.model_seconds
-        clock = StepClock()
-        pending = deque(enumerate(requests))
-        num_open = 0
-        started = time.perf_counter()
-        with tqdm(total=total, unit="token", desc="engine", leave=False, disable=None) as bar:
-            while pending or num_open:
-                while pending and num_open < concurrency:
-                    index, request = pending.popleft()
-                    clock.submitted(str(index))
-                    self._submit(str(index), request, grammars[index])
-                    num_open += 1
-                outputs = clock.time(engine)
-                num_open -= sum(output.finish_reason is not None for output in outputs)
-                bar.update(sum(len(output.new_token_ids) for output in outputs))
-        seconds = time.perf_counter() - started
-        after = engine.stats()
-        num_tokens = after.num_generation_tokens - before.num_generation_tokens
-        unconstrained = [str(index) for index, grammar in enumerate(grammars) if not grammar]
-        figures = EngineFigures(
-            seconds=seconds,
-            output_tokens_per_s=num_tokens / seconds,
-            outside_model_share=_rest(model_before, runner.model_seconds, clock.stepping),
-            kv_utilization=statistics.fmean(clock.utilization),
-            num_steps=after.num_steps - before.num_steps,
-            num_preemptions=after.num_preemptions - before.num_preemptions,
-            median_ttft_ms=statistics.median(clock.ttft) * 1e3,
-            median_itl_ms=statistics.median(clock.itl_of(map(str, range(len(requests))))) * 1e3,
-            num_forced_tokens=after.num_forced_tokens - before.num_forced_tokens,
-            median_itl_ms_unconstrained=(
-                statistics.median(clock.itl_of(unconstrained)) * 1e3 if unconstrained else None
-            ),
+class Duel:
+    """Runs the measurements of each round on the engine, then on the peer."""
+
+    def __init__(self, engine: Engine, worker: Worker, peer: PeerProcess | None) -> None:
+        self._engine, self._worker, self._peer = engine, worker, peer
+        self._traces: list[EngineFigures] = []
+        self.comparisons: dict[str, Comparison] = {}
+        self.about = {} if peer is None else peer.about
+        self.problem: str | None = None  # why the peer was given up
+        self.stolen_share = 0.0  # of all CPU time during the rounds
+
+    @property
+    def median_trace(self) -> EngineFigures:
+        """The engine's figures for the trace in the round with the median rate."""
+        ranked = sorted(self._traces, key=lambda figures: figures.output_tokens_per_s)
+        return ranked[(len(ranked) - 1) // 2]
+
+    def warm_up(self, measurements: Sequence[Measurement]) -> None:
+        """Run short versions of the measurements on both."""
+        for measurement in measurements:
+            short = measurement.warm_up()
+            self._run_peer(short, self._run_engine(short).seconds)
+
+    def run(self, plan: Plan, rounds: int) -> None:
+        """Measure; the last round is the one in which the peer fails."""
+        stolen = StolenTime()
+        with tqdm(total=rounds, unit="round", leave=False, disable=None) as bar:
+            for number in range(rounds):
+                for measurement in plan.round(number):
+                    self._measure(measurement)
+                bar.update()
+                if self.problem is not None:
+                    break
+        self.stolen_share = stolen.share()
+
+    def _measure(self, measurement: Measurement) -> None:
+        figures = self._run_engine(measurement)
+        if measurement.name == TRACE:
+            self._traces.append(figures)
+        seconds = self._run_peer(measurement, figures.seconds)
+        comparison = self.comparisons.setdefault(
+            measurement.name, Comparison(measurement.name, measurement.label, measurement.is_rate)
         )
-        return figures, num_tokens
+        engine = figures.output_tokens_per_s if measurement.is_rate else figures.seconds
+        peer = None if seconds is None else measurement.figure(seconds)
+        comparison.rounds.append(Pair(engine, peer))
 
-    def _run_peer(self, requests: list[Request], concurrency: int) -> float:
-        peer = TransformersPeer(self._folder, self._config, self._worker.platform.device)
-        return peer.output_tokens_per_s(requests, concurrency)
+    def _run_engine(self, measurement: Measurement) -> EngineFigures:
+        figures = run_engine(self._engine, self._worker, measurement.jobs, measurement.at_once)
+        self._settle()
+        return figures
 
+    def _run_peer(self, measurement: Measurement, engine_seconds: float) -> float | None:
+        """Return the peer's seconds; None if there is no peer any more."""
+        if self._peer is None:
+            return None
+        deadline = LEAST_DEADLINE_SECONDS + DEADLINE_FACTOR * engine_seconds
+        try:
+            seconds = self._peer.run(measurement.jobs, measurement.at_once, deadline)
+        except PeerError as error:
+            self._peer, self.problem = None, str(error)
+            return None
+        self._settle()
+        return seconds
 
-class StepClock:
-    """Measures step times, TTFT and ITL, in seconds."""
-
-    def __init__(self) -> None:
-        self.stepping = 0.0  # total over all steps
-        self.ttft: list[float] = []
-        self.utilization: list[float] = []  # after each step, while blocks are in use
-        self._submitted: dict[str, float] = {}
-        self._last_token: dict[str, float] = {}
-        self._itl: defaultdict[str, list[float]] = defaultdict(list)
-
-    def submitted(self, name: str) -> None:
-        """Record that a request is submitted to the engine now."""
-        self._submitted[name] = time.perf_counter()
-
-    def time(self, engine: Engine) -> list[SequenceOutput]:
-        """Run one step of the engine and record its times."""
-        started = time.perf_counter()
-        outputs = engine.step()
-        now = time.perf_counter()
-        self.stepping += now - started
-        stats = engine.stats()
-        if stats.num_used_blocks:
-            self.utilization.append(stats.utilization)
-        for output in outputs:
-            self._take(output.request_id, now)
-        return outputs
-
-    def itl_of(self, names: Iterable[str]) -> list[float]:
-        """Return all ITLs of these requests; zero if there are none."""
-        return [itl for name in names for itl in self._itl.get(name, ())] or [0.0]
-
-    def _take(self, name: str, now: float) -> None:
-        if name in self._last_token:
-            self._itl[name].append(now - self._last_token[name])
-        else:
-            self.ttft.append(now - self._submitted[name])
-        self._last_token[name] = now
-
-
-def _rest(before: float | None, after: float | None, total: float) -> float | None:
-    """The fraction of `total` seconds outside the interval between two readings of a clock."""
-    return None if before is None or after is None else 1 - (after - before) / total
+    def _settle(self) -> None:
+        if self._peer is not None:
+            time.sleep(SETTLE_SECONDS)

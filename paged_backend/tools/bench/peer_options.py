@@ -1,0 +1,64 @@
+"""The peers that `bench offline` knows, and the choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.errors import ConfigError
+
+_FLOATS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerKind:
+    """What the benchmark must know of an engine."""
+
+    script: str
+    dtypes: tuple[str, ...]
+    runs_on_gpu: bool
+
+
+PEERS = {
+    "transformers": PeerKind("transformers_peer.py", _FLOATS, True),
+    "vllm": PeerKind("vllm_peer.py", _FLOATS, True),
+    "openvino": PeerKind("openvino_peer.py", ("float32", "bfloat16", "int8"), False),
+    "llama.cpp": PeerKind("llama_cpp_peer.py", ("float32", "bfloat16", "int8"), False),
+}
+DTYPES = ("float32", "bfloat16", "int8")  # that a user may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """Which peer to measure.
+
+    Raises:
+        ConfigError: the peer needs an interpreter, or does not have the number format.
+    """
+
+    name: str
+    python: str | None = None  # None: our own interpreter, for transformers only
+    dtype: str | None = None  # None: that of our engine
+
+    def __post_init__(self) -> None:
+        if self.python is None and self.name != "transformers":
+            raise ConfigError(
+                f"--peer {self.name} needs --peer-python, the interpreter of an environment with "
+                "that engine (docs/benchmarks.md shows how to make one)"
+            )
+        if self.dtype is not None:
+            self.check_dtype(self.dtype)
+
+    @property
+    def kind(self) -> PeerKind:
+        """What the benchmark knows of this engine."""
+        return PEERS[self.name]
+
+    def check_dtype(self, dtype: str) -> None:
+        """Check that the engine has a number format.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        if dtype not in self.kind.dtypes:
+            known = ", ".join(self.kind.dtypes)
+            raise ConfigError(f"--peer-dtype {dtype}: {self.name} takes {known}")

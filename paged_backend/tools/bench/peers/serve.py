@@ -1,0 +1,91 @@
+"""Serves one engine to the benchmark: calls arrive on stdin as JSON lines, answers go to stdout.
+
+It runs under the interpreter of the engine's environment, so it needs the standard library only:
+
+    python serve.py PEER.py
+
+PEER.py imports the engine and defines a class ``Peer`` as described below. The first call is
+``{"load": settings}`` with the answer ``{"about": {...}}``. Each later call is ``{"jobs": [[prompt,
+max_tokens], ...], "at_once": n}`` with the answer ``{"seconds": s}``. After ``{"problem": text}``
+the process ends, and so it does at the end of stdin. Between calls it waits in a read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections import deque
+from typing import Any, Protocol
+
+
+class Peer(Protocol):
+    """An engine with its model loaded; it is made with the settings of the call ``load``."""
+
+    about: dict[str, str]
+    """Versions and number formats, for the report."""
+
+    def add(self, index: int, prompt: list[int], max_tokens: int) -> None:
+        """Accept a request for exactly ``max_tokens`` greedy tokens."""
+
+    def step(self) -> list[tuple[int, int]]:
+        """Compute; returns index and number of tokens of each request that has ended."""
+
+
+def run_jobs(peer: Peer, jobs: list[tuple[list[int], int]], at_once: int) -> float:
+    """Run all jobs, at most ``at_once`` of them at a time, and return the seconds.
+
+    Raises:
+        RuntimeError: a request ended with fewer or more tokens than it asked for.
+    """
+    started = time.perf_counter()
+    waiting = deque(enumerate(jobs))
+    wanted: dict[int, int] = {}
+    while waiting or wanted:
+        while waiting and len(wanted) < at_once:
+            index, (prompt, max_tokens) = waiting.popleft()
+            wanted[index] = max_tokens
+            peer.add(index, prompt, max_tokens)
+        for index, num_tokens in peer.step():
+            if num_tokens != wanted.pop(index):
+                raise RuntimeError(f"request {index} ended after {num_tokens} tokens")
+    return time.perf_counter() - started
+
+
+def load(path: str, settings: dict[str, Any]) -> Peer:
+    """Import a peer's file and make its engine."""
+    spec = importlib.util.spec_from_file_location("paged_peer", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for their module
+    spec.loader.exec_module(module)
+    peer: Peer = module.Peer(settings)
+    return peer
+
+
+def main() -> int:
+    """Answer calls until stdin ends or one of them fails."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get between the answers
+    peer: Peer | None = None
+    for line in sys.stdin:
+        try:
+            call = json.loads(line)
+            if peer is None:
+                peer = load(sys.argv[1], call["load"])
+                answer: dict[str, Any] = {"about": peer.about}
+            else:
+                answer = {"seconds": run_jobs(peer, call["jobs"], call["at_once"])}
+        except Exception as error:
+            answer = {"problem": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+        if "problem" in answer:
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
