@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workloads": {"checkpoint"},
     "top": {"scrape"},
     "plan": {"checkpoint"},
+    "quantize": {"checkpoint", "quantization"},
     "bench": {
         "checkpoint",
         "core",
@@ -69,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "worker",
         "workloads",
     },
-    "cli": {"bench", "demo", "launch", "plan", "top", "workloads"},
+    "cli": {"bench", "demo", "launch", "plan", "quantize", "top", "workloads"},
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
 PLATFORMS = {"torch": set(), "cpu": {"torch"}, "gpu": {"torch"}}

@@ -5,10 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from paged_backend.cli import bench, demo, gateway, generate, install_backend, plan, serve, top
+from paged_backend.cli import (
+    bench,
+    demo,
+    gateway,
+    generate,
+    install_backend,
+    plan,
+    quantize,
+    serve,
+    top,
+)
 from paged_backend.errors import PagedError
 
-COMMANDS = (serve, gateway, generate, demo, bench, top, plan, install_backend)
+COMMANDS = (serve, gateway, generate, demo, bench, top, plan, quantize, install_backend)
 
 
 def main(argv: list[str] | None = None) -> int:

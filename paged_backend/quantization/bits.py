@@ -27,3 +27,10 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
 def num_words(count: int, bits: int) -> int:
     """Return the number of 32-bit words that hold `count` numbers."""
     return -(-count * bits // 32)
+
+
+def pack_int4(values: Tensor) -> Tensor:
+    """Pack rows of numbers from 0 to 15 into int32 words, as `unpack` reads them."""
+    numbers = torch.nn.functional.pad(values.to(torch.uint8), (0, -values.shape[1] % 8))
+    pairs = numbers.view(len(numbers), -1, 2)
+    return (pairs[:, :, 0] | pairs[:, :, 1] << 4).contiguous().view(torch.int32)

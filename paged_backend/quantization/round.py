@@ -17,8 +17,8 @@ FP8 = torch.float8_e4m3fn
 class Rounding(Protocol):
     """Rounds a weight, with scales from the largest absolute values."""
 
-    def quantize(self, weight: Tensor) -> QuantizedWeight:
-        """Return the quantized weight [outputs, inputs], with scales in float32."""
+    def quantize(self, weight: Tensor, scale_dtype: torch.dtype = torch.float32) -> QuantizedWeight:
+        """Return the quantized weight [outputs, inputs], with scales in a dtype."""
         ...
 
 
@@ -37,14 +37,14 @@ class IntegerRounding:
     bits: int
     group_size: int = 0
 
-    def quantize(self, weight: Tensor) -> QuantizedWeight:
+    def quantize(self, weight: Tensor, scale_dtype: torch.dtype = torch.float32) -> QuantizedWeight:
         """See `Rounding.quantize`."""
         outputs, inputs = weight.shape
         group_size = self.group_size or inputs
         groups = F.pad(weight.float(), (0, -inputs % group_size)).view(outputs, -1, group_size)
         limit = 2 ** (self.bits - 1)
-        scales = _scales(groups.abs().amax(2), limit - 0.5)
-        values = (groups / scales.unsqueeze(2)).round_().clamp_(-limit, limit - 1)
+        scales = _scales(groups.abs().amax(2), limit - 0.5, scale_dtype)
+        values = (groups / scales.float().unsqueeze(2)).round_().clamp_(-limit, limit - 1)
         values = values.to(torch.int8).view(outputs, -1)[:, :inputs].contiguous()
         return QuantizedWeight(values, scales, (1, group_size))
 
@@ -53,13 +53,16 @@ class IntegerRounding:
 class Fp8Rounding:
     """Rounding to float8_e4m3fn, with a scale for each output."""
 
-    def quantize(self, weight: Tensor) -> QuantizedWeight:
+    def quantize(self, weight: Tensor, scale_dtype: torch.dtype = torch.float32) -> QuantizedWeight:
         """See `Rounding.quantize`."""
         weight = weight.float()
-        scales = _scales(weight.abs().amax(1, keepdim=True), torch.finfo(FP8).max)
-        return QuantizedWeight((weight / scales).to(FP8), scales, (1, weight.shape[1]))
+        largest = torch.finfo(FP8).max
+        scales = _scales(weight.abs().amax(1, keepdim=True), largest, scale_dtype)
+        values = (weight / scales.float()).clamp_(-largest, largest).to(FP8)
+        return QuantizedWeight(values, scales, (1, weight.shape[1]))
 
 
-def _scales(largest: Tensor, limit: float) -> Tensor:
+def _scales(largest: Tensor, limit: float, dtype: torch.dtype) -> Tensor:
     """Scales that bring the largest values to `limit`; 1 where all values are zero."""
-    return torch.where(largest == 0, 1.0, largest / limit)
+    scales = (largest / limit).to(dtype)
+    return torch.where(scales == 0, 1.0, scales)
