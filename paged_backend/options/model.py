@@ -36,7 +36,8 @@ class ModelOptions:
     quantization: str | None = checked(
         None,
         Rule(str, max_length=64, optional=True),
-        "number format of linear layers, by the name under which it was registered; default: dtype",
+        "int8, int4 or fp8 rounds the weights of linear layers as they are loaded; for a quantized "
+        "checkpoint its quant_method; default: as the checkpoint says",
     )
     seed: int = checked(
         0, Rule(int, 0, 2**63 - 1), "seed of requests without one, and of dummy weights"
