@@ -227,6 +227,16 @@ def test_mistakes_are_one_line(
     assert refusal(capsys, *argv).startswith(problem)
 
 
+def test_a_quantized_checkpoint_needs_a_dtype(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    values = json.loads((ROOT / "loadtest/models/llama-30m/config.json").read_text())
+    values["quantization_config"] = {"quant_method": "awq"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert refusal(capsys, str(tmp_path)).startswith("--dtype: must be int8, fp8 or int4")
+    assert main(["plan", str(tmp_path), "--dtype", "int4"]) == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

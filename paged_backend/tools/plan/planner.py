@@ -161,6 +161,8 @@ class Planner:
         path = find_config(model)
         config = ConfigFile.read(path)
         self._shape = read_shape(config)
+        if options.dtype == "auto" and config.section("quantization_config") is not None:
+            raise refuse("dtype", "must be int8, fp8 or int4 for a quantized checkpoint, got auto")
         self._options, self._engine = options, engine
         self._limits: StepLimits = engine.step_limits(GPU_LIMITS)
         context = options.context_of(self._shape.max_position_embeddings)

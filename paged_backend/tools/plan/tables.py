@@ -161,8 +161,10 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"{gpu.gpu.name}: {gpu.gpu.bandwidth_gb_s:,.0f} GB/s; TFLOP/s {figures}; "
             f"{gpu.gpu.source}."
         )
-    if plan.model.dtype not in DTYPES or plan.model.kv_cache_dtype not in DTYPES:
-        yield "paged-backend serves no quantized weights or KV caches yet."
+    if plan.model.dtype in ("fp8", "int4"):
+        yield f"paged-backend dequantizes {plan.model.dtype} weights as it loads them so far."
+    if plan.model.kv_cache_dtype not in DTYPES:
+        yield "paged-backend serves no quantized KV caches yet."
     if any(gpu.capacity and gpu.capacity.memory.num_gpus > 1 for gpu in plan.gpus):
         yield "paged-backend serves a model on one GPU so far; more of them is a plan only."
 

@@ -1,0 +1,67 @@
+"""A checkpoint of each number format of weights, on one real server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from paged_client import Client
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from paged_backend.checkpoint.bundled import BUNDLED_MODELS
+from paged_backend.launch.repository import write_model_repository
+from paged_backend.launch.server_process import RunningServer, start_server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "quantization"))
+
+from quantized_checkpoints import quantize_checkpoint  # noqa: E402
+from test_checkpoints import FORMATS, whole  # noqa: E402
+
+DEMO = Path(BUNDLED_MODELS["demo"])
+NAMES = ["w4a16", "int8-group", "fp8-channel", "gptq-4", "awq"]
+PROMPT = "What does abs do?"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, PreTrainedModel]]:
+    """The demo model in each format, and transformers' model with the weights that are left."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {}
+    for name in NAMES:
+        copytree(DEMO, folder / name)
+        model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+        config, writer = FORMATS[name]
+        quantize_checkpoint(model, folder / name, config, whole(writer))
+        models[name] = folder / name, model
+    return models
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    models: dict[str, tuple[Path, PreTrainedModel]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    repository = tmp_path_factory.mktemp("repository")
+    for name, (folder, _) in models.items():
+        options = {"model": str(folder), "kv_cache_memory_bytes": 2**24}
+        write_model_repository(repository, name, options, instances=1)
+    with start_server(repository) as running:
+        yield running
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", NAMES)
+def test_the_answer_is_that_of_transformers_on_the_same_weights(
+    name: str, deployment: RunningServer, models: dict[str, tuple[Path, PreTrainedModel]]
+) -> None:
+    folder, model = models[name]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(PROMPT, return_tensors="pt")
+    out = model.generate(**ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    wanted = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    with Client(deployment.grpc_url, name, timeout=60) as client:
+        answer = client.generate(PROMPT, temperature=0, max_tokens=24)
+    assert answer.text == wanted
