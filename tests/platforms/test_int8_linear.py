@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.linear import LinearMethod, LinearSpec
-from paged_backend.platforms.cpu import int8_linear
-from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear, Instructions
+from paged_backend.platforms.cpu import int8_kernels
+from paged_backend.platforms.cpu.int8_kernels import Instructions
+from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.torch.int8_linear import TorchInt8Linear, quantize_rows
 
 
 def instructions(name: str) -> object:
-    chosen = getattr(int8_linear, name)
-    supported = chosen in int8_linear.supported_instructions()
+    chosen = getattr(int8_kernels, name)
+    supported = chosen in int8_kernels.supported_instructions()
     reason = f"needs a CPU with {name}"
     return pytest.param(chosen, id=name, marks=pytest.mark.skipif(not supported, reason=reason))
 

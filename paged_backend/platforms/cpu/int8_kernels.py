@@ -1,0 +1,280 @@
+"""Kernels that round rows to int8 and multiply them with exact int32 sums."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.extending import intrinsic
+
+from paged_backend.platforms.cpu.amx import (
+    ROWS,
+    has_amx,
+    multiply_int8_tile,
+    panels_at_once,
+)
+from paged_backend.platforms.cpu.int8 import Avx2, Vnni
+from paged_backend.platforms.cpu.threads import (
+    ParallelKernel,
+    array_at,
+    claim,
+    device_function,
+    exact_function,
+    floats,
+    ints,
+)
+from paged_backend.platforms.cpu.tiles import LANES, make_multiply
+
+DEPTH = 64  # inputs are padded to a multiple: the bytes in a row of an AMX tile
+_WIDTH = 4 * LANES  # columns of a piece of work
+_BLOCK = 2 * ROWS  # rows whose sums are kept before they are scaled
+_LARGEST = np.float32(127.0)  # what the largest absolute value of a row becomes
+_OFFSET = 128  # of unsigned values
+_CPU = get_host_cpu_features()
+_VNNI = bool(_CPU.get("avx512vnni") or _CPU.get("avxvnni"))
+_MAGIC = 1.5 * 2**23  # its last bit counts ones, so adding it rounds to an integer
+
+
+@exact_function
+def _quotient(dividend: Any, divisor: Any) -> Any:
+    return dividend / divisor
+
+
+@exact_function
+def _scaled(total: Any, row_scale: Any, scale: Any) -> Any:
+    return np.float32(total) * (row_scale * scale)
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _rounded(context: Any, value: Any, factor: Any) -> Any:
+    """Return the integer int32 next to value * factor; ties go to the even one."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        magic = ir.Constant(ir.FloatType(), _MAGIC)
+        total = builder.fma(*args, magic)
+        bits = builder.bitcast(total, ir.IntType(32))
+        return builder.sub(bits, builder.bitcast(magic, ir.IntType(32)))
+
+    return types.int32(types.float32, types.float32), generate
+
+
+@device_function
+def _quantize_row(x: Any, values: Any, offset: int) -> Any:
+    """Round a row to int8 plus an offset; returns its scale."""
+    largest = np.float32(0.0)
+    for i in range(len(x)):
+        largest = max(largest, abs(x[i]))
+    factor = _quotient(_LARGEST, largest) if largest > 0 else np.float32(0.0)
+    for i in range(len(x)):
+        values[i] = _rounded(x[i], factor) + offset
+    for i in range(len(x), len(values)):
+        values[i] = offset
+    return _quotient(largest, _LARGEST)
+
+
+def _quantize_to_bytes(arguments: Any) -> None:
+    _, x_at, values_at, scales_at, rows, inputs, depth = numba.carray(arguments, 7)
+    x, scales = floats(x_at, (rows, inputs)), floats(scales_at, rows)
+    values = array_at(values_at, (rows, depth), np.uint8)
+    row = claim(arguments)
+    while row < rows:
+        scales[row] = _quantize_row(x[row], values[row], np.int32(_OFFSET))
+        row = claim(arguments)
+
+
+def _quantize_to_int16(arguments: Any) -> None:
+    _, x_at, values_at, scales_at, rows, inputs, depth = numba.carray(arguments, 7)
+    x, scales = floats(x_at, (rows, inputs)), floats(scales_at, rows)
+    values = array_at(values_at, (rows, depth), np.int16)
+    row = claim(arguments)
+    while row < rows:
+        scales[row] = _quantize_row(x[row], values[row], np.int32(0))
+        row = claim(arguments)
+
+
+class _Product(NamedTuple):
+    """The arguments of a product as arrays and addresses."""
+
+    values: Any  # address of [rows, depth], rounded inputs
+    row_scales: Any  # [rows]
+    panels: Any  # address of the weight
+    scales: Any  # [columns]
+    corrections: Any  # [columns], what offsets of the values add to sums
+    out: Any  # [rows, columns]
+    depth: Any
+    add: Any
+
+
+@device_function
+def _unpack(arguments: Any) -> _Product:
+    words = numba.carray(arguments, 11)
+    values, row_scales, panels, scales, corrections, out = words[1:7]
+    rows, depth, columns, add = words[7:11]
+    return _Product(
+        values,
+        floats(row_scales, rows),
+        panels,
+        floats(scales, columns),
+        ints(corrections, columns),
+        floats(out, (rows, columns)),
+        depth,
+        add,
+    )
+
+
+@device_function
+def _width(product: Any, column: int) -> Any:
+    """Return the number of columns of a piece of work, in whole panels."""
+    return min(_WIDTH, (product.out.shape[1] - column + LANES - 1) // LANES * LANES)
+
+
+@device_function
+def _finish(product: Any, sums: Any, row: int, rows: int, column: int) -> None:
+    """Scale the sums of some rows and up to `_WIDTH` columns, and store or add them."""
+    columns = product.out.shape[1]
+    width = min(_WIDTH, columns - column)
+    scales, corrections = product.scales[column:], product.corrections[column:]
+    for i in range(rows):
+        row_scale = product.row_scales[row + i]
+        out = product.out[row + i, column:]
+        if product.add:
+            for j in range(width):
+                total = sums[i, j] + corrections[j]
+                out[j] += _scaled(total, row_scale, scales[j])
+        else:
+            for j in range(width):
+                total = sums[i, j] + corrections[j]
+                out[j] = _scaled(total, row_scale, scales[j])
+
+
+def _make_multiply_vectors(multiply: Any, values_per_word: int) -> Any:
+    """Return the device function that does a kernel's work with vectors.
+
+    Args:
+        multiply: see `make_multiply`.
+        values_per_word: the number of rounded inputs in a word of 32 bits.
+    """
+    panel_words = LANES * values_per_word // 4
+
+    @device_function
+    def multiply_vectors(arguments: Any) -> None:
+        product = _unpack(arguments)
+        rows, steps = len(product.row_scales), product.depth // values_per_word
+        sums = np.empty((_BLOCK, _WIDTH), np.int32)
+        column = claim(arguments) * _WIDTH
+        while column < product.out.shape[1]:
+            for row in range(0, rows, _BLOCK):
+                count = min(_BLOCK, rows - row)
+                multiply(
+                    *(count, _width(product, column)),
+                    *(product.values + row * steps * 4, steps),
+                    *(product.panels + column * product.depth, panel_words, panel_words * steps),
+                    *(np.int64(sums.ctypes.data), _WIDTH, steps, np.int64(0)),
+                )
+                _finish(product, sums, row, count, column)
+            column = claim(arguments) * _WIDTH
+
+    return multiply_vectors
+
+
+_vnni_vectors = _make_multiply_vectors(
+    make_multiply(Vnni(16 if _CPU.get("avx512vnni") else 8)), values_per_word=4
+)
+_avx2_vectors = _make_multiply_vectors(make_multiply(Avx2()), values_per_word=2)
+
+
+def _multiply_with_vnni(arguments: Any) -> None:
+    _vnni_vectors(arguments)
+
+
+def _multiply_with_avx2(arguments: Any) -> None:
+    _avx2_vectors(arguments)
+
+
+def _multiply_with_amx(arguments: Any) -> None:
+    product = _unpack(arguments)
+    config = numba.carray(arguments, 12)[11]
+    rows, depth = len(product.row_scales), product.depth
+    sums = np.empty((_BLOCK, _WIDTH), np.int32)
+    sums_at = np.int64(sums.ctypes.data)
+    column = claim(arguments) * _WIDTH
+    while column < product.out.shape[1]:
+        num_panels = _width(product, column) // LANES
+        for row in range(0, rows, _BLOCK):
+            row_tiles = 2 if rows - row > ROWS else 1
+            panel = 0
+            while panel < num_panels:
+                panels = panels_at_once(row_tiles, num_panels - panel)
+                multiply_int8_tile(
+                    *(row_tiles, panels, config),
+                    *(product.values + row * depth, depth),
+                    *(product.panels + (column + panel * LANES) * depth, LANES * depth),
+                    *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4), depth // DEPTH),
+                )
+                panel += panels
+            _finish(product, sums, row, min(_BLOCK, rows - row), column)
+        column = claim(arguments) * _WIDTH
+
+
+_quantize_bytes, _quantize_int16, _with_vnni, _with_avx2, _with_amx = (
+    functools.cache(functools.partial(ParallelKernel, function))
+    for function in (
+        _quantize_to_bytes,
+        _quantize_to_int16,
+        _multiply_with_vnni,
+        _multiply_with_avx2,
+        _multiply_with_amx,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """The kernels for some instructions of a CPU.
+
+    Attributes:
+        values: number of values in a row of a panel for each output.
+        dtype: of rounded inputs.
+        offset: what is added to rounded inputs.
+        quantize: returns the kernel that rounds inputs.
+        few_rows: returns the kernel that multiplies fewer rows than `MANY_ROWS`.
+        many_rows: returns the kernel that multiplies all others.
+    """
+
+    values: int
+    dtype: torch.dtype
+    offset: int
+    quantize: Callable[[], ParallelKernel]
+    few_rows: Callable[[], ParallelKernel]
+    many_rows: Callable[[], ParallelKernel]
+
+    def multiply(self, rows: int) -> ParallelKernel:
+        """Return the kernel for a number of rows."""
+        return self.many_rows() if rows >= MANY_ROWS else self.few_rows()
+
+
+MANY_ROWS = 8
+"""The number of rows from which on AMX is faster than VNNI."""
+
+AMX = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _with_vnni, _with_amx)
+VNNI = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _with_vnni, _with_vnni)
+AVX2 = Instructions(2, torch.int16, 0, _quantize_int16, _with_avx2, _with_avx2)
+
+
+@functools.cache
+def supported_instructions() -> Sequence[Instructions]:
+    """Return what this CPU supports, the fastest first."""
+    supported = [AVX2]
+    if _VNNI:
+        supported.insert(0, VNNI)
+        if has_amx("int8"):
+            supported.insert(0, AMX)
+    return supported
