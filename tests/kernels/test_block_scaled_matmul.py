@@ -8,7 +8,7 @@ from paged_kernels.block_scaled_matmul import block_scaled_matmul
 from paged_kernels.errors import ArgumentError
 from paged_kernels.quantize_rows import quantize_rows
 from paged_kernels.reference import block_scaled_matmul as reference
-from products import (
+from quantized_products import (
     FP8_SUM_ERROR,
     MANY_ROWS,
     SHAPES,

@@ -10,7 +10,7 @@ from paged_kernels.errors import ArgumentError
 from paged_kernels.reference import scaled_matmul as reference
 from paged_kernels.scaled_matmul import scaled_matmul
 from paged_kernels.tuning import matmul_splits
-from products import (
+from quantized_products import (
     FP8_SUM_ERROR,
     MANY_ROWS,
     SHAPES,

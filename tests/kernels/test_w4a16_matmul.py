@@ -8,7 +8,7 @@ from paged_kernels.errors import ArgumentError
 from paged_kernels.int4 import pack_int4, unpack_int4
 from paged_kernels.reference import w4a16_matmul as reference
 from paged_kernels.w4a16_matmul import w4a16_matmul
-from products import (
+from quantized_products import (
     MANY_ROWS,
     SHAPES,
     WIDE,
