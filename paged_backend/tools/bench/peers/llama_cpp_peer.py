@@ -139,7 +139,9 @@ def load_model(settings: dict[str, Any]) -> Any:
     if settings["load_format"] == "dummy":
         config = AutoConfig.from_pretrained(settings["folder"])
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # untyped in its library
-    return AutoModelForCausalLM.from_pretrained(settings["folder"], dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(
+        settings["folder"], dtype=torch.float32, use_safetensors=True
+    )
 
 
 def write_gguf(model: Any, weights: str, path: Path) -> None:

@@ -69,9 +69,10 @@ def export(settings: dict[str, Any]) -> Path:
         source = Path(settings["scratch"]) / "random"
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # untyped in its library
         model.save_pretrained(source)
-    OVModelForCausalLM.from_pretrained(
+    model = OVModelForCausalLM.from_pretrained(
         source, export=True, compile=False, load_in_8bit=settings["dtype"] == "int8"
-    ).save_pretrained(target)
+    )
+    model.save_pretrained(target)
     return target
 
 
