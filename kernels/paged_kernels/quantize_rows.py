@@ -77,7 +77,7 @@ def _quantize_rows_kernel(
 def quantize_rows(
     x: Tensor, dtype: torch.dtype = torch.int8, *, group_size: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """Quantize each row, or each group of consecutive elements of a row, with a scale of its own.
+    """Quantize each row, or each group of consecutive elements of a row, with a separate scale.
 
     The scale is the largest absolute value divided by 127 (int8) or 448 (float8_e4m3fn), or 1 if
     that is 0, as for a row of zeros. Both quotients are rounded to float32; then x / scale is

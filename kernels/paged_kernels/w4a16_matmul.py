@@ -27,7 +27,7 @@ from paged_kernels.tuning import w4a16_matmul_config
 
 GROUP_SIZES = (32, 64, 128)
 _BLOCK_K = 128  # columns per iteration where a row is one group
-_MIDDLE = tl.constexpr(8)  # what stands for zero where there are no zero points
+_MIDDLE = tl.constexpr(8)  # the stored number of a zero weight, for weights without zero points
 # The bits of the float32 2**23. It has no bits for a fraction: in the lowest bits is an integer.
 _INTEGERS = tl.constexpr(0x4B000000)
 _FIRST_INTEGER = tl.constexpr(float(2**23))

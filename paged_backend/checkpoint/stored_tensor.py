@@ -51,7 +51,7 @@ class StoredTensor:
 
     @property
     def filled(self) -> bool:
-        """Whether the checkpoint holds the tensor."""
+        """Return whether the checkpoint holds the tensor."""
         return self._value is not None
 
     @property

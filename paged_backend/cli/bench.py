@@ -39,7 +39,7 @@ def _add_offline(kinds: Subparsers) -> None:
     offline = kinds.add_parser(
         "offline",
         help="the engine in this process, beside another engine",
-        description="Measure the engine in this process and another one in a process of its own, "
+        description="Measure the engine in this process and another one in a separate process, "
         "in turn: a workload, one request alone, the first token of a long prompt, and requests "
         "with a common prefix. Prompts are token ids, and the end-of-sequence token is ignored. "
         "--seed is the workload's, too; arrival times do not count.",

@@ -1,4 +1,4 @@
-"""Linear layers whose weights a checkpoint stores quantized, or that are quantized at loading."""
+"""Linear layers with weights that are quantized in the checkpoint, or while they are loaded."""
 
 from __future__ import annotations
 

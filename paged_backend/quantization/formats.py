@@ -24,7 +24,7 @@ class WeightFormat(Protocol):
 
     @property
     def int8_activations(self) -> bool:
-        """Whether the layer's input is rounded to int8, row by row."""
+        """Return whether the layer's input is rounded to int8, row by row."""
         ...
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
@@ -48,7 +48,7 @@ class WeightFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a checkpoint is quantized.
+    """Describes how a checkpoint is quantized.
 
     Attributes:
         method: the value of ``quant_method`` in config.json.

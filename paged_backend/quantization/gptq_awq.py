@@ -93,5 +93,5 @@ def _either(config: ConfigFile, key: str, old_key: str) -> str:
 
 
 def _is_converted(layer: str, output_layer: bool) -> bool:
-    """Whether these methods quantize a layer by default: the layers of the decoder's blocks."""
+    """Return whether a layer is quantized by default: those of the decoder's blocks are."""
     return layer.startswith(BLOCKS) or (output_layer and layer != EMBEDDING)

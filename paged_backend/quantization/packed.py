@@ -25,7 +25,7 @@ class PackQuantizedFormat:
     Attributes:
         bits: of a value, 2 to 8.
         group_size: inputs that share a scale; 0 stands for all.
-        symmetric: whether there are no zero points.
+        symmetric: whether all zero points are 0, and none are stored.
         act_order: whether the group of each input is stored.
     """
 

@@ -21,7 +21,7 @@ class PlainFormat:
         dtype: of the values, torch.int8 or torch.float8_e4m3fn.
         block: (rows, columns) that share a scale; 0 stands for all.
         scale: the suffix of the scales' tensor.
-        symmetric: whether there are no zero points.
+        symmetric: whether all zero points are 0, and none are stored.
         int8_activations: see :class:`~paged_backend.quantization.formats.WeightFormat`.
     """
 

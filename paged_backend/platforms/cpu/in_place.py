@@ -1,6 +1,8 @@
-"""What linear layers share whose kernels write or add to the memory of the output."""
+"""The base of linear layers whose kernels store or add their product in place."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -8,8 +10,8 @@ from torch import Tensor
 from paged_backend.models.linear import LinearSpec
 
 
-class InPlaceProduct:
-    """The calls of a `LinearMethod`, made of a product that is stored or added in place."""
+class InPlaceProduct(ABC):
+    """Implements the calls of a `LinearMethod` by one product that is stored or added in place."""
 
     _spec: LinearSpec
     _bias: Tensor | None
@@ -29,6 +31,6 @@ class InPlaceProduct:
         else:
             out += self(x)
 
+    @abstractmethod
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         """Store the product of contiguous `x` and the weight in `out`, or add it if `add` is 1."""
-        raise NotImplementedError

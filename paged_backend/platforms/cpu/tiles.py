@@ -32,7 +32,7 @@ class Arithmetic(Protocol):
     """The numbers of a product: how a word of A and the words of B are multiplied and added.
 
     Attributes:
-        name: tells the functions of different arithmetic apart.
+        name: part of the names of the compiled functions; unique to the arithmetic.
         word: the type of a word of A and of C.
     """
 

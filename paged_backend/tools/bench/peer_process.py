@@ -1,4 +1,4 @@
-"""Runs a peer engine in a process of its own, under the interpreter of its own environment.
+"""Runs a peer engine in a separate process, with the Python interpreter of its environment.
 
 The process is `peers/serve.py`, which also describes the messages. A peer that fails, hangs or
 lacks a package costs one line.

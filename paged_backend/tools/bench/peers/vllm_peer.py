@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# vLLM reads these when it is imported. In a process of its own, the engine would take time for
+# vLLM reads these when it is imported. In a separate process, the engine would take time for
 # messages; bound threads would all go to one core where vLLM keeps another one free.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
