@@ -64,7 +64,6 @@ _ONLY: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("enable_lora", "enable_prompt_adapter"), (False,)),
     **dict.fromkeys(("speculative_config", "speculative_model", "num_speculative_tokens"), (None,)),
     # the KV cache
-    "kv_cache_dtype": ("auto",),
     "kv_cache_dtype_skip_layers": (None, []),
     "calculate_kv_scales": (False,),
     **dict.fromkeys(("cpu_offload_gb", "kv_offloading_size"), (0, None)),

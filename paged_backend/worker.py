@@ -11,9 +11,10 @@ from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.errors import ConfigError
 from paged_backend.executor.base import WorkerInfo
-from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import load_model
 from paged_backend.platforms.select import select_platform
+from paged_backend.quantization.read import read_quantization
 
 
 class Worker:
@@ -41,10 +42,15 @@ class Worker:
                 "before it returns; got true"
             )
         platform_s = time.monotonic()
-        model = load_model(config, model_config, folder, self.platform)
+        quantization = read_quantization(folder, model_config.file)
+        model = load_model(config, model_config, quantization, folder, self.platform)
         loaded_s = time.monotonic()
         self._check_whole_prompts_fit(config, model.max_model_len)
-        spec = KVCacheSpec.of(model.attention_layers, config.block_size, self.platform.dtype)
+        kv_dtype = config.kv_cache_dtype
+        if kv_dtype == "auto" and quantization is not None:
+            kv_dtype = quantization.kv_cache_dtype
+        kv_format = kv_cache_format(kv_dtype, model.attention_layers, self.platform.kv_dtypes)
+        spec = KVCacheSpec.of(model.attention_layers, config.block_size, kv_format)
         budget = config.kv_cache_memory_bytes or self.platform.kv_cache_bytes(
             model, spec, self.step_limits, config
         )
@@ -60,6 +66,8 @@ class Worker:
             eos_token_ids=model_config.eos_token_ids,
             device=str(self.platform.device),
             dtype=str(self.platform.linear_dtype).removeprefix("torch."),
+            quantization=quantization.method if quantization else config.quantization,
+            kv_cache=str(kv_format),
             attention_backend=self.model_runner.attention_backend,
             num_blocks=num_blocks,
             block_size=config.block_size,

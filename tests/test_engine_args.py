@@ -45,7 +45,7 @@ def test_what_changes_nothing_is_accepted_and_reported():
     values = {
         **{"disable_log_requests": True, "distributed_executor_backend": "mp", "swap_space": 4},
         **{"tensor_parallel_size": "1", "trust_remote_code": "false", "quantization_config": None},
-        **{"kv_cache_dtype": "auto", "enable_lora": False, "max_lora_rank": 8, "max_num_seqs": 4},
+        **{"calculate_kv_scales": False, "enable_lora": False, "max_lora_rank": 8, "max_num_seqs": 4},
     }
     args = from_mapping(values)
     assert args.without_effect == tuple(name for name in values if name != "max_num_seqs")
@@ -67,7 +67,7 @@ def test_log_stats_may_be_off(value, log_stats):
         ),
         ({"trust_remote_code": "True"}, "option trust_remote_code can only be false"),
         ({"enable_lora": "true"}, "enable_lora must be false: LoRA adapters are not supported yet"),
-        ({"kv_cache_dtype": "fp8"}, 'option kv_cache_dtype can only be "auto"'),
+        ({"kv_cache_dtype": "int4"}, "option kv_cache_dtype must be one of auto, bfloat16, fp8"),
         ({"hf_overrides": {"a": 1}}, "option hf_overrides can only be null or {}"),
         ({"speculative_config": {"model": "x"}}, "option speculative_config can only be null"),
         ({"tensor_paralel_size": 1}, "did you mean tensor_parallel_size?"),
@@ -154,7 +154,7 @@ def test_the_queue_has_the_name_of_tensorrtllm_backend_too(tmp_path):
             door(values | {"max_waiting_requests": 8})
 
 
-@pytest.mark.parametrize("values", [{"tensor_parallel_size": 2}, {"kv_cache_dtype": "fp8"}])
+@pytest.mark.parametrize("values", [{"tensor_parallel_size": 2}, {"calculate_kv_scales": True}])
 def test_each_door_refuses_what_the_engine_lacks(tmp_path, values):
     (name,) = values
     for door in (partial(from_model_json, folder=tmp_path), from_command_line):

@@ -17,11 +17,18 @@ class StoredType:
     """The shape of a stored tensor, and the dtypes that it may have.
 
     Dimensions of size 1 do not count: a scale for each row may be [rows] or [rows, 1].
+
+    Attributes:
+        shape: of the tensor.
+        dtypes: that it may have.
+        optional: whether the checkpoint may lack it.
+        one_for_all: whether a single number may stand for all elements.
     """
 
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...] = FLOATS
     optional: bool = False
+    one_for_all: bool = False
 
 
 class StoredTensor:
@@ -41,6 +48,8 @@ class StoredTensor:
         if tensor.dtype not in self.kind.dtypes:
             allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in self.kind.dtypes)
             raise ConfigError(f"{origin} must be {allowed}, got {tensor.dtype}")
+        if self.kind.one_for_all and tensor.numel() == 1:
+            tensor = tensor.reshape(()).expand(self.kind.shape)
         if _without_ones(tensor.shape) != _without_ones(self.kind.shape):
             raise ConfigError(
                 f"{origin} has shape {list(tensor.shape)}, but config.json asks for "
@@ -48,6 +57,16 @@ class StoredTensor:
             )
         self.origin = origin
         self._value = tensor.reshape(self.kind.shape)
+
+    def check_scale(self) -> None:
+        """Check the values of a scale.
+
+        Raises:
+            ConfigError: a value is not a finite number above zero.
+        """
+        scale = self.value.float()
+        if not bool(((scale > 0) & scale.isfinite()).all()):
+            raise ConfigError(f"{self.origin} must hold finite numbers above zero")
 
     @property
     def filled(self) -> bool:

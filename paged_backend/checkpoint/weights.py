@@ -24,8 +24,11 @@ _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
-# Static scales of keys and values, which only a KV cache of eight bits needs.
-_KV_SCALES = re.compile(r".*\.self_attn\.(?:[qkv]_proj\.(?:output|[kv])|(?:attn\.)?[qkv])_scale")
+_QUERY_SCALES = re.compile(r".*\.self_attn\.(?:q_proj\.output|(?:attn\.)?(?:q|prob))_scale")
+# The names of the scales of keys and values in checkpoints of different tools.
+_KV_SCALES = re.compile(
+    r"(?P<layer>.*\.self_attn)\.(?:(?P<proj>[kv])_proj\.(?:output|[kv])|(?:attn\.)?(?P<own>[kv]))_scale"
+)
 
 
 def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
@@ -47,6 +50,7 @@ def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
     ) as bar:
         for file, name, tensor in _tensors(files):
             bar.update(tensor.nbytes)
+            name = _usual_name(name)
             if name in parameters or not _is_ignored(name):
                 _fill(parameters, f"{file}: tensor {shorten(name, 200, quote=False)}", name, tensor)
             missing.discard(name)
@@ -146,7 +150,15 @@ def _is_optional(parameter: Parameter) -> bool:
 
 
 def _is_ignored(name: str) -> bool:
-    return name.endswith(_IGNORED) or _KV_SCALES.fullmatch(name) is not None
+    return name.endswith(_IGNORED) or _QUERY_SCALES.fullmatch(name) is not None
+
+
+def _usual_name(name: str) -> str:
+    """Return the one name of a scale of keys or values; other names are returned as they are."""
+    match = _KV_SCALES.fullmatch(name)
+    if match is None:
+        return name
+    return f"{match['layer']}.{match['proj'] or match['own']}_scale"
 
 
 def _count(names: set[str]) -> str:

@@ -21,6 +21,8 @@ class WorkerInfo:
     block_size: int
     device: str
     dtype: str
+    quantization: str | None  # of the weights
+    kv_cache: str  # the format of keys and values
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
     supports_drafts: bool  # a step can sample several tokens of a sequence
@@ -32,9 +34,10 @@ class WorkerInfo:
         """One line for a log."""
         num_tokens = (self.num_blocks - 1) * self.block_size
         graphs = f", {self.num_graphs} CUDA graphs" if self.num_graphs else ""
+        weights = f" with {self.quantization} weights" if self.quantization else ""
         return (
-            f"{self.dtype} on {self.device} with {self.attention_backend}, "
-            f"{self.num_blocks - 1} KV blocks for {num_tokens} tokens{graphs}; "
+            f"{self.dtype}{weights} on {self.device} with {self.attention_backend}, "
+            f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {num_tokens} tokens{graphs}; "
             f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: kernels "
             f"{self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool and graphs "
             f"{self.prepare_s:.1f} s"

@@ -65,6 +65,11 @@ class AttentionLayer:
             head_dim / 2 angles, then their sines.
         window: the number of positions that a token sees, its own included; None for all.
         qk_norm: the norm of each head of the queries and keys; None for no norm.
+        softcap: scores become softcap * tanh(score / softcap); None for no limit.
+        sinks: [num_heads] float32, the score of an extra key without a value; None for no key.
+        k_scale: [num_kv_heads] float32, the checkpoint's scale of keys that are stored in 8 bits:
+            key = stored key * scale. None if the checkpoint has none.
+        v_scale: the same for values.
     """
 
     index: int
@@ -75,6 +80,10 @@ class AttentionLayer:
     cos_sin_cache: Tensor
     window: int | None = None
     qk_norm: QKNorm | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
 
 class AttentionBackend(ABC):
@@ -89,7 +98,7 @@ class AttentionBackend(ABC):
 
         Args:
             layer: the layer that calls.
-            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] in the pool's dtype: the
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] in the model's dtype: the
                 heads of the queries, then of the keys, then of the values. May be overwritten.
             meta: the layout of the step.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
-from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.layers import Kernels, QKNorm
 from paged_backend.models.linear import LinearSpec
@@ -36,6 +39,9 @@ class Attention:
             window=config.windows[index],
             qk_norm=self.qk_norm,
         )
+        scale = StoredType((config.num_kv_heads,), optional=True, one_for_all=True)
+        self._kv_scales = {name: StoredTensor(scale) for name in ("k_scale", "v_scale")}
+        self._device = kernels.device
         parts = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
         hidden, biases = config.hidden_size, config.biases
         self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix))
@@ -48,7 +54,7 @@ class Attention:
         if self.qk_norm is not None:
             parameters["q_norm.weight"] = self.qk_norm.query
             parameters["k_norm.weight"] = self.qk_norm.key
-        return parameters
+        return parameters | self._kv_scales
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
@@ -56,6 +62,14 @@ class Attention:
             self.qk_norm.pack()
         self.qkv_proj.pack()
         self.o_proj.pack()
+        k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
+        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale)
+
+    def _kv_scale(self, place: StoredTensor) -> Tensor | None:
+        if not place.filled:
+            return None
+        place.check_scale()
+        return place.value.to(self._device, torch.float32).contiguous()
 
     def attend(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute attention without the output projection: [num_tokens, num_heads * head_dim]."""

@@ -4,25 +4,112 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
+from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionLayer
+
+_FP8, _SCALE_BYTES = torch.float8_e4m3fn, 4
+
+
+class KVScales(Enum):
+    """The scales of the stored keys and values: number = stored number * scale."""
+
+    NONE = "none"
+    STATIC = "static"  # one for each layer and KV head, from the checkpoint
+    TOKEN_HEAD = "token_head"  # one for each token and KV head, stored beside the numbers
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheFormat:
+    """How a number of the keys and values is stored."""
+
+    dtype: torch.dtype
+    scales: KVScales = KVScales.NONE
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.").removesuffix("fn").replace("float8", "fp8")
+        return name if self.scales is KVScales.NONE else f"{name} with {_SCALES[self.scales]}"
+
+
+_SCALES = {
+    KVScales.STATIC: "the checkpoint's scales",
+    KVScales.TOKEN_HEAD: "scales per token and head",
+}
+
+
+def kv_cache_format(
+    option: str, layers: Sequence[AttentionLayer], supported: Sequence[torch.dtype]
+) -> KVCacheFormat:
+    """Return the format of the KV cache for a value of the option ``kv_cache_dtype``.
+
+    fp8 uses the scales of the checkpoint. If it has none, each token and head has a scale, so that
+    the bytes of a block depend on its tokens only.
+
+    Args:
+        option: the value.
+        layers: the model's attention layers.
+        supported: what the platform can store; the first one is the default.
+
+    Raises:
+        ConfigError: the platform does not support the dtype, or some layers lack scales.
+    """
+    if option == "auto":
+        return KVCacheFormat(supported[0])
+    if option == "bfloat16":
+        chosen = KVCacheFormat(torch.bfloat16)
+    elif option == "int8_per_token_head":
+        chosen = KVCacheFormat(torch.int8, KVScales.TOKEN_HEAD)
+    elif option == "fp8_per_token_head":
+        chosen = KVCacheFormat(_FP8, KVScales.TOKEN_HEAD)
+    else:
+        chosen = KVCacheFormat(_FP8, _fp8_scales(layers))
+    if chosen.dtype not in supported:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in supported)
+        raise ConfigError(
+            f"option kv_cache_dtype is {option}; with this device and dtype, keys and values can "
+            f"be stored as {names}"
+        )
+    return chosen
+
+
+def _fp8_scales(layers: Sequence[AttentionLayer]) -> KVScales:
+    has_scales = [None not in (layer.k_scale, layer.v_scale) for layer in layers]
+    if all(has_scales):
+        return KVScales.STATIC
+    if any(has_scales):
+        raise ConfigError(
+            f"the checkpoint has no k_scale and v_scale for layer {has_scales.index(False)}, but "
+            "for others; option kv_cache_dtype can be fp8_per_token_head"
+        )
+    return KVScales.TOKEN_HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The shape of a token's keys and values, and the number of tokens in a block."""
+    """The shape and the format of a token's keys and values, and the number of tokens in a block.
+
+    Attributes:
+        num_layers: layers with attention.
+        num_kv_heads: heads of the keys and of the values.
+        head_dim: size of a head.
+        block_size: tokens in a block.
+        dtype: of the stored numbers.
+        scales: of the stored numbers.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    scales: KVScales = KVScales.NONE
 
     @classmethod
     def of(
-        cls, layers: Sequence[AttentionLayer], block_size: int, dtype: torch.dtype
+        cls, layers: Sequence[AttentionLayer], block_size: int, stored: KVCacheFormat
     ) -> KVCacheSpec:
         """Return the spec of a model's attention layers.
 
@@ -33,13 +120,16 @@ class KVCacheSpec:
         if len(sizes) != 1:
             raise ValueError(f"attention layers differ in (num_kv_heads, head_dim): {sizes}")
         ((num_kv_heads, head_dim),) = sizes
-        return cls(len(layers), num_kv_heads, head_dim, block_size, dtype)
+        sizes_of_block = num_kv_heads, head_dim, block_size
+        return cls(len(layers), *sizes_of_block, stored.dtype, stored.scales)
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that one block takes in all layers together, keys and values."""
-        values = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
-        return values * self.dtype.itemsize
+        """Bytes that one block takes in all layers together: keys, values and their scales."""
+        head_bytes = self.head_dim * self.dtype.itemsize
+        if self.scales is KVScales.TOKEN_HEAD:
+            head_bytes += _SCALE_BYTES
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * head_bytes
 
     def num_blocks(self, budget_bytes: int) -> int:
         """The number of whole blocks that fit into `budget_bytes`."""

@@ -15,19 +15,30 @@ from paged_backend.models.quantized_linear import QuantizedLinear, quantized_lin
 from paged_backend.options.model import ModelOptions
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.online import ONLINE_FORMATS
-from paged_backend.quantization.read import check_option, read_quantization
+from paged_backend.quantization.read import check_option
 from paged_backend.validation import shorten
 
 
 def load_model(
-    config: ModelOptions, model_config: ModelConfig, folder: Path, kernels: Kernels
+    config: ModelOptions,
+    model_config: ModelConfig,
+    quantization: Quantization | None,
+    folder: Path,
+    kernels: Kernels,
 ) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
+
+    Args:
+        config: the engine's options.
+        model_config: the checkpoint's config.json.
+        quantization: how the checkpoint is quantized; None if it is not.
+        folder: the checkpoint.
+        kernels: the platform.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
-    factory = _linear_factory(config, read_quantization(folder, model_config.file))
+    factory = _linear_factory(config, quantization)
     if factory is not None:
         kernels = QuantizedKernels(kernels, factory)
     model = build_model(model_config, resolve_max_model_len(config, model_config), kernels)

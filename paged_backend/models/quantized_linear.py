@@ -82,9 +82,9 @@ class QuantizedLinear:
 
     def _read(self, name: str, stored: dict[str, StoredTensor]) -> QuantizedWeight:
         tensors = {suffix: place.value for suffix, place in stored.items() if place.filled}
-        for suffix, tensor in tensors.items():
-            if "scale" in suffix and not bool(((tensor.float() > 0) & tensor.isfinite()).all()):
-                raise ConfigError(f"{stored[suffix].origin} must hold finite numbers above zero")
+        for suffix in tensors:
+            if "scale" in suffix:
+                stored[suffix].check_scale()
         try:
             return self._format.read(tensors, self._spec.parts[name], self._spec.inputs)
         except FormatError as error:

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from paged_backend.errors import option_error
 from paged_backend.validation import Rule, checked
 
+KV_CACHE_DTYPES = (
+    "auto",
+    "bfloat16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_per_token_head",
+    "int8_per_token_head",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
@@ -20,6 +29,12 @@ class CacheOptions:
         None,
         Rule(int, 1, 2**48, optional=True),
         "bytes for KV blocks; default: 512 MiB on a CPU, the free memory on a GPU",
+    )
+    kv_cache_dtype: str = checked(
+        "auto",
+        Rule(str, choices=KV_CACHE_DTYPES),
+        "how keys and values are stored; auto: as the checkpoint says, else in the model's dtype; "
+        "fp8 uses the checkpoint's scales, or else a scale per token and head",
     )
     enable_prefix_caching: bool = checked(True, Rule(bool), "reuse the KV blocks of equal prefixes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -45,6 +46,11 @@ class Platform(Kernels, Protocol):
     @property
     def linear_dtype(self) -> torch.dtype:
         """The dtype of the weights of linear layers."""
+        ...
+
+    @property
+    def kv_dtypes(self) -> Sequence[torch.dtype]:
+        """The dtypes in which the attention can store keys and values; the default comes first."""
         ...
 
     @property

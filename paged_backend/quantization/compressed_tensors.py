@@ -8,6 +8,7 @@ import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.quantization.formats import EMBEDDING, Quantization, WeightFormat
+from paged_backend.quantization.kv_cache import read_kv_cache_dtype
 from paged_backend.quantization.layer_names import LayerNames
 from paged_backend.quantization.packed import PackQuantizedFormat
 from paged_backend.quantization.plain import PlainFormat
@@ -50,7 +51,7 @@ def read_compressed_tensors(config: ConfigFile) -> Quantization:
         ]
         return chosen[0].weights if chosen else None
 
-    return Quantization("compressed-tensors", format_of)
+    return Quantization("compressed-tensors", format_of, read_kv_cache_dtype(config))
 
 
 def _group(groups: ConfigFile, name: str, default_format: str) -> _Group:

@@ -53,10 +53,12 @@ class Quantization:
     Attributes:
         method: the value of ``quant_method`` in config.json.
         format_of: returns the format of the linear layer with a name; None if it is not quantized.
+        kv_cache_dtype: the option ``kv_cache_dtype`` that the checkpoint is made for.
     """
 
     method: str
     format_of: Callable[[str], WeightFormat | None]
+    kv_cache_dtype: str = "auto"
 
 
 def blocks_of(block: tuple[int, int], outputs: int, inputs: int) -> tuple[int, int]:

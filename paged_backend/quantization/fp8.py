@@ -8,6 +8,7 @@ import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.quantization.formats import BLOCKS, Quantization, WeightFormat
+from paged_backend.quantization.kv_cache import read_kv_cache_dtype
 from paged_backend.quantization.layer_names import LayerNames
 from paged_backend.quantization.plain import PlainFormat
 from paged_backend.validation import shorten
@@ -30,7 +31,8 @@ def read_fp8(config: ConfigFile) -> Quantization:
             raise config.error("weight_block_size", f"must hold two sizes, got {shorten(sizes)}")
         weight_format = PlainFormat(_FP8, (sizes[0], sizes[1]), scale="weight_scale_inv")
     key = "ignored_layers" if "ignored_layers" in config else "modules_to_not_convert"
-    return Quantization("fp8", _all_but(LayerNames.read_parts(config, key), weight_format))
+    format_of = _all_but(LayerNames.read_parts(config, key), weight_format)
+    return Quantization("fp8", format_of, read_kv_cache_dtype(config))
 
 
 def read_modelopt(config: ConfigFile) -> Quantization:
@@ -48,7 +50,8 @@ def read_modelopt(config: ConfigFile) -> Quantization:
     weight_format = PlainFormat(_FP8, _MODELOPT[algorithm])
     key = "exclude_modules" if "exclude_modules" in section else "ignore"
     skipped = LayerNames.read_wildcards(section, key)
-    return Quantization("modelopt", _all_but(skipped, weight_format))
+    format_of = _all_but(skipped, weight_format)
+    return Quantization("modelopt", format_of, read_kv_cache_dtype(section))
 
 
 def _all_but(

@@ -25,12 +25,13 @@ from paged_backend.platforms.torch.platform import TorchPlatform
 
 def unpacked_parameters(folder: Path) -> dict[str, Tensor]:
     """A model's memory before the weights are in it."""
-    return build_model(load_model_config(folder), 64, TorchPlatform(torch.float32)).parameters()
+    model = build_model(load_model_config(folder), 64, TorchPlatform(torch.float32))
+    return {name: place for name, place in model.parameters().items() if isinstance(place, Tensor)}
 
 
 def load(folder: Path, **options: object) -> Model:
     config = EngineConfig(**options)
-    return load_model(config, load_model_config(folder), folder, CpuPlatform())
+    return load_model(config, load_model_config(folder), None, folder, CpuPlatform())
 
 
 def edit(folder: Path, **changes: Tensor | None) -> None:

@@ -13,7 +13,7 @@ from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
-from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.platform import CpuPlatform
@@ -61,11 +61,11 @@ def run_steps(model: Model, attention: AttentionBackend, tokens: list[Tensor]) -
 
 
 def load(folder: Path, platform: Platform) -> Model:
-    return load_model(EngineConfig(), load_model_config(folder), folder, platform)
+    return load_model(EngineConfig(), load_model_config(folder), None, folder, platform)
 
 
 def make_backend(model: Model, platform: Platform) -> AttentionBackend:
-    spec = KVCacheSpec.of(model.attention_layers, BLOCK_SIZE, platform.dtype)
+    spec = KVCacheSpec.of(model.attention_layers, BLOCK_SIZE, KVCacheFormat(platform.dtype))
     return platform.attention(spec, NUM_BLOCKS)
 
 

@@ -36,6 +36,7 @@ class GpuPlatform:
     def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
         self.device = device
         self.dtype = self.linear_dtype = dtype
+        self.kv_dtypes = (dtype, torch.int8, torch.float8_e4m3fn)
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self._interpreted = interpreted

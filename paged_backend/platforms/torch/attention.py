@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.platforms.torch.kv_pool import TorchKVPool
 from paged_backend.platforms.torch.layers import norm_heads
 
 
@@ -41,14 +42,8 @@ class TorchAttention(AttentionBackend):
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self._spec = spec
-        shape = (
-            spec.num_layers,
-            num_blocks * spec.block_size,
-            spec.num_kv_heads,
-            spec.head_dim,
-        )
-        self._keys = torch.zeros(shape, dtype=spec.dtype, device=device)
-        self._values = torch.zeros(shape, dtype=spec.dtype, device=device)
+        self._keys = TorchKVPool(spec, num_blocks, device)
+        self._values = TorchKVPool(spec, num_blocks, device)
         self._plan: _Plan | None = None
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
@@ -59,7 +54,9 @@ class TorchAttention(AttentionBackend):
         heads = qkv.view(len(qkv), -1, layer.head_dim)
         q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         angles = layer.cos_sin_cache[meta.positions]
-        self._write(layer.index, _rotate(k, angles), v, plan)
+        slots = meta.slot_mapping[plan.written]
+        self._keys.write(layer.index, slots, _rotate(k, angles)[plan.written], layer.k_scale)
+        self._values.write(layer.index, slots, v[plan.written], layer.v_scale)
         q = _rotate(q, angles)
         out = torch.empty_like(q)
         for group in plan.groups:
@@ -67,22 +64,14 @@ class TorchAttention(AttentionBackend):
         return out.flatten(1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        size = self._spec.block_size
         for source, target in pairs:
-            for pool in (self._keys, self._values):
-                pool[:, target * size : (target + 1) * size] = pool[
-                    :, source * size : (source + 1) * size
-                ]
+            self._keys.copy_block(source, target)
+            self._values.copy_block(source, target)
 
     def _plan_for(self, meta: AttentionMetadata) -> _Plan:
         if self._plan is None or self._plan.meta is not meta:
             self._plan = _make_plan(meta, self._spec.block_size)
         return self._plan
-
-    def _write(self, layer: int, k: Tensor, v: Tensor, plan: _Plan) -> None:
-        slots = plan.meta.slot_mapping[plan.written]
-        self._keys[layer, slots] = k[plan.written]
-        self._values[layer, slots] = v[plan.written]
 
     def _attend_group(self, layer: AttentionLayer, q: Tensor, group: _Group) -> Tensor:
         key_positions = torch.arange(group.slots.shape[1], device=q.device)
@@ -90,15 +79,44 @@ class TorchAttention(AttentionBackend):
         visible = distance >= 0
         if layer.window is not None:
             visible &= distance < layer.window
+        keys = self._keys.read(layer.index, group.slots, layer.k_scale).to(q.dtype)
+        values = self._values.read(layer.index, group.slots, layer.v_scale).to(q.dtype)
+        if layer.softcap is not None or layer.sinks is not None:
+            return _attend_with_options(layer, q, keys, values, visible)
         attended = scaled_dot_product_attention(
             q.transpose(1, 2),
-            self._keys[layer.index, group.slots].transpose(1, 2),
-            self._values[layer.index, group.slots].transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
             attn_mask=visible.unsqueeze(1),
             scale=layer.scale,
             enable_gqa=True,
         )
         return attended.transpose(1, 2)
+
+
+def _attend_with_options(
+    layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, visible: Tensor
+) -> Tensor:
+    """Attend with a soft cap and sinks, which torch's function lacks.
+
+    Args:
+        layer: the layer.
+        q: [seqs, queries, num_heads, head_dim].
+        keys: [seqs, keys, num_kv_heads, head_dim].
+        values: the same.
+        visible: [seqs, queries, keys] bool.
+    """
+    group = layer.num_heads // layer.num_kv_heads
+    keys, values = (x.float().repeat_interleave(group, dim=2) for x in (keys, values))
+    scores = torch.einsum("sqhd,skhd->shqk", q.float(), keys) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
+    if layer.sinks is not None:
+        sinks = layer.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
+    return torch.einsum("shqk,skhd->sqhd", weights, values).to(q.dtype)
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from paged_backend.config import EngineConfig
@@ -31,6 +33,7 @@ class TorchPlatform:
     def __init__(self, dtype: torch.dtype) -> None:
         self.device = torch.device("cpu")
         self.dtype = self.linear_dtype = dtype
+        self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8, torch.float8_e4m3fn)
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
 
