@@ -45,7 +45,12 @@ def test_what_changes_nothing_is_accepted_and_reported():
     values = {
         **{"disable_log_requests": True, "distributed_executor_backend": "mp", "swap_space": 4},
         **{"tensor_parallel_size": "1", "trust_remote_code": "false", "quantization_config": None},
-        **{"calculate_kv_scales": False, "enable_lora": False, "max_lora_rank": 8, "max_num_seqs": 4},
+        **{
+            "calculate_kv_scales": False,
+            "enable_lora": False,
+            "max_lora_rank": 8,
+            "max_num_seqs": 4,
+        },
     }
     args = from_mapping(values)
     assert args.without_effect == tuple(name for name in values if name != "max_num_seqs")

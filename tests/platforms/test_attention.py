@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -48,18 +49,28 @@ def rotate(x: Tensor, positions: Tensor, rotary: Tensor) -> Tensor:
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
-def dense(qkv: Tensor, heads: int, kv_heads: int, rotary: Tensor, window: int | None) -> Tensor:
-    """All positions of one sequence, [length, heads * head_dim] in float64."""
-    length = len(qkv)
-    rows = qkv.double().view(length, heads + 2 * kv_heads, -1)
-    q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
+def dense(qkv: Tensor, layer: AttentionLayer, as_stored: Callable[[Tensor], Tensor]) -> Tensor:
+    """All positions of one sequence, [length, heads * head_dim] in float64.
+
+    `as_stored` returns the numbers that keys, or values, [length, kv_heads, head_dim] become in the
+    cache.
+    """
+    length, kv_heads = len(qkv), layer.num_kv_heads
+    rows = qkv.double().view(length, -1, layer.head_dim)
+    q, k, v = torch.split(rows, [layer.num_heads, kv_heads, kv_heads], dim=1)
     positions = torch.arange(length)
-    q, k = rotate(q, positions, rotary), rotate(k, positions, rotary)
-    k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+    q, k = (rotate(x, positions, layer.cos_sin_cache) for x in (q, k))
+    k, v = (as_stored(x).repeat_interleave(layer.num_heads // kv_heads, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
     distance = positions[:, None] - positions
-    hidden = (distance < 0) | (distance >= (window or length))
-    weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
+    hidden = (distance < 0) | (distance >= (layer.window or length))
+    scores = scores.masked_fill(hidden, -math.inf)
+    if layer.sinks is not None:
+        sinks = layer.sinks.double()[:, None, None].expand(-1, length, 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(dim=-1)[..., :length]
     return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 
@@ -77,6 +88,8 @@ class Batch:
         ids = (torch.randperm(self.num_blocks - 1) + 1)[: sum(per_seq)].int()
         self.tables = list(torch.split(ids, per_seq))
         self.rotary = make_rotary(max(total for _, total in lengths), spec.head_dim)
+        self.options: dict[str, Any] = {}  # of the layers
+        self.as_stored: Callable[[Tensor], Tensor] = lambda x: x
 
     def meta(self, spans: list[tuple[int, int]]) -> AttentionMetadata:
         """The step that computes positions `first` to `last` of each sequence."""
@@ -113,7 +126,9 @@ class Batch:
     def layer(self, index: int, window: int | None) -> AttentionLayer:
         kv_heads, head_dim = self.spec.num_kv_heads, self.spec.head_dim
         sizes = self.heads, kv_heads, head_dim, head_dim**-0.5
-        return AttentionLayer(index, *sizes, cos_sin_cache=self.rotary, window=window)
+        return AttentionLayer(
+            index, *sizes, cos_sin_cache=self.rotary, window=window, **self.options
+        )
 
     def run(
         self, backend: AttentionBackend, layer: int = 0, window: int | None = None
@@ -124,7 +139,7 @@ class Batch:
         self.step(backend, cached, layer, window)
         got = self.step(backend, last, layer, window)
         wanted = [
-            dense(x, self.heads, self.spec.num_kv_heads, self.rotary, window)[first:]
+            dense(x, self.layer(layer, window), self.as_stored)[first:]
             for x, (first, _) in zip(self.qkv, last, strict=True)
         ]
         return got, torch.cat(wanted)
@@ -160,6 +175,16 @@ def test_ragged_batch_over_scattered_blocks(
 def test_head_layouts(make: Make, heads: int, kv_heads: int, head_dim: int) -> None:
     batch = make_batch(RAGGED[1:5], heads, kv_heads, head_dim, block_size=16)
     assert_close(*batch.run(make_backend(make, batch)))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(
+    "options", [{"softcap": 0.7}, {"sinks": True}, {"softcap": 3.0, "sinks": True}]
+)
+def test_soft_cap_and_sinks(make: Make, options: dict[str, Any], window: int | None) -> None:
+    batch = make_batch(RAGGED, heads=4, kv_heads=2, head_dim=32, block_size=16)
+    batch.options = options | ({"sinks": torch.randn(4)} if "sinks" in options else {})
+    assert_close(*batch.run(make_backend(make, batch), window=window))
 
 
 def test_layers_do_not_share_slots(make: Make) -> None:

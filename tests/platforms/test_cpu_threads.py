@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from paged_backend.platforms.cpu import threads as cpu_threads
-from paged_backend.platforms.cpu.threads import Crew, ParallelKernel, claim, longs
+from paged_backend.platforms.cpu.threads import (
+    Crew,
+    ParallelKernel,
+    claim,
+    device_function,
+    device_variant,
+    longs,
+)
 
 PIECES = 1000
 
@@ -53,3 +60,16 @@ def test_callers_in_several_threads_take_turns(
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(run, range(8)))
+
+
+def test_a_closure_needs_a_separate_name() -> None:
+    """Code of equal names, loaded from the disk, would be taken for equal code."""
+    factor = 2
+
+    def scaled(x: int) -> int:
+        return factor * x
+
+    with pytest.raises(TypeError, match="scaled needs device_variant"):
+        device_function(scaled)
+    compiled = device_variant("by_two")(scaled)
+    assert compiled.py_func.__qualname__.endswith("scaled.by_two")  # type: ignore[attr-defined]

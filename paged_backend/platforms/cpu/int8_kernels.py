@@ -27,11 +27,12 @@ from paged_backend.platforms.cpu.threads import (
     array_at,
     claim,
     device_function,
+    device_variant,
     exact_function,
     floats,
     ints,
 )
-from paged_backend.platforms.cpu.tiles import LANES, make_multiply
+from paged_backend.platforms.cpu.tiles import LANES, Arithmetic, make_multiply
 
 DEPTH = 64  # inputs are padded to a multiple: the bytes in a row of an AMX tile
 _WIDTH = 4 * LANES  # columns of a piece of work
@@ -155,16 +156,16 @@ def _finish(product: Any, sums: Any, row: int, rows: int, column: int) -> None:
                 out[j] = _scaled(total, row_scale, scales[j])
 
 
-def _make_multiply_vectors(multiply: Any, values_per_word: int) -> Any:
+def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
     """Return the device function that does a kernel's work with vectors.
 
     Args:
-        multiply: see `make_multiply`.
+        arithmetic: of the products.
         values_per_word: the number of rounded inputs in a word of 32 bits.
     """
-    panel_words = LANES * values_per_word // 4
+    multiply, panel_words = make_multiply(arithmetic), LANES * values_per_word // 4
 
-    @device_function
+    @device_variant(arithmetic.name)
     def multiply_vectors(arguments: Any) -> None:
         product = _unpack(arguments)
         rows, steps = len(product.row_scales), product.depth // values_per_word
@@ -185,10 +186,8 @@ def _make_multiply_vectors(multiply: Any, values_per_word: int) -> Any:
     return multiply_vectors
 
 
-_vnni_vectors = _make_multiply_vectors(
-    make_multiply(Vnni(16 if _CPU.get("avx512vnni") else 8)), values_per_word=4
-)
-_avx2_vectors = _make_multiply_vectors(make_multiply(Avx2()), values_per_word=2)
+_vnni_vectors = _make_multiply_vectors(Vnni(16 if _CPU.get("avx512vnni") else 8), values_per_word=4)
+_avx2_vectors = _make_multiply_vectors(Avx2(), values_per_word=2)
 
 
 def _multiply_with_vnni(arguments: Any) -> None:

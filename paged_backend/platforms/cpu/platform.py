@@ -11,6 +11,7 @@ from paged_backend.platforms.cpu import layers
 from paged_backend.platforms.cpu.amx_linear import AmxLinear
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
+from paged_backend.platforms.cpu.kv_formats import STORED_NUMBERS
 from paged_backend.platforms.cpu.linear import CpuLinear
 from paged_backend.platforms.torch.platform import TorchPlatform
 
@@ -21,6 +22,7 @@ class CpuPlatform(TorchPlatform):
     def __init__(self) -> None:
         super().__init__(torch.float32)
         self.layers = layers
+        self.kv_dtypes = tuple(STORED_NUMBERS)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""

@@ -39,6 +39,29 @@ _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function that only kernels call; numba infers its types."""
+    if function.__closure__ is not None:
+        raise TypeError(f"{function.__qualname__} needs device_variant, as it is a closure")
+    return _njit(function)
+
+
+def device_variant(variant: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function that differs from others of its name by what it closes over.
+
+    Kernels that are loaded from the disk share code of the same name. numba's names hold a counter
+    of the process that compiled a function, which does not tell closures apart.
+
+    Args:
+        variant: becomes a part of the compiled name.
+    """
+
+    def compile_variant(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__qualname__ = f"{function.__qualname__}.{variant}"
+        return _njit(function)
+
+    return compile_variant
+
+
+def _njit(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled: Callable[..., Any] = numba.njit(
         no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
     )(function)

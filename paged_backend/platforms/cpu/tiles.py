@@ -17,7 +17,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
-from paged_backend.platforms.cpu.threads import device_function
+from paged_backend.platforms.cpu.threads import device_function, device_variant
 
 LANES = 16  # columns of a panel
 _NARROW_LANES = 8
@@ -188,7 +188,7 @@ def make_multiply(arithmetic: Arithmetic) -> Any:
 
         return types.void(*[types.int64] * 11), generate
 
-    @device_function
+    @device_variant(arithmetic.name)
     def multiply(
         rows: int,
         columns: int,
