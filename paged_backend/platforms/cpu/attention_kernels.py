@@ -23,7 +23,7 @@ from paged_backend.platforms.cpu.kv_formats import (
     StoredNumbers,
     quotient,
 )
-from paged_backend.platforms.cpu.math import exp2
+from paged_backend.platforms.cpu.math import exp2, maximum
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     array_at,
@@ -139,7 +139,7 @@ def _make_write(stored: StoredNumbers) -> Any:
             return step.scales[0, kind, head, offset]
         highest = np.float32(0.0)
         for i in range(len(numbers)):
-            highest = max(highest, abs(numbers[i]))
+            highest = maximum(highest, abs(numbers[i]))
         scale = quotient(highest, largest) if highest > 0 else _ONE
         step.scales[block, kind, head, offset] = scale
         return scale
@@ -216,28 +216,27 @@ def _cap(scratch: _Scratch, rows: int, num_keys: int, softcap: Any) -> None:
 @device_function
 def _weigh(scratch: _Scratch, row: int, first: int, last: int, num_keys: int) -> None:
     """Turn a row's scores into weights relative to its maximum; 0 outside `first` to `last`."""
+    last = max(first, last)
+    sums, all_scores = scratch.sums[row], scratch.scores[row]
+    for i in range(first):
+        all_scores[i] = 0.0
+    for i in range(last, num_keys):
+        all_scores[i] = 0.0
+    scores = all_scores[first:last]  # a loop over a slice is vectorized, as its index is positive
     old = scratch.maxima[row]
     highest = old
-    for i in range(first, last):
-        highest = max(highest, scratch.scores[row, i])
+    for i in range(len(scores)):
+        highest = maximum(highest, scores[i])
     total = np.float32(0.0)
-    for i in range(first, last):
-        weight = exp2(scratch.scores[row, i] - highest)
-        scratch.scores[row, i] = weight
+    for i in range(len(scores)):
+        weight = exp2(scores[i] - highest)
+        scores[i] = weight
         total += weight
-    for i in range(first):
-        scratch.scores[row, i] = 0.0
-    for i in range(max(first, last), num_keys):
-        scratch.scores[row, i] = 0.0
-    if highest > old:
-        shrink = exp2(old - highest)
-        total += scratch.totals[row] * shrink
-        for i in range(scratch.sums.shape[1]):
-            scratch.sums[row, i] *= shrink
-    else:
-        total += scratch.totals[row]
+    shrink = exp2(old - highest)  # 1 if the maximum has not changed
+    for i in range(len(sums)):
+        sums[i] *= shrink
     scratch.maxima[row] = highest
-    scratch.totals[row] = total
+    scratch.totals[row] = scratch.totals[row] * shrink + total
 
 
 @device_function
@@ -267,22 +266,36 @@ def _make_attend(stored: StoredNumbers) -> Any:
                 scores[i] *= scales[i] * factor
 
     @device_variant(stored.name)
+    def keys_of(step: _Step, seq: int, head: int, position: int) -> Any:
+        """Return the address of the keys of a head in the block that holds a position."""
+        _, kv_heads, head_dim, block_size = step.keys.shape
+        block = step.table[seq, position // block_size] * kv_heads + head
+        return np.int64(step.keys.ctypes.data) + block * head_dim * block_size * size
+
+    @device_variant(stored.name)
     def score(
         step: _Step, scratch: _Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
     ) -> None:
-        """Multiply queries by the keys of a chunk, block by block."""
-        kv_heads, head_dim, block_size = step.keys.shape[1:]
-        for offset in range(0, num_keys, block_size):
-            block = step.table[seq, (base + offset) // block_size]
+        """Multiply queries by the keys of a chunk, one or two blocks at a time."""
+        head_dim, block_size = step.keys.shape[2:]
+        offset = 0
+        while offset < num_keys:
+            keys = keys_of(step, seq, head, base + offset)
+            count, next_panel = 1, LANES * size // 4
+            # Two panels take fewer instructions; the next one may be anywhere.
+            if block_size == LANES and offset + LANES < num_keys:
+                count = 2
+                next_panel = (keys_of(step, seq, head, base + offset + LANES) - keys) // 4
             multiply(
-                *(rows, block_size, np.int64(scratch.queries.ctypes.data), head_dim),
-                np.int64(step.keys.ctypes.data)
-                + (block * kv_heads + head) * head_dim * block_size * size,
-                *(block_size * size // 4, LANES * size // 4),
+                *(rows, count * block_size, np.int64(scratch.queries.ctypes.data), head_dim),
+                *(keys, block_size * size // 4, next_panel),
                 np.int64(scratch.scores.ctypes.data) + offset * 4,
                 *(scratch.scores.shape[1], head_dim, np.int64(0)),
             )
-            if has_scales:
+            offset += count * block_size
+        if has_scales:
+            for offset in range(0, num_keys, block_size):
+                block = step.table[seq, (base + offset) // block_size]
                 scale_scores(step, scratch, rows, (block, 0, head), offset, block_size)
 
     @device_variant(stored.name)

@@ -22,6 +22,7 @@ from paged_backend.platforms.cpu.amx import (
     panels_at_once,
 )
 from paged_backend.platforms.cpu.int8 import Avx2, Vnni
+from paged_backend.platforms.cpu.math import maximum
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     array_at,
@@ -72,7 +73,7 @@ def _quantize_row(x: Any, values: Any, offset: int) -> Any:
     """Round a row to int8 plus an offset; returns its scale."""
     largest = np.float32(0.0)
     for i in range(len(x)):
-        largest = max(largest, abs(x[i]))
+        largest = maximum(largest, abs(x[i]))
     factor = _quotient(_LARGEST, largest) if largest > 0 else np.float32(0.0)
     for i in range(len(x)):
         values[i] = _rounded(x[i], factor) + offset
