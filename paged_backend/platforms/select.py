@@ -34,11 +34,9 @@ def select_platform(device: str, dtype: str, checkpoint_dtype: torch.dtype) -> P
 
         return CpuPlatform()
     if number_type == torch.bfloat16:
-        from paged_backend.platforms.cpu.amx import has_amx
-        from paged_backend.platforms.cpu.platform import AmxPlatform
+        from paged_backend.platforms.cpu.platform import BFloat16Platform
 
-        if has_amx():
-            return AmxPlatform()
+        return BFloat16Platform()
     from paged_backend.platforms.torch.platform import TorchPlatform
 
     return TorchPlatform(number_type)

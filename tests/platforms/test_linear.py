@@ -8,13 +8,11 @@ from torch import Tensor
 
 from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.platforms.base import Platform
-from paged_backend.platforms.cpu.amx import has_amx
-from paged_backend.platforms.cpu.platform import AmxPlatform, CpuPlatform
+from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
 from paged_backend.platforms.torch.platform import TorchPlatform
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
-needs_amx = pytest.mark.skipif(not has_amx(), reason="needs a CPU with AMX")
-AMX = pytest.param(AmxPlatform(), marks=needs_amx, id="amx")
+BF16 = BFloat16Platform(amx=False)
 on_each_platform = pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "torch"])
 
 
@@ -81,7 +79,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         assert torch.equal(linear(x[-rows:]), together[-rows:])
 
 
-@pytest.mark.parametrize("platform", [CpuPlatform(), AMX])
+@pytest.mark.parametrize("platform", [CpuPlatform(), BF16], ids=["float32", "bf16"])
 @pytest.mark.parametrize("outputs", [16, 24, 48, 112, 125])
 def test_tiles_of_all_sizes_give_the_same_sums(platform: Platform, outputs: int) -> None:
     linear, _, _ = make(platform, 70, outputs)
@@ -91,7 +89,7 @@ def test_tiles_of_all_sizes_give_the_same_sums(platform: Platform, outputs: int)
         assert torch.equal(linear(x[:rows]), one_by_one[:rows])
 
 
-@pytest.mark.parametrize("platform", [*PLATFORMS, AMX])
+@pytest.mark.parametrize("platform", [*PLATFORMS, BF16], ids=["cpu", "torch", "bf16"])
 def test_rows_of_the_weight(platform: Platform) -> None:
     linear, weight, _ = make(platform, 20, 37)
     index = torch.tensor([36, 0, 15, 16, 36])

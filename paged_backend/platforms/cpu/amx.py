@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -21,7 +22,6 @@ from numba.extending import intrinsic
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
-    array_at,
     claim,
     device_function,
     floats,
@@ -53,13 +53,27 @@ def has_amx(numbers: str = "bf16") -> bool:
     return bool(libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
 
 
-def _tile_config() -> Any:
-    """Return the configuration of eight tiles: palette 1, 16 rows of 64 bytes each."""
+def tile_config(row_bytes: Sequence[int], rows: Sequence[int]) -> Any:
+    """Return a configuration of the eight tiles.
+
+    Args:
+        row_bytes: the size of a row of each tile.
+        rows: the number of rows of each tile.
+    """
     config = np.zeros(64, np.uint8)
-    config[0] = 1
-    config[16:32].view(np.uint16)[:] = 2 * DEPTH
-    config[48:56] = ROWS
+    config[0] = 1  # the palette
+    config[16:32].view(np.uint16)[:] = row_bytes
+    config[48:56] = rows
     return config
+
+
+def emit_instruction(builder: Any, name: str, *arguments: Any) -> None:
+    """Emit an instruction on tiles; tiles are named by constants of 8 bits."""
+    kinds = [argument.type for argument in arguments]
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_VOID, kinds), f"llvm.x86.{name}"
+    )
+    builder.call(function, arguments)
 
 
 def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any) -> None:
@@ -67,12 +81,7 @@ def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any
     config, a, a_stride, b, panel_stride, c, c_stride, steps = args
     a, b, c, config = (builder.inttoptr(address, _POINTER) for address in (a, b, c, config))
 
-    def run(name: str, *arguments: Any) -> None:
-        kinds = [argument.type for argument in arguments]
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VOID, kinds), f"llvm.x86.{name}"
-        )
-        builder.call(function, arguments)
+    run = functools.partial(emit_instruction, builder)
 
     def at(base: Any, stride: Any, index: int) -> Any:
         return builder.gep(base, [builder.mul(stride, INT64(index))])
@@ -152,22 +161,6 @@ multiply_int8_tile = _make_multiply_tile(_INT8_TILES)
 """Multiply tiles of unsigned (A) and signed (B) bytes; the result is int32."""
 
 
-def _round_rows(arguments: Any) -> None:
-    """Round rows of float32 to bf16, to the nearest number and ties to the even one."""
-    _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
-    x = array_at(x_at, (rows, inputs), np.uint32)
-    values = array_at(values_at, (rows, depth), np.uint16)
-    row = claim(arguments)
-    while row < rows:
-        for i in range(inputs):
-            bits = x[row, i]
-            odd = (bits >> np.uint32(16)) & np.uint32(1)
-            values[row, i] = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-        for i in range(inputs, depth):
-            values[row, i] = 0
-        row = claim(arguments)
-
-
 @device_function
 def _store(sums: Any, out: Any, rows: int, row: int, column: int, add: int) -> None:
     """Store the sums of some rows and up to `_WIDTH` columns, or add them."""
@@ -215,28 +208,15 @@ def panels_at_once(row_tiles: int, left: int) -> Any:
     return 2 if count == 3 else count
 
 
-TILE_CONFIG = _tile_config()
+TILE_CONFIG = tile_config([2 * DEPTH] * 8, [ROWS] * 8)
 """The configuration that the tile functions load."""
 
 
 @functools.cache
-def _kernels() -> tuple[ParallelKernel, ParallelKernel]:
+def _kernel() -> ParallelKernel:
     if not has_amx():  # the first instruction would end the process
         raise RuntimeError("this CPU has no AMX with bf16, or the kernel does not allow it")
-    return ParallelKernel(_round_rows), ParallelKernel(_multiply_panels)
-
-
-def round_to_bf16(x: int, values: int, rows: int, inputs: int, depth: int) -> None:
-    """Round rows to bf16 and pad them with zeros.
-
-    Args:
-        x: address of [rows, inputs] float32.
-        values: address of [rows, depth] bf16.
-        rows: number of rows.
-        inputs: size of a row of `x`.
-        depth: size of a row of `values`.
-    """
-    _kernels()[0](x, values, rows, inputs, depth)
+    return ParallelKernel(_multiply_panels)
 
 
 def multiply_panels(
@@ -254,4 +234,4 @@ def multiply_panels(
         steps: the depth in tiles.
         add: 1 to add to what C holds, else 0.
     """
-    _kernels()[1](TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, add)
+    _kernel()(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, add)

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
-from paged_backend.platforms.cpu.attention_kernels import LOWEST, attention_kernels
+from paged_backend.platforms.cpu.amx_attention import amx_kernels
+from paged_backend.platforms.cpu.attention_tiles import LOWEST
 from paged_backend.platforms.cpu.layers import norm_heads
+from paged_backend.platforms.cpu.vector_attention import vector_kernels
 
 _LOG2E = math.log2(math.e)
 _NO_WINDOW = 1 << 40
@@ -30,20 +32,26 @@ class _Place:
 
 
 class CpuAttention(AttentionBackend):
-    """Owns a pool of keys [layers, blocks, kv_heads, head_dim, block_size] and values
-    [layers, blocks, kv_heads, block_size, head_dim]; both are read along their last dimension.
+    """Owns a pool of keys and a pool of values [layers, blocks, kv_heads, head_dim * block_size].
 
+    Keys are [head_dim, block_size] there, and values are [block_size, head_dim]; both are read
+    along their last dimension. On AMX, pairs of numbers of the first dimension lie together.
     Scales, if each token and head has them, are [layers, blocks, 2, kv_heads, block_size] float32:
     those of the keys, then those of the values.
+
+    Args:
+        spec: the shape and format of the pool.
+        num_blocks: its number of blocks.
+        amx: compute on AMX units, which needs bf16 numbers and a shape that `fits`.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, *, amx: bool = False) -> None:
         self._spec = spec
         self._num_blocks = num_blocks
-        self._write, self._attend = attention_kernels(spec.dtype)
-        outer = (spec.num_layers, num_blocks, spec.num_kv_heads)
-        self._keys = torch.zeros(*outer, spec.head_dim, spec.block_size, dtype=spec.dtype)
-        self._values = torch.zeros(*outer, spec.block_size, spec.head_dim, dtype=spec.dtype)
+        self._write, self._attend = amx_kernels() if amx else vector_kernels(spec.dtype)
+        numbers = spec.head_dim * spec.block_size
+        shape = spec.num_layers, num_blocks, spec.num_kv_heads, numbers
+        self._keys, self._values = (torch.zeros(shape, dtype=spec.dtype) for _ in range(2))
         scale_blocks = num_blocks if spec.scales is KVScales.TOKEN_HEAD else 0
         self._scales = torch.ones(
             spec.num_layers, scale_blocks, 2, spec.num_kv_heads, spec.block_size

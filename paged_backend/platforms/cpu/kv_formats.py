@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from llvmlite import ir
 
 from paged_backend.platforms.cpu.threads import device_function, exact_function
-from paged_backend.platforms.cpu.tiles import Float32, make_multiply
+from paged_backend.platforms.cpu.tiles import Arithmetic, Float32
 
 _INT8, _INT16, _INT32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _FLOAT16, _FLOAT32 = ir.HalfType(), ir.FloatType()
@@ -83,7 +82,8 @@ def _to_float32(x: Any, scale: Any) -> Any:
 
 
 @device_function
-def _to_bfloat16(x: Any, scale: Any) -> Any:
+def to_bfloat16(x: Any, scale: Any) -> Any:
+    """Return the bits of the nearest bfloat16, of two of them the even one."""
     bits = np.float32(x).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
@@ -107,6 +107,26 @@ def _to_float8(x: Any, scale: Any) -> Any:
     return np.uint8((rounded - np.uint32(_FP8_BIAS)) | sign)
 
 
+@device_function
+def _key_place(i: int, offset: int, head_dim: int, block_size: int) -> Any:
+    return i * block_size + offset
+
+
+@device_function
+def _value_place(i: int, offset: int, head_dim: int, block_size: int) -> Any:
+    return offset * head_dim + i
+
+
+@device_function
+def _paired_key_place(i: int, offset: int, head_dim: int, block_size: int) -> Any:
+    return (i // 2 * block_size + offset) * 2 + i % 2
+
+
+@device_function
+def _paired_value_place(i: int, offset: int, head_dim: int, block_size: int) -> Any:
+    return (offset // 2 * head_dim + i) * 2 + offset % 2
+
+
 @dataclass(frozen=True, slots=True)
 class StoredNumbers:
     """One format.
@@ -115,30 +135,34 @@ class StoredNumbers:
         name: part of the names of the compiled functions; unique to the format.
         number: the numpy type of a stored number; its bytes count.
         convert: a device function that returns the stored number for a number and a scale.
-        multiply: see `make_multiply`; B has stored numbers, and strides count words of 4 bytes.
-        factor: B times this is the stored number.
+        key_place: a device function that returns the place of element `i` of the key of a block's
+            token `offset` among the numbers of a head in this block.
+        value_place: the same for values.
+        arithmetic: of products of float32 values and stored numbers.
+        factor: what the arithmetic takes for a stored number, times this, is the number.
         largest: the largest stored number; None if there are no scales.
     """
 
     name: str
     number: Any
     convert: Callable[..., Any]
-    multiply: Callable[..., Any]
+    key_place: Callable[..., Any] = _key_place
+    value_place: Callable[..., Any] = _value_place
+    arithmetic: Arithmetic = Float32()
     factor: float = 1.0
     largest: float | None = None
 
 
-FLOAT32 = StoredNumbers("float32", np.float32, _to_float32, make_multiply(Float32()))
-BFLOAT16 = StoredNumbers("bfloat16", np.uint16, _to_bfloat16, make_multiply(BFloat16()))
-INT8 = StoredNumbers("int8", np.int8, _to_int8, make_multiply(Int8()), largest=127.0)
+FLOAT32 = StoredNumbers("float32", np.float32, _to_float32)
+BFLOAT16 = StoredNumbers("bfloat16", np.uint16, to_bfloat16, arithmetic=BFloat16())
+INT8 = StoredNumbers("int8", np.int8, _to_int8, arithmetic=Int8(), largest=127.0)
 FLOAT8 = StoredNumbers(
-    "float8", np.uint8, _to_float8, make_multiply(Float8()), factor=256.0, largest=448.0
+    "float8", np.uint8, _to_float8, arithmetic=Float8(), factor=256.0, largest=448.0
 )
+BFLOAT16_PAIRS = StoredNumbers(
+    "bfloat16_pairs", np.uint16, to_bfloat16, _paired_key_place, _paired_value_place
+)
+"""For AMX, which reads pairs of numbers that follow each other in the depth of a product.
 
-STORED_NUMBERS = {
-    torch.float32: FLOAT32,
-    torch.bfloat16: BFLOAT16,
-    torch.int8: INT8,
-    torch.float8_e4m3fn: FLOAT8,
-}
-"""The formats by the dtype of the pool."""
+They are pairs of elements of a key, and pairs of values of two tokens.
+"""

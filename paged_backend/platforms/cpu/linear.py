@@ -11,8 +11,14 @@ from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.in_place import InPlaceProduct
-from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
-from paged_backend.platforms.cpu.tiles import LANES, multiply, panels_at_once
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_variant, floats
+from paged_backend.platforms.cpu.tiles import (
+    LANES,
+    Arithmetic,
+    Float32,
+    make_multiply,
+    panels_at_once,
+)
 from paged_backend.platforms.torch.linear import TorchLinear
 
 
@@ -47,37 +53,55 @@ class CpuLinear(InPlaceProduct, TorchLinear):
         _linear(x.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *x.shape, self._outputs, add)
 
 
-@device_function
-def _multiply_last(
-    rows: int, columns: int, column: int, depth: int, x: int, weights: int, out: int, add: int
-) -> None:
-    """Multiply by the last panel, which is wider than the remaining columns."""
-    product = np.empty((rows, LANES), np.float32)
-    address = np.int64(product.ctypes.data)
-    multiply(rows, LANES, x, depth, weights, LANES, 0, address, LANES, depth, np.int64(0))
-    result = floats(out, (rows, columns))
-    for row in range(rows):
-        for lane in range(columns - column):
-            before = result[row, column + lane] if add else np.float32(0.0)
-            result[row, column + lane] = before + product[row, lane]
+def make_multiply_panels(arithmetic: Arithmetic) -> Any:
+    """Return the device function that multiplies rows by panels, and has float32 sums.
+
+    The arguments from the second one on: the addresses of the rows [rows, depth], of the panels
+    [columns / LANES, depth, LANES] and of the result [rows, columns] float32; the number of rows,
+    the depth in words, the number of columns, and 1 to add to what the result holds.
+    """
+    multiply = make_multiply(arithmetic)
+
+    @device_variant(arithmetic.name)
+    def multiply_last(
+        rows: int, columns: int, column: int, depth: int, x: int, weights: int, out: int, add: int
+    ) -> None:
+        """Multiply by the last panel, which is wider than the remaining columns."""
+        product = np.empty((rows, LANES), np.float32)
+        address = np.int64(product.ctypes.data)
+        multiply(rows, LANES, x, depth, weights, LANES, 0, address, LANES, depth, np.int64(0))
+        result = floats(out, (rows, columns))
+        for row in range(rows):
+            for lane in range(columns - column):
+                before = result[row, column + lane] if add else np.float32(0.0)
+                result[row, column + lane] = before + product[row, lane]
+
+    @device_variant(arithmetic.name)
+    def multiply_panels(arguments: Any) -> None:
+        """Compute the columns of the result that belong to some panels, then to the next ones."""
+        _, x, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
+        width = panels_at_once(rows) * LANES
+        column = claim(arguments) * width
+        while column < columns:
+            whole = min(width, (columns - column) // LANES * LANES)
+            weights = panels + column * depth * 4
+            multiply(
+                *(rows, whole, x, depth, weights, LANES, LANES * depth),
+                *(out + column * 4, columns, depth, add),
+            )
+            if whole < width and column + whole < columns:
+                last = column + whole
+                multiply_last(rows, columns, last, depth, x, panels + last * depth * 4, out, add)
+            column = claim(arguments) * width
+
+    return multiply_panels
+
+
+_float32_panels = make_multiply_panels(Float32())
 
 
 def _multiply_panels(arguments: Any) -> None:
-    """Compute the columns of the result that belong to some panels, then to the next ones."""
-    _, x, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
-    width = panels_at_once(rows) * LANES
-    column = claim(arguments) * width
-    while column < columns:
-        whole = min(width, (columns - column) // LANES * LANES)
-        weights = panels + column * depth * 4
-        multiply(
-            *(rows, whole, x, depth, weights, LANES, LANES * depth),
-            *(out + column * 4, columns, depth, add),
-        )
-        if whole < width and column + whole < columns:
-            last = column + whole
-            _multiply_last(rows, columns, last, depth, x, panels + last * depth * 4, out, add)
-        column = claim(arguments) * width
+    _float32_panels(arguments)
 
 
 _linear = ParallelKernel(_multiply_panels)

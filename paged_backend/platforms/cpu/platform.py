@@ -7,11 +7,11 @@ import torch
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearSpec
-from paged_backend.platforms.cpu import layers
-from paged_backend.platforms.cpu.amx_linear import AmxLinear
+from paged_backend.platforms.cpu import amx_attention, layers
+from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
+from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
-from paged_backend.platforms.cpu.kv_formats import STORED_NUMBERS
 from paged_backend.platforms.cpu.linear import CpuLinear
 from paged_backend.platforms.torch.platform import TorchPlatform
 
@@ -22,7 +22,7 @@ class CpuPlatform(TorchPlatform):
     def __init__(self) -> None:
         super().__init__(torch.float32)
         self.layers = layers
-        self.kv_dtypes = tuple(STORED_NUMBERS)
+        self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
@@ -37,16 +37,25 @@ class CpuPlatform(TorchPlatform):
         return CpuAttention(spec, num_blocks)
 
 
-class AmxPlatform(CpuPlatform):
-    """The same with the products of linear layers in bf16, on a CPU that has AMX.
+class BFloat16Platform(CpuPlatform):
+    """The same with bf16 weights, keys and values; hidden states stay in float32.
 
-    Hidden states, keys and values stay in float32.
+    Args:
+        amx: compute products and attention on AMX units. Without them, products round their inputs
+            to bf16, too, and attention computes in float32.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, amx: bool | None = None) -> None:
         super().__init__()
+        self._amx = has_amx() if amx is None else amx
         self.linear_dtype = torch.bfloat16
+        self.kv_dtypes = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
-        return AmxLinear(spec)
+        return BFloat16Linear(spec, amx=self._amx)
+
+    def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
+        """Create an attention backend with a KV pool of `num_blocks` blocks."""
+        amx = self._amx and spec.dtype == torch.bfloat16 and amx_attention.fits(spec)
+        return CpuAttention(spec, num_blocks, amx=amx)

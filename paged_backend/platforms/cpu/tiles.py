@@ -229,7 +229,3 @@ def make_multiply(arithmetic: Arithmetic) -> Any:
             column += panels * LANES if panels else _NARROW_LANES
 
     return multiply
-
-
-multiply = make_multiply(Float32())
-"""The product of float32 values; see `make_multiply`."""

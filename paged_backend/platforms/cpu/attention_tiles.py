@@ -1,4 +1,4 @@
-"""The kernels of paged attention on the CPU, compiled by numba; they read blocks in place.
+"""Paged attention on the CPU in tiles, compiled by numba; the kernels read blocks in place.
 
 The work is split into tiles: consecutive queries of one sequence with all query heads that share
 one KV head. A tile reads its keys in chunks with a running softmax. Chunks start at fixed
@@ -7,25 +7,17 @@ positions, so that a token's result does not depend on how its prompt was split 
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-import torch
 
-from paged_backend.platforms.cpu.kv_formats import (
-    BFLOAT16,
-    FLOAT8,
-    FLOAT32,
-    INT8,
-    StoredNumbers,
-    quotient,
-)
+from paged_backend.platforms.cpu.kv_formats import StoredNumbers, quotient
 from paged_backend.platforms.cpu.math import exp2, maximum
 from paged_backend.platforms.cpu.threads import (
-    ParallelKernel,
     array_at,
     claim,
     device_function,
@@ -34,10 +26,10 @@ from paged_backend.platforms.cpu.threads import (
     ints,
     longs,
 )
-from paged_backend.platforms.cpu.tiles import LANES
 
-_TILE_ROWS = 24  # query rows (queries x heads of a group) that share one pass over the keys
-_CHUNK = 128  # keys between two updates of the running softmax
+CHUNK = 128
+"""Keys between two updates of the running softmax, if a block is not larger."""
+
 _NUM_ARGUMENTS = 25
 _ONE = np.float32(1.0)
 _TWO_LOG2E = np.float32(2 * math.log2(math.e))
@@ -45,7 +37,7 @@ LOWEST = np.float32(-1e30)
 """Stands for minus infinity, which fast-math rules out."""
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """The arguments of a kernel as arrays."""
 
     qkv: Any  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
@@ -54,18 +46,19 @@ class _Step(NamedTuple):
     seq_lens: Any  # [num_seqs]
     table: Any  # [num_seqs, table_width]
     slots: Any  # [num_tokens]
-    keys: Any  # [num_blocks, num_kv_heads, head_dim, block_size]
-    values: Any  # [num_blocks, num_kv_heads, block_size, head_dim]
+    keys: Any  # [num_blocks, num_kv_heads, head_dim * block_size]
+    values: Any  # the same
     scales: Any  # [num_blocks or 1, 2, num_kv_heads, block_size], of the keys, then of the values
     own_scales: Any  # 1 if each block has scales, else 0
     sinks: Any  # [num_heads]
     out: Any  # [num_tokens, num_heads, head_dim]
+    block_size: Any
     scale: Any
     softcap: Any  # 0 for none
     window: Any
 
 
-class _Scratch(NamedTuple):
+class Scratch(NamedTuple):
     """The memory of a thread for its present tile; a row is one query with one head."""
 
     queries: Any  # [rows, head_dim], rotated and scaled
@@ -73,10 +66,14 @@ class _Scratch(NamedTuple):
     sums: Any  # [rows, head_dim] of weighted values
     maxima: Any  # [rows] highest score so far
     totals: Any  # [rows] sum of the weights so far
+    rounded_queries: Any  # [rows, head_dim] uint16; this and the rest serve products that need it
+    rounded_weights: Any  # [rows, keys of a chunk] uint16
+    last_values: Any  # [16 * head_dim] uint16
+    addresses: Any  # [keys of a chunk] int64
 
 
 @device_function
-def _unpack(arguments: Any, number: Any) -> _Step:
+def unpack(arguments: Any, number: Any) -> Step:
     (
         _,
         qkv,
@@ -105,32 +102,34 @@ def _unpack(arguments: Any, number: Any) -> _Step:
         window,
     ) = numba.carray(arguments, _NUM_ARGUMENTS)
     num_scales = num_blocks if own_scales else 1
-    return _Step(
+    return Step(
         floats(qkv, (num_tokens, heads + 2 * kv_heads, head_dim)),
         floats(cos_sin_cache, (max_positions, head_dim)),
         ints(starts, (num_seqs + 1,)),
         ints(seq_lens, (num_seqs,)),
         ints(table, (num_seqs, table_width)),
         longs(slots, (num_tokens,)),
-        array_at(keys, (num_blocks, kv_heads, head_dim, block_size), number),
-        array_at(values, (num_blocks, kv_heads, block_size, head_dim), number),
+        array_at(keys, (num_blocks, kv_heads, head_dim * block_size), number),
+        array_at(values, (num_blocks, kv_heads, head_dim * block_size), number),
         floats(scales, (num_scales, 2, kv_heads, block_size)),
         own_scales,
         floats(sinks, (heads,)),
         floats(out, (num_tokens, heads, head_dim)),
+        block_size,
         np.float32(np.int64(scale_bits).view(np.float64)),
         np.float32(np.int64(softcap_bits).view(np.float64)),
         window,
     )
 
 
-def _make_write(stored: StoredNumbers) -> Any:
+def make_write(stored: StoredNumbers) -> Any:
     """Return the device function that writes keys, rotated, and values to their slots."""
     number, convert, has_scales = stored.number, stored.convert, stored.largest is not None
+    key_place, value_place = stored.key_place, stored.value_place
     largest = np.float32(stored.largest or 1.0)
 
     @device_variant(stored.name)
-    def scale_of(step: _Step, numbers: Any, place: Any) -> Any:
+    def scale_of(step: Step, numbers: Any, place: Any) -> Any:
         """Return the scale of a head of a token, computed and stored if each one has its scale."""
         block, kind, head, offset = place
         if not has_scales:
@@ -145,8 +144,8 @@ def _make_write(stored: StoredNumbers) -> Any:
         return scale
 
     @device_variant(stored.name)
-    def write_token(step: _Step, key: Any, token: int, position: int, slot: int) -> None:
-        kv_heads, head_dim, block_size = step.keys.shape[1], step.keys.shape[2], step.keys.shape[3]
+    def write_token(step: Step, key: Any, token: int, position: int, slot: int) -> None:
+        kv_heads, head_dim, block_size = step.keys.shape[1], step.out.shape[2], step.block_size
         block, offset = slot // block_size, slot % block_size
         half = head_dim // 2
         for head in range(kv_heads):
@@ -157,17 +156,18 @@ def _make_write(stored: StoredNumbers) -> Any:
                 key[i] = x * cos - y * sin
                 key[half + i] = y * cos + x * sin
             scale = scale_of(step, key, (block, 0, head, offset))
+            keys, values = step.keys[block, head], step.values[block, head]
             for i in range(head_dim):
-                step.keys[block, head, i, offset] = convert(key[i], scale)
+                keys[key_place(i, offset, head_dim, block_size)] = convert(key[i], scale)
             value = step.qkv[token, step.out.shape[1] + kv_heads + head]
             scale = scale_of(step, value, (block, 1, head, offset))
             for i in range(head_dim):
-                step.values[block, head, offset, i] = convert(value[i], scale)
+                values[value_place(i, offset, head_dim, block_size)] = convert(value[i], scale)
 
     @device_variant(stored.name)
     def write(arguments: Any) -> None:
-        step = _unpack(arguments, number)
-        key = np.empty(step.keys.shape[2], np.float32)
+        step = unpack(arguments, number)
+        key = np.empty(step.out.shape[2], np.float32)
         token = claim(arguments)
         seq = 0
         while token < len(step.slots):
@@ -183,7 +183,7 @@ def _make_write(stored: StoredNumbers) -> Any:
 
 @device_function
 def _load(
-    step: _Step, scratch: _Scratch, start: int, rows: int, position: int, head: int, group: int
+    step: Step, scratch: Scratch, start: int, rows: int, position: int, head: int, group: int
 ) -> None:
     """Gather a tile's queries, rotated and scaled, and clear its state."""
     half = scratch.queries.shape[1] // 2
@@ -203,7 +203,7 @@ def _load(
 
 
 @device_function
-def _cap(scratch: _Scratch, rows: int, num_keys: int, softcap: Any) -> None:
+def _cap(scratch: Scratch, rows: int, num_keys: int, softcap: Any) -> None:
     """Replace scores by softcap * tanh(score / softcap)."""
     for row in range(rows):
         for i in range(num_keys):
@@ -214,7 +214,7 @@ def _cap(scratch: _Scratch, rows: int, num_keys: int, softcap: Any) -> None:
 
 
 @device_function
-def _weigh(scratch: _Scratch, row: int, first: int, last: int, num_keys: int) -> None:
+def _weigh(scratch: Scratch, row: int, first: int, last: int, num_keys: int) -> None:
     """Turn a row's scores into weights relative to its maximum; 0 outside `first` to `last`."""
     last = max(first, last)
     sums, all_scores = scratch.sums[row], scratch.scores[row]
@@ -240,7 +240,7 @@ def _weigh(scratch: _Scratch, row: int, first: int, last: int, num_keys: int) ->
 
 
 @device_function
-def _store(step: _Step, scratch: _Scratch, start: int, rows: int, head: int, group: int) -> None:
+def _store(step: Step, scratch: Scratch, start: int, rows: int, head: int, group: int) -> None:
     for row in range(rows):
         inverse = _ONE / scratch.totals[row]
         query, member = start + row // group, head * group + row % group
@@ -248,85 +248,39 @@ def _store(step: _Step, scratch: _Scratch, start: int, rows: int, head: int, gro
             step.out[query, member, i] = scratch.sums[row, i] * inverse
 
 
-def _make_attend(stored: StoredNumbers) -> Any:
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The two matrix products of attention, as device functions.
+
+    Attributes:
+        rows: query rows (queries times heads of a group) that share one pass over the keys.
+        prepare: (step, scratch, rows), called when the queries of a tile are loaded.
+        score: (step, scratch, rows, seq, head, base, num_keys); multiplies queries by the keys from
+            position `base` on. Scores after `num_keys` may be anything.
+        add_values: the same arguments; adds the values, weighted by the scores, to the sums.
+    """
+
+    rows: int
+    prepare: Callable[..., Any]
+    score: Callable[..., Any]
+    add_values: Callable[..., Any]
+
+
+def make_attend(stored: StoredNumbers, products: Products) -> Any:
     """Return the device function that attends one tile after the other."""
-    number, multiply, has_scales = stored.number, stored.multiply, stored.largest is not None
-    size, factor = np.dtype(stored.number).itemsize, np.float32(stored.factor)
-
-    @device_variant(stored.name)
-    def scale_scores(
-        step: _Step, scratch: _Scratch, rows: int, place: Any, offset: int, num_keys: int
-    ) -> None:
-        """Multiply scores, or weights, by the scales of a block's keys, or values."""
-        block, kind, head = place
-        scales = step.scales[block if step.own_scales else 0, kind, head]
-        for row in range(rows):
-            scores = scratch.scores[row, offset:]
-            for i in range(num_keys):
-                scores[i] *= scales[i] * factor
-
-    @device_variant(stored.name)
-    def keys_of(step: _Step, seq: int, head: int, position: int) -> Any:
-        """Return the address of the keys of a head in the block that holds a position."""
-        _, kv_heads, head_dim, block_size = step.keys.shape
-        block = step.table[seq, position // block_size] * kv_heads + head
-        return np.int64(step.keys.ctypes.data) + block * head_dim * block_size * size
-
-    @device_variant(stored.name)
-    def score(
-        step: _Step, scratch: _Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
-    ) -> None:
-        """Multiply queries by the keys of a chunk, one or two blocks at a time."""
-        head_dim, block_size = step.keys.shape[2:]
-        offset = 0
-        while offset < num_keys:
-            keys = keys_of(step, seq, head, base + offset)
-            count, next_panel = 1, LANES * size // 4
-            # Two panels take fewer instructions; the next one may be anywhere.
-            if block_size == LANES and offset + LANES < num_keys:
-                count = 2
-                next_panel = (keys_of(step, seq, head, base + offset + LANES) - keys) // 4
-            multiply(
-                *(rows, count * block_size, np.int64(scratch.queries.ctypes.data), head_dim),
-                *(keys, block_size * size // 4, next_panel),
-                np.int64(scratch.scores.ctypes.data) + offset * 4,
-                *(scratch.scores.shape[1], head_dim, np.int64(0)),
-            )
-            offset += count * block_size
-        if has_scales:
-            for offset in range(0, num_keys, block_size):
-                block = step.table[seq, (base + offset) // block_size]
-                scale_scores(step, scratch, rows, (block, 0, head), offset, block_size)
-
-    @device_variant(stored.name)
-    def add_values(
-        step: _Step, scratch: _Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
-    ) -> None:
-        """Add the values of a chunk, weighted, to the sums, block by block."""
-        kv_heads, block_size, head_dim = step.values.shape[1:]
-        for offset in range(0, num_keys, block_size):
-            block = step.table[seq, (base + offset) // block_size]
-            here = min(block_size, num_keys - offset)
-            if has_scales:
-                scale_scores(step, scratch, rows, (block, 1, head), offset, here)
-            multiply(
-                *(rows, head_dim, np.int64(scratch.scores.ctypes.data) + offset * 4),
-                scratch.scores.shape[1],
-                np.int64(step.values.ctypes.data)
-                + (block * kv_heads + head) * head_dim * block_size * size,
-                *(head_dim * size // 4, LANES * size // 4),
-                *(np.int64(scratch.sums.ctypes.data), head_dim, here, np.int64(1)),
-            )
+    number, most_rows = stored.number, products.rows
+    prepare, score, add_values = products.prepare, products.score, products.add_values
 
     @device_variant(stored.name)
     def attend_tile(
-        step: _Step, scratch: _Scratch, seq: int, start: int, count: int, head: int, group: int
+        step: Step, scratch: Scratch, seq: int, start: int, count: int, head: int, group: int
     ) -> None:
         """Attend the queries from row `start` of the batch on, with the heads of one KV head."""
         rows, chunk = count * group, scratch.scores.shape[1]
         position = step.seq_lens[seq] - step.starts[seq + 1] + start
         end = position + count
         _load(step, scratch, start, rows, position, head, group)
+        prepare(step, scratch, rows)
         for base in range(max(0, position - step.window + 1) // chunk * chunk, end, chunk):
             num_keys = min(chunk, end - base)
             score(step, scratch, rows, seq, head, base, num_keys)
@@ -341,17 +295,22 @@ def _make_attend(stored: StoredNumbers) -> Any:
 
     @device_variant(stored.name)
     def attend(arguments: Any) -> None:
-        step = _unpack(arguments, number)
-        kv_heads, head_dim = step.keys.shape[1], step.keys.shape[2]
+        step = unpack(arguments, number)
+        kv_heads, head_dim = step.keys.shape[1], step.out.shape[2]
         group = step.out.shape[1] // kv_heads
-        tile_queries = max(1, _TILE_ROWS // group)
-        rows = tile_queries * group
-        scratch = _Scratch(
+        tile_queries = max(1, most_rows // group)
+        rows = (max(most_rows, tile_queries * group) + 15) // 16 * 16
+        chunk = max(CHUNK, step.block_size)
+        scratch = Scratch(
             np.empty((rows, head_dim), np.float32),
-            np.empty((rows, max(_CHUNK, step.keys.shape[3])), np.float32),
+            np.empty((rows, chunk), np.float32),
             np.empty((rows, head_dim), np.float32),
             np.empty(rows, np.float32),
             np.empty(rows, np.float32),
+            np.empty((rows, head_dim), np.uint16),
+            np.empty((rows, chunk), np.uint16),
+            np.empty(16 * head_dim, np.uint16),
+            np.empty(chunk, np.int64),
         )
         claimed = claim(arguments)
         tile = 0
@@ -365,60 +324,3 @@ def _make_attend(stored: StoredNumbers) -> Any:
                     tile += 1
 
     return attend
-
-
-_write_f32, _attend_f32 = _make_write(FLOAT32), _make_attend(FLOAT32)
-_write_bf16, _attend_bf16 = _make_write(BFLOAT16), _make_attend(BFLOAT16)
-_write_int8, _attend_int8 = _make_write(INT8), _make_attend(INT8)
-_write_fp8, _attend_fp8 = _make_write(FLOAT8), _make_attend(FLOAT8)
-
-
-# numba caches compiled functions on disk only if they are global.
-def _write_float32(arguments: Any) -> None:
-    _write_f32(arguments)
-
-
-def _attend_float32(arguments: Any) -> None:
-    _attend_f32(arguments)
-
-
-def _write_bfloat16(arguments: Any) -> None:
-    _write_bf16(arguments)
-
-
-def _attend_bfloat16(arguments: Any) -> None:
-    _attend_bf16(arguments)
-
-
-def _write_int8s(arguments: Any) -> None:
-    _write_int8(arguments)
-
-
-def _attend_int8s(arguments: Any) -> None:
-    _attend_int8(arguments)
-
-
-def _write_float8(arguments: Any) -> None:
-    _write_fp8(arguments)
-
-
-def _attend_float8(arguments: Any) -> None:
-    _attend_fp8(arguments)
-
-
-_FUNCTIONS = {
-    torch.float32: (_write_float32, _attend_float32),
-    torch.bfloat16: (_write_bfloat16, _attend_bfloat16),
-    torch.int8: (_write_int8s, _attend_int8s),
-    torch.float8_e4m3fn: (_write_float8, _attend_float8),
-}
-
-
-@functools.cache
-def attention_kernels(dtype: torch.dtype) -> tuple[ParallelKernel, ParallelKernel]:
-    """Return the kernels for a dtype of the pool: one writes keys and values, the other attends.
-
-    Both have the same arguments, which are those of `_unpack` without the first one.
-    """
-    write, attend = _FUNCTIONS[dtype]
-    return ParallelKernel(write), ParallelKernel(attend)

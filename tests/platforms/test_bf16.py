@@ -1,0 +1,89 @@
+"""bf16 on the CPU: products with vector instructions and on AMX units, which may be emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from oracle import make_engine, mixed_work, run, tokens_of
+from platforms.amx_emulation import amx_or_emulation
+from platforms.test_linear import make
+
+from paged_backend.llm import LLM
+from paged_backend.platforms.base import Platform
+from paged_backend.platforms.cpu import bf16_linear
+from paged_backend.platforms.cpu.bf16_kernels import product_kernel
+from paged_backend.platforms.cpu.platform import BFloat16Platform
+from paged_backend.platforms.select import select_platform
+from paged_backend.sampling_params import SamplingParams
+from paged_backend.tools.demo import load_questions
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["vectors", "amx"])
+def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    with amx_or_emulation() if request.param else nullcontext():
+        yield BFloat16Platform(amx=request.param)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 40), (512, 200), (1409, 257)])
+@pytest.mark.parametrize("rows", [0, 1, 2, 16, 17, 33, 100])
+def test_a_product_is_exact_but_for_its_float32_sums(
+    platform: Platform, rows: int, inputs: int, outputs: int, bias: bool
+) -> None:
+    linear, weight, offset = make(platform, inputs, outputs, bias=bias)
+    x, residual = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    wanted = x.bfloat16().double() @ weight.t() + offset
+    torch.testing.assert_close(linear(x).double(), wanted, atol=2e-4, rtol=1e-5)
+    total = residual.clone()
+    linear.add_to(total, x)
+    torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
+
+
+def test_a_product_does_not_depend_on_the_other_rows(platform: Platform) -> None:
+    linear, _, _ = make(platform, 70, 125)
+    x = torch.randn(60, 70)
+    one_by_one = torch.cat([linear(row) for row in x.split(1)])
+    for rows in (2, 15, 16, 17, 33, 60):
+        assert torch.equal(linear(x[:rows]), one_by_one[:rows])
+
+
+def test_products_without_an_instruction_for_bf16() -> None:
+    """AVX2, and AVX-512 without BF16, multiply the two values of a pair one after the other."""
+    linear, weight, _ = make(BFloat16Platform(amx=False), 64, 48)
+    x = torch.randn(5, 64)
+    with patch.object(bf16_linear, "product_kernel", partial(product_kernel, native=False)):
+        got = linear(x)
+    wanted = x.bfloat16().double() @ weight.t()
+    torch.testing.assert_close(got.double(), wanted, atol=2e-4, rtol=1e-5)
+
+
+def test_tokens_depend_on_neither_batch_nor_chunks(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    work = mixed_work(9)
+    together = tokens_of(run(make_engine(tmp_path, dtype="bfloat16"), work))
+    chunked = make_engine(tmp_path, dtype="bfloat16", max_num_batched_tokens=7, max_num_seqs=3)
+    assert chunked.executor.info.dtype == "bfloat16"
+    assert tokens_of(run(chunked, work)) == together
+
+
+def test_the_demo_model_answers_every_question_as_in_float32() -> None:
+    questions = load_questions()
+    prompts = [question.question for question in questions]
+    params = SamplingParams(temperature=0, max_tokens=64)
+    answers = LLM("demo", dtype="bfloat16").generate(prompts, params)
+    assert [answer.outputs[0].text for answer in answers] == [
+        f"\n{question.answer}" for question in questions
+    ]
+
+
+def test_cpus_compute_in_bf16_if_asked() -> None:
+    platform = select_platform("cpu", "bfloat16", torch.float32)
+    assert type(platform) is BFloat16Platform
+    assert platform.linear_dtype == torch.bfloat16
