@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,8 +15,6 @@ from platforms.test_linear import make
 
 from paged_backend.llm import LLM
 from paged_backend.platforms.base import Platform
-from paged_backend.platforms.cpu import bf16_linear
-from paged_backend.platforms.cpu.bf16_kernels import product_kernel
 from paged_backend.platforms.cpu.platform import BFloat16Platform
 from paged_backend.platforms.select import select_platform
 from paged_backend.sampling_params import SamplingParams
@@ -52,16 +48,6 @@ def test_a_product_does_not_depend_on_the_other_rows(platform: Platform) -> None
     one_by_one = torch.cat([linear(row) for row in x.split(1)])
     for rows in (2, 15, 16, 17, 33, 60):
         assert torch.equal(linear(x[:rows]), one_by_one[:rows])
-
-
-def test_products_without_an_instruction_for_bf16() -> None:
-    """AVX2, and AVX-512 without BF16, multiply the two values of a pair one after the other."""
-    linear, weight, _ = make(BFloat16Platform(amx=False), 64, 48)
-    x = torch.randn(5, 64)
-    with patch.object(bf16_linear, "product_kernel", partial(product_kernel, native=False)):
-        got = linear(x)
-    wanted = x.bfloat16().double() @ weight.t()
-    torch.testing.assert_close(got.double(), wanted, atol=2e-4, rtol=1e-5)
 
 
 def test_tokens_depend_on_neither_batch_nor_chunks(tmp_path: Path) -> None:

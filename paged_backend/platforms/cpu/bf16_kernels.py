@@ -10,57 +10,43 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
+from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
+from torch import Tensor
 
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.linear import make_multiply_panels
-from paged_backend.platforms.cpu.threads import ParallelKernel, array_at, claim, floats
-from paged_backend.platforms.cpu.tiles import Float32
+from paged_backend.platforms.cpu.llvm import INT64
+from paged_backend.platforms.cpu.threads import (
+    ParallelKernel,
+    array_at,
+    claim,
+    device_function,
+    floats,
+)
+from paged_backend.platforms.cpu.tiles import LANES, Float32
 
-_INT32, _FLOAT32 = ir.IntType(32), ir.FloatType()
-_HAS_PRODUCTS = bool(get_host_cpu_features().get("avx512bf16"))
-
-
-class _BFloat16(ir.Type):  # type: ignore[misc]  # llvmlite has no types
-    """LLVM's type of a bf16 number, which llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat16)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat16)
+_INT32 = ir.IntType(32)
+_MANY_ROWS = 12  # from here on, converting the weights first is faster
 
 
 class BFloat16Pairs(Float32):
     """Two bf16 values in a word of A and of B, with float32 sums; see `Arithmetic`.
 
-    Args:
-        native: use the instruction of AVX512-BF16, instead of two float32 products.
+    The instruction of AVX512-BF16 is not used: at one row it is as fast as this, and at more rows
+    it is slower than float32 (measured on a Xeon of 2023).
     """
 
-    def __init__(self, *, native: bool) -> None:
-        self.name = "bf16_pairs" if native else "bf16_pairs_f32"
-        self._native = native
+    name = "bf16_pairs"
 
     def multiply_add(self, builder: Any, total: Any, a: Any, b: Any) -> Any:
         """See `Arithmetic.multiply_add`."""
-        lanes = total.type.count
-        if not self._native:
-            for half in (_low_half, _high_half):
-                total = super().multiply_add(builder, total, half(builder, a), half(builder, b))
-            return total
-        pairs = ir.VectorType(_BFloat16(), 2 * lanes)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(total.type, [total.type, pairs, pairs]),
-            f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}",
-        )
-        return builder.call(function, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
+        for half in (_low_half, _high_half):
+            total = super().multiply_add(builder, total, half(builder, a), half(builder, b))
+        return total
 
 
 def _low_half(builder: Any, pairs: Any) -> Any:
@@ -91,35 +77,93 @@ def _round_rows(arguments: Any) -> None:
         row = claim(arguments)
 
 
-_native_panels = make_multiply_panels(BFloat16Pairs(native=True))
-_float32_panels = make_multiply_panels(BFloat16Pairs(native=False))
+def _round_rows_in_float32(arguments: Any) -> None:
+    """Round rows of float32 to numbers that bf16 has, and pad them with zeros."""
+    _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
+    x = floats(x_at, (rows, inputs))
+    values = array_at(values_at, (rows, depth), np.uint32)
+    row = claim(arguments)
+    while row < rows:
+        for i in range(inputs):
+            values[row, i] = np.uint32(to_bfloat16(x[row, i], np.float32(1.0))) << np.uint32(16)
+        for i in range(inputs, depth):
+            values[row, i] = 0
+        row = claim(arguments)
 
 
-def _multiply_native(arguments: Any) -> None:
-    _native_panels(arguments)
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _unpack_rows(context: Any, source: Any, target: Any, rows: Any) -> Any:
+    """Convert rows of LANES pairs, at an address, to twice as many rows of LANES float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), LANES).as_pointer()
+        pairs, words = (builder.inttoptr(address, vector) for address in args[:2])
+        with cgutils.for_range(builder, args[2]) as row:
+            row_of_pairs = builder.load(builder.gep(pairs, [row.index]), align=4)
+            for i, half in enumerate((_low_half, _high_half)):
+                place = builder.add(builder.mul(row.index, INT64(2)), INT64(i))
+                unpacked = half(builder, row_of_pairs)
+                builder.store(unpacked, builder.gep(words, [place]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
 
 
-def _multiply_in_float32(arguments: Any) -> None:
-    _float32_panels(arguments)
+@device_function
+def _unpack(panels: int, numbers: int, memory: Any) -> Any:
+    """Convert panels of pairs to panels of float32 words."""
+    address = np.int64(memory.ctypes.data)
+    _unpack_rows(panels, address, numbers // (2 * LANES))
+    return address
 
 
-@functools.cache
-def rounding_kernel() -> ParallelKernel:
-    """Return the kernel that rounds rows to bf16 and pads them with zeros.
+_multiply_pairs = make_multiply_panels(BFloat16Pairs())
+_multiply_unpacked = make_multiply_panels(Float32(), _unpack, word_bytes=2)
 
-    Args of the kernel: the addresses of [rows, inputs] float32 and of [rows, depth] bf16; the
-    number of rows, inputs and depth.
+
+def _multiply_few_rows(arguments: Any) -> None:
+    _multiply_pairs(arguments)
+
+
+def _multiply_many_rows(arguments: Any) -> None:
+    _multiply_unpacked(arguments)
+
+
+_round, _round_in_float32, _few_rows, _many_rows = (
+    functools.cache(functools.partial(ParallelKernel, function))
+    for function in (_round_rows, _round_rows_in_float32, _multiply_few_rows, _multiply_many_rows)
+)
+
+
+def round_rows(x: Tensor, rows: int, depth: int) -> Tensor:
+    """Return `x` [.., inputs] float32 in bf16 [rows, depth]; columns after the inputs are zeros.
+
+    Rows after those of `x` may hold anything.
     """
-    return ParallelKernel(_round_rows)
+    values = torch.empty(rows, depth, dtype=torch.bfloat16)
+    _round()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
+    return values
 
 
-@functools.cache
-def product_kernel(*, native: bool = _HAS_PRODUCTS) -> ParallelKernel:
-    """Return the kernel that multiplies rows by panels with vector instructions.
+def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, add: int) -> None:
+    """Multiply rounded rows by panels with vector instructions.
 
-    Its arguments are those of `linear.make_multiply_panels`, with pairs of bf16 as words.
+    The sums are those of float32 products in the order of the depth, for any number of rows.
 
     Args:
-        native: use the instruction of AVX512-BF16.
+        x: [rows, inputs] float32.
+        panels: [columns / LANES, depth / 2, LANES, 2] bf16.
+        out: [rows, columns] float32.
+        depth: the padded number of inputs.
+        add: 1 to add to what `out` holds, else 0.
     """
-    return ParallelKernel(_multiply_native if native else _multiply_in_float32)
+    rows, columns = out.shape
+    if rows < _MANY_ROWS:
+        values = round_rows(x, rows, depth)
+        kernel, words = _few_rows(), depth // 2
+    else:
+        values = torch.empty(rows, depth)
+        _round_in_float32()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
+        kernel, words = _many_rows(), depth
+    addresses = (tensor.data_ptr() for tensor in (values, panels, out))
+    kernel(*addresses, rows, words, columns, add)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
-from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS, multiply_panels
-from paged_backend.platforms.cpu.bf16_kernels import product_kernel, rounding_kernel
+from paged_backend.platforms.cpu import amx, bf16_kernels
+from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
+from paged_backend.platforms.cpu.bf16_kernels import round_rows
 from paged_backend.platforms.cpu.in_place import InPlaceProduct
 from paged_backend.platforms.torch.linear import TorchLinear
 
@@ -20,15 +21,15 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
 
     Args:
         spec: the sizes.
-        amx: compute on AMX units instead of with vector instructions.
+        on_amx: compute on AMX units instead of with vector instructions.
     """
 
-    def __init__(self, spec: LinearSpec, *, amx: bool) -> None:
+    def __init__(self, spec: LinearSpec, *, on_amx: bool) -> None:
         super().__init__(spec, torch.bfloat16, torch.device("cpu"))
         self._num_panels = -(-spec.outputs // LANES)
         self._steps = -(-spec.inputs // DEPTH)
         self._panels = torch.empty(0)
-        self._amx = amx
+        self._on_amx = on_amx
 
     def pack(self) -> None:
         """Make the panels, and free the plain weight."""
@@ -48,11 +49,9 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         rows, depth = len(x), self._steps * DEPTH
-        padded = -(-rows // ROWS) * ROWS  # AMX reads whole tiles
-        values = torch.empty(padded, depth, dtype=torch.bfloat16)
-        rounding_kernel()(x.data_ptr(), values.data_ptr(), rows, self._spec.inputs, depth)
-        addresses = values.data_ptr(), self._panels.data_ptr(), out.data_ptr()
-        if self._amx:
-            multiply_panels(*addresses, rows, self._spec.outputs, self._steps, add)
-        else:
-            product_kernel()(*addresses, rows, depth // 2, self._spec.outputs, add)
+        if not self._on_amx:
+            bf16_kernels.multiply_panels(x, self._panels, out, depth, add)
+            return
+        values = round_rows(x, -(-rows // ROWS) * ROWS, depth)  # AMX reads whole tiles
+        x_at, panels_at, out_at = (t.data_ptr() for t in (values, self._panels, out))
+        amx.multiply_panels(x_at, panels_at, out_at, rows, self._spec.outputs, self._steps, add)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -11,7 +12,13 @@ from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.in_place import InPlaceProduct
-from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_variant, floats
+from paged_backend.platforms.cpu.threads import (
+    ParallelKernel,
+    claim,
+    device_function,
+    device_variant,
+    floats,
+)
 from paged_backend.platforms.cpu.tiles import (
     LANES,
     Arithmetic,
@@ -53,16 +60,31 @@ class CpuLinear(InPlaceProduct, TorchLinear):
         _linear(x.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *x.shape, self._outputs, add)
 
 
-def make_multiply_panels(arithmetic: Arithmetic) -> Any:
+@device_function
+def _in_place(panels: int, numbers: int, memory: Any) -> Any:
+    """Return the address of panels that need no change."""
+    return panels
+
+
+def make_multiply_panels(
+    arithmetic: Arithmetic, load: Callable[..., Any] = _in_place, word_bytes: int = 4
+) -> Any:
     """Return the device function that multiplies rows by panels, and has float32 sums.
 
     The arguments from the second one on: the addresses of the rows [rows, depth], of the panels
     [columns / LANES, depth, LANES] and of the result [rows, columns] float32; the number of rows,
     the depth in words, the number of columns, and 1 to add to what the result holds.
+
+    Args:
+        arithmetic: of the products.
+        load: a device function that returns the address of the words of some panels, for the
+            address of the panels, the number of words, and memory for them.
+        word_bytes: what a word of the panels takes.
     """
     multiply = make_multiply(arithmetic)
+    variant = f"{arithmetic.name}_{word_bytes}"
 
-    @device_variant(arithmetic.name)
+    @device_variant(variant)
     def multiply_last(
         rows: int, columns: int, column: int, depth: int, x: int, weights: int, out: int, add: int
     ) -> None:
@@ -76,22 +98,24 @@ def make_multiply_panels(arithmetic: Arithmetic) -> Any:
                 before = result[row, column + lane] if add else np.float32(0.0)
                 result[row, column + lane] = before + product[row, lane]
 
-    @device_variant(arithmetic.name)
+    @device_variant(variant)
     def multiply_panels(arguments: Any) -> None:
         """Compute the columns of the result that belong to some panels, then to the next ones."""
         _, x, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
         width = panels_at_once(rows) * LANES
+        memory = np.empty(width * depth if word_bytes != 4 else 0, np.uint32)
         column = claim(arguments) * width
         while column < columns:
             whole = min(width, (columns - column) // LANES * LANES)
-            weights = panels + column * depth * 4
+            padded = min(width, (columns - column + LANES - 1) // LANES * LANES)
+            weights = load(panels + column * depth * word_bytes, padded * depth, memory)
             multiply(
                 *(rows, whole, x, depth, weights, LANES, LANES * depth),
                 *(out + column * 4, columns, depth, add),
             )
             if whole < width and column + whole < columns:
-                last = column + whole
-                multiply_last(rows, columns, last, depth, x, panels + last * depth * 4, out, add)
+                last = weights + whole * depth * 4
+                multiply_last(rows, columns, column + whole, depth, x, last, out, add)
             column = claim(arguments) * width
 
     return multiply_panels

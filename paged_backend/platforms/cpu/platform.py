@@ -53,7 +53,7 @@ class BFloat16Platform(CpuPlatform):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
-        return BFloat16Linear(spec, amx=self._amx)
+        return BFloat16Linear(spec, on_amx=self._amx)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
