@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from paged_backend.checkpoint.gguf.source import GgufTensors
+from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.safetensors_files import SafetensorsFiles
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
-from paged_backend.checkpoint.tensor_source import SourceTensor
+from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
 from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.errors import ConfigError
 
@@ -24,7 +26,7 @@ _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 _KV_SCALES = re.compile(r".*\.self_attn\.(?:[qkv]_proj\.(?:output|[kv])|(?:attn\.)?[qkv])_scale")
 
 
-def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
+def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
     """Fill every parameter from the checkpoint's tensor of that name, with a progress bar.
 
     `parameters` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
@@ -33,7 +35,7 @@ def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
     """
-    source = SafetensorsFiles(folder)
+    source = _open(checkpoint)
     missing = {name for name, parameter in parameters.items() if not _is_optional(parameter)}
     # Under the launcher stderr is a pipe to it, so tqdm cannot see whether there is a terminal: the
     # launcher sets TQDM_DISABLE if not.
@@ -47,8 +49,8 @@ def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
             missing.discard(entry.name)
     if missing:
         raise ConfigError(
-            f"{folder}: {_count(missing)} missing, such as {min(missing)}; config.json does not "
-            "fit the safetensors files, or they are not complete: download them again"
+            f"{checkpoint}: {_count(missing)} missing, such as {min(missing)}; config.json does "
+            "not fit the safetensors files, or they are not complete: download them again"
         )
 
 
@@ -73,6 +75,10 @@ def random_weights(parameters: Mapping[str, Parameter], tensors: Tensors, seed: 
             weight.fill_(1)
         else:
             weight.normal_(0, 0.02, generator=generator)
+
+
+def _open(checkpoint: Path) -> TensorSource:
+    return GgufTensors(checkpoint) if is_gguf(checkpoint) else SafetensorsFiles(checkpoint)
 
 
 def _fill(parameters: Mapping[str, Parameter], entry: SourceTensor) -> None:
