@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
+from gguf_vocabulary import close
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -42,7 +43,14 @@ class GgufModel:
         self._rng = np.random.default_rng(3)
 
     def metadata(self) -> GgufModel:
-        """Add what config.json says."""
+        """Add what config.json says, and a vocabulary that stands for no text."""
+        self.config()
+        self.writer.add_token_list([f"token {i}" for i in range(self.model.config.vocab_size)])
+        self.writer.add_eos_token_id(self.model.config.eos_token_id)
+        return self
+
+    def config(self) -> GgufModel:
+        """Add what config.json says, without a vocabulary."""
         config, writer = self.model.config, self.writer
         writer.add_context_length(config.max_position_embeddings)
         writer.add_embedding_length(config.hidden_size)
@@ -55,8 +63,6 @@ class GgufModel:
             writer.add_key_length(head_dim)
             writer.add_value_length(head_dim)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_token_list([f"token {index}" for index in range(config.vocab_size)])
-        writer.add_eos_token_id(config.eos_token_id)
         self._add_rope(dict(config.rope_parameters))
         return self
 
@@ -98,10 +104,7 @@ class GgufModel:
 
     def close(self) -> Path:
         """Write the file."""
-        self.writer.write_header_to_file()
-        self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
-        self.writer.close()
+        close(self.writer)
         return self.path
 
     def _interleaved_heads(self, name: str) -> int:

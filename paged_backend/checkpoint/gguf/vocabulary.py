@@ -8,7 +8,8 @@ from paged_backend.checkpoint.config_file import ConfigFile
 
 TOKENS = "tokenizer.ggml.tokens"
 TYPES = "tokenizer.ggml.token_type"
-CONTROL, USER_DEFINED = 3, 4  # types of tokens: special ones, and others that text never divides
+# Types of tokens: pieces of text, special tokens, and others that are never divided.
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
 # Tokens that end an answer. Files often name only one of a model's, so all known ones count.
 _ENDS = ("eos", "eot", "eom")
@@ -46,7 +47,7 @@ def read_types(metadata: ConfigFile, num_tokens: int) -> list[int]:
     """
     types = metadata.value(TYPES)
     if types is None:
-        return [0] * num_tokens
+        return [NORMAL] * num_tokens
     if not isinstance(types, list) or not all(type(kind) is int for kind in types):
         raise metadata.error(TYPES, "must be an array of integers")
     if len(types) != num_tokens:
