@@ -87,6 +87,8 @@ def _yarn(
     factor = scaling.number("factor")
     trained = scaling.integer("original_max_position_embeddings", max_positions)
     num_pairs = len(unscaled)
+    if theta <= 1:
+        raise scaling.error("rope_theta", f"must be above 1, got {theta:g}")
 
     def pair_with(turns: float) -> float:
         """Index of the pair that makes so many turns within the trained length."""
