@@ -289,6 +289,14 @@ def test_scales_that_are_not_finite(bits: int, tmp_path: Path) -> None:
     )
 
 
+def test_all_tokens_that_end_an_answer(tmp_path: Path) -> None:
+    file = tiny(tmp_path / "m.gguf")
+    tokens = file.writer.kv_data[0]["tokenizer.ggml.tokens"].value
+    tokens[1], tokens[7] = "<|im_end|>", "<|endoftext|>"  # only the first one is a special token
+    file.writer.add_eot_token_id(9)
+    assert load_model_config(file.close()).eos_token_ids == (1, 2, 9)
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(tmp_path_factory.mktemp("sound") / "m.gguf").close()

@@ -15,10 +15,13 @@ from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.checkpoint.weights import load_weights
 from paged_backend.errors import ConfigError
 from paged_backend.models.loader import build_model
 from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.tools.bench.decode import run_decode_bench
+from paged_backend.tools.plan.model_file import find_config, read_config
 
 YARN = {
     "rope_type": "yarn",
@@ -104,10 +107,24 @@ def test_options(tmp_path: Path) -> None:
     model = make_checkpoint("qwen2", tmp_path / "float", **sizes(Kind.Q8_0))
     path = write_gguf(tmp_path / "m.gguf", model).path
     make_engine(path, quantization="gguf")
+    with pytest.raises(ConfigError, match="without a peer: add --no-peer"):
+        run_decode_bench(
+            {"model": str(path)}, contexts=[8], batch_sizes=[1], num_steps=1, peer=True
+        )
     with pytest.raises(ConfigError, match="quantization must be null or gguf"):
         make_engine(path, quantization="int8")
     with pytest.raises(ConfigError, match="load_format can only be auto"):
         make_engine(path, load_format="dummy")
+
+
+def test_plan_reads_the_metadata(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "float", **sizes(Kind.Q8_0))
+    path = write_gguf(tmp_path / "m.gguf", model).path
+    ours, wanted = (
+        read_shape(read_config(find_config(str(model_path))))
+        for model_path in (path, tmp_path / "float")
+    )
+    assert ours == wanted
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen2-window", "llama-linear-bias", "llama2"])
