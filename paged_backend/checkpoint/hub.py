@@ -25,7 +25,7 @@ def resolve_model(name: str) -> Path:
     if name in BUNDLED_MODELS:
         return BUNDLED_MODELS[name]
     folder = Path(name).expanduser()
-    if folder.is_dir() or (is_gguf(folder) and folder.is_file()):
+    if folder.is_dir() or (is_gguf(folder) and folder.is_file()):  # no pipe, whose end never comes
         return folder
     if folder.exists():
         raise ConfigError(
@@ -40,7 +40,7 @@ def resolve_model(name: str) -> Path:
 
 def is_gguf(checkpoint: Path) -> bool:
     """Return whether a checkpoint is a GGUF file; all others are folders."""
-    return checkpoint.suffix == ".gguf"
+    return checkpoint.suffix == ".gguf" and not checkpoint.is_dir()
 
 
 def download_config(name: str) -> Path:

@@ -7,18 +7,16 @@ GPT-2's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
     normalizers,
-    pre_tokenizers,
     processors,
 )
 
@@ -35,6 +33,7 @@ from paged_backend.checkpoint.gguf.vocabulary import (
     special_token,
 )
 from paged_backend.errors import ConfigError
+from paged_backend.text.gguf_words import KINDS_OF_WORDS
 from paged_backend.validation import shorten
 
 _MODEL = "tokenizer.ggml.model"
@@ -64,68 +63,6 @@ class GgufTokenizer:
     template: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """How a vocabulary of bytes divides text into words before it merges.
-
-    Attributes:
-        split: makes what divides text, and turns the words' bytes into characters.
-        whole: a word that is a token itself is not divided, whatever the merges say.
-        bos: prompts begin with the special token bos unless the file says otherwise.
-        normalizer: is applied to text before.
-    """
-
-    split: Callable[[], pre_tokenizers.PreTokenizer]
-    whole: bool = False
-    bos: bool = False
-    normalizer: Callable[[], normalizers.Normalizer] | None = None
-
-
-def _regex(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    return lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def _cl100k(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    """The words of OpenAI's vocabulary cl100k, with numbers of so many digits."""
-    return _regex(
-        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-
-
-_TEKKEN_UPPER, _TEKKEN_LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = _regex(
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}*{_TEKKEN_LOWER}+"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}+{_TEKKEN_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-_LLAMA3 = _Words(_cl100k("{1,3}"), whole=True, bos=True)
-# By the value of `tokenizer.ggml.pre`.
-_KINDS_OF_WORDS = {
-    "gpt-2": _Words(_gpt2),
-    "smollm": _Words(_single_digits),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
-    "qwen2": _Words(_cl100k(""), normalizer=normalizers.NFC),
-    "deepseek-r1-qwen": _Words(_cl100k("")),
-    "tekken": _Words(_TEKKEN, whole=True, bos=True),
-}
-
-
 def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     """Build the tokenizer of a GGUF file.
 
@@ -138,14 +75,8 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         raise metadata.error(TOKENS, "is missing; name another tokenizer (tokenizer)")
     ids = {name: special_token(metadata, key, tokens) for name, key in _SPECIAL.items()}
     special = {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
-    kind = metadata.text(_MODEL, "", ("gpt2", "llama"))
     try:
-        if kind == "gpt2":
-            backend, bos = _byte_level(metadata, tokens)
-        else:
-            backend, bos = _sentencepiece(metadata, tokens, special.get("unk")), True
-        _add_tokens(backend, metadata, tokens, set(special.values()))
-        _frame(backend, metadata, special, bos)
+        backend = _build(metadata, tokens, special)
     except ConfigError:
         raise
     except Exception as error:  # the library raises no narrower type
@@ -158,12 +89,22 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     )
 
 
+def _build(metadata: ConfigFile, tokens: list[str], special: dict[str, str]) -> Tokenizer:
+    if metadata.text(_MODEL, "", ("gpt2", "llama")) == "gpt2":
+        backend, bos = _byte_level(metadata, tokens)
+    else:
+        backend, bos = _sentencepiece(metadata, tokens, special.get("unk")), True
+    _add_tokens(backend, metadata, tokens, set(special.values()))
+    _frame(backend, metadata, special, bos)
+    return backend
+
+
 def _byte_level(metadata: ConfigFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     """A vocabulary of bytes, and whether its prompts begin with bos by default."""
     name = metadata.value(_WORDS)
-    words = _KINDS_OF_WORDS.get(name) if isinstance(name, str) else None
+    words = KINDS_OF_WORDS.get(name) if isinstance(name, str) else None
     if words is None:
-        known = ", ".join(_KINDS_OF_WORDS)
+        known = ", ".join(KINDS_OF_WORDS)
         raise metadata.error(
             _WORDS,
             f"must be one of {known}, got {shorten(name)}; name another tokenizer (tokenizer)",
@@ -172,8 +113,7 @@ def _byte_level(metadata: ConfigFile, tokens: list[str]) -> tuple[Tokenizer, boo
     for entry in read_strings(metadata, _MERGES):
         left, _, right = entry.partition(" ")
         merges.append((left, right))
-    model = models.BPE(_ids(tokens), merges, ignore_merges=words.whole)
-    backend = Tokenizer(model)
+    backend = Tokenizer(models.BPE(_ids(tokens), merges, ignore_merges=words.whole))
     if words.normalizer is not None:
         backend.normalizer = words.normalizer()
     backend.pre_tokenizer = words.split()

@@ -214,7 +214,7 @@ def with_tensor(name: str, **values: Any) -> Callable[[GgufModel], None]:
 NAN = torch.full((32,), float("nan")).numpy()
 MODELS: list[tuple[Callable[[GgufModel], None], str]] = [
     (with_key("general.architecture", "mamba"), "general.architecture must be one of llama, qwen2"),
-    (with_key("general.architecture", "qwen2"), "qwen2: context_length is missing"),
+    (with_key("general.architecture", "qwen2"), "qwen2: block_count is missing"),
     (with_key("llama.block_count", None), "llama: block_count is missing"),
     (with_key("llama.block_count", 3), "llama: block_count is 3, but blk.2.attn_norm.weight is"),
     (with_key("llama.block_count", HUGE), "is missing"),

@@ -68,13 +68,9 @@ def gguf_config(file: GgufFile) -> ConfigFile:
     metadata = file.metadata
     name = metadata.text("general.architecture", "", _ARCHITECTURES)
     keys = _keys_of(file, name)
-    for key, off in _OFF.items():
-        if keys.value(key) not in (None, *off):
-            raise keys.error(key, f"is {shorten(keys.value(key))}, which is not supported")
+    _check_off(keys)
+    _check_num_layers(keys, file)
     values: dict[str, Any] = {ours: keys.integer(theirs) for theirs, ours in _SIZES.items()}
-    last = f"blk.{values['num_hidden_layers'] - 1}.attn_norm.weight"
-    if last not in file.tensors:  # before something is made for each layer
-        raise keys.error("block_count", f"is {values['num_hidden_layers']}, but {last} is missing")
     values |= {
         "architectures": [_architecture(keys, name)],
         "vocab_size": len(read_tokens(metadata)) or keys.integer("vocab_size"),
@@ -103,6 +99,20 @@ def _keys_of(file: GgufFile, name: str) -> ConfigFile:
         if key.startswith(prefix)
     }
     return ConfigFile(values, f"{file.path}: {name}")
+
+
+def _check_off(keys: ConfigFile) -> None:
+    for key, off in _OFF.items():
+        if keys.value(key) not in (None, *off):
+            raise keys.error(key, f"is {shorten(keys.value(key))}, which is not supported")
+
+
+def _check_num_layers(keys: ConfigFile, file: GgufFile) -> None:
+    """Check that the last layer is there, before something is made for each of them."""
+    num_layers = keys.integer("block_count")
+    last = f"blk.{num_layers - 1}.attn_norm.weight"
+    if last not in file.tensors:
+        raise keys.error("block_count", f"is {num_layers}, but {last} is missing")
 
 
 def _architecture(keys: ConfigFile, name: str) -> str:
