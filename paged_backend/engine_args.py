@@ -164,7 +164,7 @@ class EngineArgs:
 
 
 def read_engine_args(path: Path) -> EngineArgs:
-    """Read a ``model.json``; folders named in it may be relative to the file.
+    """Read a ``model.json``; folders and files named in it may be relative to it.
 
     Raises:
         ConfigError: the file is missing, is no JSON object, names an unknown option, or asks for
@@ -173,7 +173,7 @@ def read_engine_args(path: Path) -> EngineArgs:
     values = read_json_object(path)
     for name in ("model", "tokenizer"):
         value = values.get(name)
-        if isinstance(value, str) and (path.parent / value).is_dir():
+        if isinstance(value, str) and (path.parent / value).exists():
             values[name] = str((path.parent / value).resolve())
     return from_mapping(values)
 

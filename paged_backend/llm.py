@@ -40,8 +40,8 @@ class LLM:
     """A model that answers batches of prompts.
 
     Args:
-        model: folder or Hugging Face id of the checkpoint, or ``demo`` or ``demo-tools`` for a
-            bundled one.
+        model: folder, GGUF file or Hugging Face id of the checkpoint, or ``demo`` or
+            ``demo-tools`` for a bundled one.
         engine_args: options of :class:`paged_backend.config.EngineConfig`, or other engine
             arguments of vLLM, unless their value asks for something that this engine lacks.
 

@@ -80,6 +80,7 @@ RESERVED = {
     "paged_kernels": {"bench", "platforms"},
     "triton_python_backend_utils": {"serving"},
     "paged_loadtest": set(),
+    "gguf": {"bench", "checkpoint"},
 }
 LOADTEST_USES = {"machine", "scrape", "workloads"}  # tools that the load tester may use
 

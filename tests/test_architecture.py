@@ -162,7 +162,7 @@ def test_a_violation_is_caught(copy: Path, rule: Rule, file: str, line: str, mes
         ("paged_backend.cli", ["torch", "transformers", "tritonclient", "aiohttp", "matplotlib"]),
         ("paged_backend.tools.plan.planner", ["torch", "transformers", "numpy"]),
         ("paged_backend.tools.workloads", ["torch", "transformers", "tritonclient", "rich"]),
-        ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton", "llguidance"]),
+        ("paged_backend.llm", ["zmq", "msgspec", "tritonclient", "triton", "llguidance", "gguf"]),
         ("paged_backend.tools.bench.decode", ["zmq", "msgspec", "tritonclient", "aiohttp"]),
     ],
 )

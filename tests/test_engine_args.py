@@ -106,11 +106,14 @@ def test_each_neutral_value_is_accepted_as_it_is_and_as_a_string():
                 from_mapping({name: str(value)})
 
 
-def test_folders_may_be_relative_to_the_file(tmp_path):
+def test_folders_and_files_may_be_relative_to_the_file(tmp_path):
     (tmp_path / "weights").mkdir()
+    (tmp_path / "m.gguf").touch()
     file = tmp_path / "model.json"
-    file.write_text(json.dumps({"model": "weights"}))
-    assert read_engine_args(file).config.model == str(tmp_path / "weights")
+    file.write_text(json.dumps({"model": "m.gguf", "tokenizer": "weights"}))
+    config = read_engine_args(file).config
+    assert config.model == str(tmp_path / "m.gguf")
+    assert config.tokenizer == str(tmp_path / "weights")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_backend.checkpoint.weights import weight_files
+from paged_backend.checkpoint.safetensors_files import weight_files
 from paged_backend.core.block_hash import BlockHasher, load_or_create_key
 from paged_backend.errors import ConfigError, place_of
 

@@ -42,9 +42,11 @@ class ConfigFile:
         """The raw value, None where the key is missing."""
         return self._values.get(key)
 
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """An integer from `low` up; without a default the key is required."""
-        return int(self._checked(key, Rule(int, low), default))
+    def integer(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int | None = None
+    ) -> int:
+        """An integer from `low` up to `high`; without a default the key is required."""
+        return int(self._checked(key, Rule(int, low, high), default))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above zero; without a default the key is required."""

@@ -1,4 +1,4 @@
-"""From the name a user gives to the folder that holds the checkpoint."""
+"""From the name a user gives to the folder or the file that holds the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNWANTED = ["original/*", "consolidated*"]  # the same weights again in the mak
 
 
 def resolve_model(name: str) -> Path:
-    """The folder of a bundled model, a folder, or a Hugging Face id, downloaded if need be.
+    """The folder of a bundled model, a folder, a GGUF file, or a Hugging Face id, downloaded.
 
     Raises:
         ConfigError: there is no such folder, and it cannot be downloaded either.
@@ -25,13 +25,22 @@ def resolve_model(name: str) -> Path:
     if name in BUNDLED_MODELS:
         return BUNDLED_MODELS[name]
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() or (is_gguf(folder) and folder.is_file()):  # no pipe, whose end never comes
         return folder
     if folder.exists():
-        raise ConfigError(f"model {name} is a file; give the folder that holds config.json")
+        raise ConfigError(
+            f"model {name} is a file; give the folder that holds config.json, or a GGUF file"
+        )
+    if is_gguf(folder):
+        raise ConfigError(f"model file {shorten(name)} does not exist")
     if not _HUB_ID.fullmatch(name):
         raise ConfigError(f"model folder {shorten(name)} does not exist")
     return _download(name)
+
+
+def is_gguf(checkpoint: Path) -> bool:
+    """Return whether a checkpoint is a GGUF file; all others are folders."""
+    return checkpoint.suffix == ".gguf" and not checkpoint.is_dir()
 
 
 def download_config(name: str) -> Path:

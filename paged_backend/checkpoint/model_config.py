@@ -1,4 +1,4 @@
-"""Reads everything that a checkpoint's config.json says about its decoder."""
+"""Reads everything that a checkpoint says about its decoder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.gguf.config import read_gguf_config
+from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.rope import Rope, read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
@@ -29,33 +31,39 @@ class ModelConfig(ModelShape):
     rope: Rope
     dtype: torch.dtype  # of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
-    file: ConfigFile  # config.json, for keys that only one family has
+    file: ConfigFile  # config.json, for keys that only one family has; or a GGUF file as such
 
 
-def load_model_config(folder: Path) -> ModelConfig:
-    """Read `config.json`, and `generation_config.json` if there is one, from a checkpoint.
+def load_model_config(checkpoint: Path) -> ModelConfig:
+    """Read `config.json`, and `generation_config.json` if there is one, or a GGUF file's metadata.
 
     Raises:
         ConfigError: a file or key is missing or wrong, or the model is not supported.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"model folder {folder} does not exist")
-    config = ConfigFile.read(folder / "config.json")
+    config = _read_config(checkpoint)
     shape = read_shape(config)
     return ModelConfig(
         **{spec.name: getattr(shape, spec.name) for spec in fields(shape)},
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=read_rope(config, shape.head_dim, shape.max_position_embeddings),
         dtype=DTYPES[read_dtype(config)],
-        eos_token_ids=_eos_token_ids(folder, config, shape.vocab_size),
+        eos_token_ids=_eos_token_ids(checkpoint, config, shape.vocab_size),
         file=config,
     )
 
 
-def _eos_token_ids(folder: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
+def _read_config(checkpoint: Path) -> ConfigFile:
+    if is_gguf(checkpoint):
+        return read_gguf_config(checkpoint)
+    if not checkpoint.is_dir():
+        raise ConfigError(f"model folder {checkpoint} does not exist")
+    return ConfigFile.read(checkpoint / "config.json")
+
+
+def _eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
     sources = [config]
-    if (folder / "generation_config.json").exists():
-        sources.insert(0, ConfigFile.read(folder / "generation_config.json"))
+    if (checkpoint / "generation_config.json").exists():
+        sources.insert(0, ConfigFile.read(checkpoint / "generation_config.json"))
     for source in sources:
         ids = source.value("eos_token_id")
         if ids is None:

@@ -87,6 +87,8 @@ def _yarn(
     factor = scaling.number("factor")
     trained = scaling.integer("original_max_position_embeddings", max_positions)
     num_pairs = len(unscaled)
+    if theta <= 1:
+        raise scaling.error("rope_theta", f"must be above 1, got {theta:g}")
 
     def pair_with(turns: float) -> float:
         """Index of the pair that makes so many turns within the trained length."""
@@ -114,9 +116,21 @@ def _yarn_scale(scaling: ConfigFile, factor: float) -> float:
     return sharpened(1)
 
 
+def _divided(
+    scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
+) -> tuple[Tensor, float]:
+    """GGUF: any scaling of single frequencies, such as llama3, as one divisor for each."""
+    divisors, count = scaling.value("divisors"), len(unscaled)
+    is_list = isinstance(divisors, list) and len(divisors) == count
+    if not is_list or not all(type(divisor) is float and divisor > 0 for divisor in divisors):
+        raise scaling.error("divisors", f"must be a list of {count} numbers above zero")
+    return unscaled / torch.tensor(divisors), 1.0
+
+
 _SCALINGS: dict[str, Callable[[ConfigFile, Tensor, float, int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "divided": _divided,
 }

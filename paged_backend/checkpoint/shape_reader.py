@@ -9,6 +9,7 @@ from paged_backend.checkpoint.registry import ARCHITECTURES, Architecture, find_
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.validation import shorten
 
+MAX_POSITIONS = 2**24  # as many as the option max_model_len allows
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Settings that no family implements, each with the values that mean "off".
@@ -42,7 +43,7 @@ def read_shape(config: ConfigFile) -> ModelShape:
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=_head_dim(config, architecture, num_heads),
-        max_position_embeddings=config.integer("max_position_embeddings"),
+        max_position_embeddings=config.integer("max_position_embeddings", high=MAX_POSITIONS),
         tied_embeddings=config.flag("tie_word_embeddings", False),
         biases=architecture.biases(config),
         qk_norm=architecture.qk_norm,

@@ -1,27 +1,25 @@
-"""Weights from safetensors files, each tensor copied straight to its place in the model."""
+"""Weights of a checkpoint, each tensor copied straight to its place in the model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from paged_backend.checkpoint.gguf.source import GgufTensors
+from paged_backend.checkpoint.hub import is_gguf
+from paged_backend.checkpoint.safetensors_files import SafetensorsFiles
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
+from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
 from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.errors import ConfigError
-from paged_backend.json_file import read_json_object
-from paged_backend.validation import shorten
 
 BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 _QUERY_SCALES = re.compile(r".*\.self_attn\.(?:q_proj\.output|(?:attn\.)?(?:q|prob))_scale")
@@ -31,7 +29,7 @@ _KV_SCALES = re.compile(
 )
 
 
-def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
+def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
     """Fill every parameter from the checkpoint's tensor of that name, with a progress bar.
 
     `parameters` maps a tensor's name to the memory it belongs in, of the same shape; the dtype may
@@ -40,24 +38,23 @@ def load_weights(folder: Path, parameters: Mapping[str, Parameter]) -> None:
     Raises:
         ConfigError: a file or tensor is missing, damaged, unknown, or of the wrong shape.
     """
-    files = weight_files(folder)
+    source = _open(checkpoint)
     missing = {name for name, parameter in parameters.items() if not _is_optional(parameter)}
-    total = sum(file.stat().st_size for file in files)
     # Under the launcher stderr is a pipe to it, so tqdm cannot see whether there is a terminal: the
     # launcher sets TQDM_DISABLE if not.
     with tqdm(
-        total=total, desc="Loading weights", unit="B", unit_scale=True, delay=BAR_AFTER_S
+        total=source.num_bytes, desc="Loading weights", unit="B", unit_scale=True, delay=BAR_AFTER_S
     ) as bar:
-        for file, name, tensor in _tensors(files):
-            bar.update(tensor.nbytes)
-            name = _usual_name(name)
+        for entry in source:
+            bar.update(entry.num_bytes)
+            name = _usual_name(entry.name)
             if name in parameters or not _is_ignored(name):
-                _fill(parameters, f"{file}: tensor {shorten(name, 200, quote=False)}", name, tensor)
+                _fill(parameters, name, entry)
             missing.discard(name)
     if missing:
         raise ConfigError(
-            f"{folder}: {_count(missing)} missing, such as {min(missing)}; config.json does not "
-            "fit the safetensors files, or they are not complete: download them again"
+            f"{checkpoint}: {_count(missing)} missing, such as {min(missing)}; config.json does "
+            "not fit the safetensors files, or they are not complete: download them again"
         )
 
 
@@ -84,51 +81,12 @@ def random_weights(parameters: Mapping[str, Parameter], tensors: Tensors, seed: 
             weight.normal_(0, 0.02, generator=generator)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, all present.
-
-    Raises:
-        ConfigError: there are none, or one that the index lists is not there.
-    """
-    if (folder / _INDEX).exists():
-        return _indexed_files(folder)
-    if (folder / _SINGLE).exists():
-        return [folder / _SINGLE]
-    problem = f"{folder} holds neither {_SINGLE} nor {_INDEX}"
-    if any(True for pattern in _PICKLED for _ in folder.glob(pattern)):
-        problem += "; its pickled weights are not read: convert them with transformers' "
-        problem += "save_pretrained"
-    raise ConfigError(problem)
+def _open(checkpoint: Path) -> TensorSource:
+    return GgufTensors(checkpoint) if is_gguf(checkpoint) else SafetensorsFiles(checkpoint)
 
 
-def _indexed_files(folder: Path) -> list[Path]:
-    weight_map = read_json_object(folder / _INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{folder / _INDEX}: weight_map must be an object of tensors and files")
-    files = []
-    for name in sorted({str(file) for file in weight_map.values()}):
-        if Path(name).name != name:
-            raise ConfigError(f"{folder / _INDEX}: {shorten(name)} must be a file in this folder")
-        if not (folder / name).exists():
-            raise ConfigError(f"{folder / name}, listed in {_INDEX}, is missing; download it again")
-        files.append(folder / name)
-    return files
-
-
-def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
-    """Each file's tensors, mapped from disk and read as they are copied."""
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():
-                    yield file, name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(
-                f"{file} is truncated or damaged ({error}); download it again"
-            ) from error
-
-
-def _fill(parameters: Mapping[str, Parameter], origin: str, name: str, tensor: Tensor) -> None:
+def _fill(parameters: Mapping[str, Parameter], name: str, entry: SourceTensor) -> None:
+    tensor, origin = entry.tensor, entry.origin
     if name not in parameters:
         raise ConfigError(f"{origin} has no place in this architecture")
     parameter = parameters[name]
@@ -150,7 +108,8 @@ def _is_optional(parameter: Parameter) -> bool:
 
 
 def _is_ignored(name: str) -> bool:
-    return name.endswith(_IGNORED) or _QUERY_SCALES.fullmatch(name) is not None
+    scale = _QUERY_SCALES.fullmatch(name) or _KV_SCALES.fullmatch(name)
+    return name.endswith(_IGNORED) or scale is not None
 
 
 def _usual_name(name: str) -> str:

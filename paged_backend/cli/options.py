@@ -44,7 +44,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The model, the options that differ from their defaults, and vLLM's other engine arguments.
 
-    Paths of folders are absolute.
+    Paths of folders and files are absolute.
 
     Raises:
         ConfigError: an option lies outside its range, or needs a feature that this engine lacks.
@@ -56,7 +56,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         if name.startswith(_OTHER)
     }
     for name in ("model", "tokenizer"):
-        if values[name] is not None and Path(values[name]).is_dir():
+        if values[name] is not None and Path(values[name]).exists():
             values[name] = str(Path(values[name]).resolve())
     defaults = {spec.name: spec.default for spec in fields(EngineConfig)}
     changed = {

@@ -16,10 +16,13 @@ class ModelOptions:
     model: str = checked(
         "demo",
         Rule(str),
-        "folder or Hugging Face id of the checkpoint; demo and demo-tools are bundled models",
+        "folder, GGUF file or Hugging Face id of the checkpoint; demo and demo-tools are bundled "
+        "models",
     )
     tokenizer: str | None = checked(
-        None, Rule(str, optional=True), "folder or id of the tokenizer; default: the model's"
+        None,
+        Rule(str, optional=True),
+        "folder, GGUF file or id of the tokenizer; default: the model's",
     )
     device: str = checked(
         "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"
@@ -37,7 +40,7 @@ class ModelOptions:
         None,
         Rule(str, max_length=64, optional=True),
         "int8, int4 or fp8 rounds the weights of linear layers as they are loaded; for a quantized "
-        "checkpoint its quant_method; default: as the checkpoint says",
+        "checkpoint its quant_method, or gguf; default: as the checkpoint says",
     )
     seed: int = checked(
         0, Rule(int, 0, 2**63 - 1), "seed of requests without one, and of dummy weights"

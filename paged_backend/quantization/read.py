@@ -13,10 +13,17 @@ from paged_backend.quantization.fp8 import read_fp8, read_modelopt
 from paged_backend.quantization.gptq_awq import read_awq, read_gptq
 from paged_backend.validation import shorten
 
+
+def _read_gguf(config: ConfigFile) -> Quantization:
+    # The tensors of a GGUF file are dequantized as they are read, so no layer has a format.
+    return Quantization("gguf", lambda layer: None)
+
+
 QUANTIZATION_METHODS: dict[str, Callable[[ConfigFile], Quantization]] = {
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
+    "gguf": _read_gguf,
     "gptq": read_gptq,
     "modelopt": read_modelopt,
 }

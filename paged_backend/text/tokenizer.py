@@ -10,10 +10,11 @@ from typing import Any
 
 import tokenizers
 
-from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.json_file import read_json_object
 from paged_backend.text.chat import ChatTemplate, load_chat_template, token_content
+from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
 from paged_backend.validation import shorten
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -98,7 +99,7 @@ class Tokenizer:
 
 
 def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
-    """Load a checkpoint's tokenizer: from a bundled model, a folder, or a Hugging Face id.
+    """Load a checkpoint's tokenizer: a bundled model's, a folder's, a GGUF file's, or a Hub id's.
 
     A ``tokenizer.json`` is read directly unless ``tokenizer_config.json`` changes its behavior. In
     that case, or if there is none, `transformers` (which takes seconds to import) converts the
@@ -108,6 +109,8 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
         ConfigError: there is no such tokenizer, it cannot be read, or it has no fast version.
     """
     folder = resolve_model(str(name_or_folder))
+    if is_gguf(folder):
+        return _load_gguf(folder)
     config = read_json_object(folder / _CONFIG_FILE) if (folder / _CONFIG_FILE).exists() else {}
     backend = _read(folder / _TOKENIZER_FILE)
     if backend is None or not _agrees(backend, config):
@@ -116,6 +119,14 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
         eos_token = token_content(config.get("eos_token"))
     eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
     return Tokenizer(backend, eos_token_id, load_chat_template(folder))
+
+
+def _load_gguf(path: Path) -> Tokenizer:
+    read = read_gguf_tokenizer(path)
+    template = None if read.template is None else ChatTemplate(read.template, read.special)
+    eos_token = read.special.get("eos_token")
+    eos_token_id = None if eos_token is None else read.backend.token_to_id(eos_token)
+    return Tokenizer(read.backend, eos_token_id, template)
 
 
 def _read(file: Path) -> tokenizers.Tokenizer | None:

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import tensors_of
+from paged_backend.checkpoint.safetensors_files import weight_files
 from paged_backend.checkpoint.tensors import Role
-from paged_backend.checkpoint.weights import weight_files
 from paged_backend.errors import ConfigError
 from paged_backend.quantization.bits import pack_int4
 from paged_backend.quantization.read import read_quantization

@@ -18,6 +18,14 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
+def test_a_gguf_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with pytest.raises(ConfigError, match="model file .* does not exist"):
+        resolve_model(str(path))
+    path.touch()
+    assert resolve_model(str(path)) == path
+
+
 def test_paths_that_are_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         resolve_model(str(tmp_path / "nowhere"))

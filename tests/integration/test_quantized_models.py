@@ -9,7 +9,10 @@ from shutil import copytree
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf_vocabulary import add_vocabulary
 from paged_client import Client
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
@@ -18,11 +21,12 @@ from paged_backend.launch.server_process import RunningServer, start_server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "quantization"))
 
+from gguf_files import GgufModel  # noqa: E402
 from quantized_checkpoints import quantize_checkpoint  # noqa: E402
 from test_checkpoints import FORMATS, whole  # noqa: E402
 
 DEMO = Path(BUNDLED_MODELS["demo"])
-NAMES = ["w4a16", "int8-group", "fp8-channel", "gptq-4", "awq"]
+NAMES = ["w4a16", "int8-group", "fp8-channel", "gptq-4", "awq"]  # of folders
 PROMPT = "What does abs do?"
 
 
@@ -37,7 +41,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pr
         config, writer = FORMATS[name]
         quantize_checkpoint(model, folder / name, config, whole(writer))
         models[name] = folder / name, model
+    models["gguf"] = gguf_demo(folder)
     return models
+
+
+def gguf_demo(folder: Path) -> tuple[Path, PreTrainedModel]:
+    """The demo model with its tokenizer in a GGUF file."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    file = GgufModel(folder / "demo.gguf", model).config()
+    add_vocabulary(file.writer, Tokenizer.from_file(str(DEMO / "tokenizer.json")), "gpt-2")
+    file.writer.add_eos_token_id(model.config.eos_token_id)
+    return file.tensors(GGMLQuantizationType.Q8_0).close(), model
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +67,12 @@ def deployment(
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "gguf"])
 def test_the_answer_is_that_of_transformers_on_the_same_weights(
     name: str, deployment: RunningServer, models: dict[str, tuple[Path, PreTrainedModel]]
 ) -> None:
-    folder, model = models[name]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = models[name][1]
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
     ids = tokenizer(PROMPT, return_tensors="pt")
     out = model.generate(**ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
     wanted = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -24,12 +24,13 @@ import torch
 from tqdm import tqdm
 
 from paged_backend import engine_args
-from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
+from paged_backend.errors import ConfigError
 from paged_backend.platforms.select import is_gpu
 from paged_backend.tools.bench.continuous_peer import PeerCase, PeerResult, run_peer
 from paged_backend.tools.bench.device_trace import device_gaps, traced
@@ -396,6 +397,8 @@ def run_decode_bench(
     """
     config = engine_args.from_mapping(options).config
     folder = resolve_model(config.model).resolve()
+    if peer and is_gguf(folder):
+        raise ConfigError("GGUF files are measured without a peer: add --no-peer")
     bench = DecodeBench(config, folder, num_steps)
     roofline, device, dtype = bench.roofline, bench.device, bench.dtype
     report = DecodeReport(

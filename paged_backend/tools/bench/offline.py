@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from paged_backend import engine_args
-from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError
@@ -79,6 +79,8 @@ class OfflineBench:
         """
         if peer is not None and constraint is not None:
             raise ConfigError("structured outputs are measured without a peer: add --no-peer")
+        if peer is not None and is_gguf(self._folder):
+            raise ConfigError("GGUF files are measured without a peer: add --no-peer")
         jobs = self._jobs(workload, constraint)
         limits = self._engine.limits
         plan = Plan(jobs, concurrency, limits.vocab_size, limits.max_model_len, self._config.seed)

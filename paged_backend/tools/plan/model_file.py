@@ -1,4 +1,4 @@
-"""Finds the config.json of the model that the user names."""
+"""Finds and reads the config.json of the model that the user names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
-from paged_backend.checkpoint.hub import download_config
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.hub import download_config, is_gguf
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -15,10 +16,23 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # a user a
 _SHAPES = Path(__file__).parents[3] / "loadtest" / "models"
 
 
+def read_config(path: Path) -> ConfigFile:
+    """Read a config.json, or the metadata of a GGUF file.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    if not is_gguf(path):
+        return ConfigFile.read(path)
+    from paged_backend.checkpoint.gguf.config import read_gguf_config  # needs NumPy
+
+    return read_gguf_config(path)
+
+
 def find_config(name: str) -> Path:
     """Find the config.json of a bundled shape, a folder or a Hugging Face id.
 
-    `name` may also be the file itself.
+    `name` may also be the file itself, or a GGUF file.
 
     Raises:
         ConfigError: there is no such file.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.config import EngineConfig
@@ -14,7 +13,7 @@ from paged_backend.tools.plan.gpus import Gpu
 from paged_backend.tools.plan.lengths import Lengths
 from paged_backend.tools.plan.measured import Comparison, Measurement, compare
 from paged_backend.tools.plan.memory import MAX_GPUS, Memory, MemoryPlanner, group_sizes
-from paged_backend.tools.plan.model_file import find_config
+from paged_backend.tools.plan.model_file import find_config, read_config
 from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES, kv_type_of
 from paged_backend.tools.plan.options import PlanOptions, refuse
 from paged_backend.tools.plan.prices import cost_per_million
@@ -159,7 +158,7 @@ class Planner:
 
     def __init__(self, model: str, options: PlanOptions, engine: EngineConfig) -> None:
         path = find_config(model)
-        config = ConfigFile.read(path)
+        config = read_config(path)
         self._shape = read_shape(config)
         if options.dtype == "auto" and config.section("quantization_config") is not None:
             raise refuse("dtype", "must be int8, fp8 or int4 for a quantized checkpoint, got auto")
