@@ -97,6 +97,42 @@ def test_quantized_cache_with_a_scale_for_each_head(device, dtype, cache_dtype):
     check(batch, num_decodes=3)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_quantized_cache_with_a_scale_for_each_token_and_head(device, dtype, cache_dtype):
+    quantized = {"dtype": dtype, "cache_dtype": cache_dtype, "token_scales": True}
+    check(Batch(MIXED[:5], device=device, **quantized), num_decodes=3)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
+def test_token_scales_with_every_option_of_scores(device, cache_dtype):
+    quantized = {"cache_dtype": cache_dtype, "token_scales": True}
+    sinks, slopes = per_head(4, device) * 4 - 2, per_head(4, device)
+    mixed = Batch([(1, 130), (5, 17), (33, 130)], device=device, **quantized)
+    decodes = Batch(DECODES, device=device, **quantized)  # some of them in several splits
+    check(mixed, num_decodes=1, window=17, softcap=3.0, sinks=sinks)
+    check(decodes, num_decodes=len(DECODES), window=100, sinks=sinks, alibi_slopes=slopes)
+    check(decodes, num_decodes=len(DECODES), softcap=3.0)
+
+
+def test_small_values_keep_their_digits_in_float16(device):
+    """Their scales are near the smallest normal number of the dtype."""
+    quantized = {"dtype": torch.float16, "cache_dtype": torch.int8, "token_scales": True}
+    batch = Batch([(1, 300), (33, 130)], device=device, **quantized)
+    batch.kv_scales[:, 1] *= 2e-4
+    got = paged_attention(
+        batch.q,
+        batch.kv_cache,
+        batch.block_table,
+        batch.seq_lens,
+        batch.query_start_loc,
+        batch.params(),
+        num_decodes=1,
+    )
+    wanted, _ = batch.wanted(batch.params())
+    torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=2e-7)
+
+
 def test_decodes_in_splits_and_whole(device):
     check(Batch(DECODES, device=device), num_decodes=len(DECODES))
     many = [(1, 1 + 7 * i % 40) for i in range(9)] + [(1, 500)]
@@ -160,8 +196,15 @@ def test_one_long_sequence_among_short_ones_is_cut(device):
     assert plan.splits[0, 0] == 12  # what takes longest starts first
 
 
-def test_cascade_reads_shared_blocks_once(device):
-    batch = Batch([(1, 300), (1, 97), (1, 101)], shared_blocks=6, device=device)
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+def test_cascade_reads_shared_blocks_once(device, cache_dtype):
+    batch = Batch(
+        [(1, 300), (1, 97), (1, 101)],
+        shared_blocks=6,
+        cache_dtype=cache_dtype,
+        token_scales=cache_dtype is not None,
+        device=device,
+    )
     params = batch.params(sinks=per_head(4, device))
     got = cascade_decode(
         batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, params, num_shared_blocks=6
@@ -231,13 +274,30 @@ def test_bad_calls_name_the_argument(device, name, change):
         ("scale", float("nan")),
         ("sinks", torch.zeros(3)),
         ("alibi_slopes", torch.zeros(4, dtype=torch.float64)),
-        ("k_scale", torch.zeros(4)),
-        ("v_scale", torch.zeros(4)[::2]),
     ],
 )
 def test_bad_scores_name_the_option(device, name, value):
     batch = Batch(MIXED, device=device)
-    value = value.to(device) if isinstance(value, torch.Tensor) else value
+    check_refused(batch, name, value)
+
+
+def test_bad_scales_are_named(device):
+    plain, scales = Batch(MIXED[:2], device=device), torch.zeros(2, device=device)
+    for name, value in (("k_scale", scales), ("v_scale", scales), ("kv_scales", plain.kv_scales)):
+        check_refused(plain, name, value)
+    static = Batch(MIXED[:2], cache_dtype=torch.int8, device=device)
+    for name, value in (("k_scale", scales[:1]), ("v_scale", torch.zeros(4)[::2])):
+        check_refused(static, name, value)
+    check_refused(static, "kv_scales", static.kv_scales)
+    tokens = Batch(MIXED[:2], cache_dtype=torch.int8, token_scales=True, device=device)
+    whole = tokens.kv_scales
+    for value in (whole[1:], whole[:, :1], whole.double(), whole.transpose(2, 3), whole.to("meta")):
+        check_refused(tokens, "kv_scales", value)
+
+
+def check_refused(batch: Batch, name: str, value: object) -> None:
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        value = value.to(batch.device)
     params = replace(batch.params(), **{name: value})
     with pytest.raises(ArgumentError, match=f"^{name} "):
         paged_attention(
