@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from paged_backend.config import EngineConfig
@@ -36,7 +38,9 @@ class GpuPlatform:
     def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
         self.device = device
         self.dtype = self.linear_dtype = dtype
-        self.kv_dtypes = (dtype, torch.int8, torch.float8_e4m3fn)
+        self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8)
+        if interpreted or torch.cuda.get_device_capability(device) >= (8, 9):
+            self.kv_dtypes = (*self.kv_dtypes, torch.float8_e4m3fn)
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self._interpreted = interpreted
