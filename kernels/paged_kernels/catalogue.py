@@ -21,7 +21,7 @@ from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.int4 import PER_WORD
 from paged_kernels.logprobs import LogProbs, logprobs
 from paged_kernels.merge_attention import merge_attention
-from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from paged_kernels.quantize_rows import quantize_rows
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
@@ -168,14 +168,10 @@ def _prefill(
 
 def _cascade(model: _Model) -> Case:
     def call(num_seqs: int) -> Tensor:
-        return cascade_decode(
-            model.queries(num_seqs, _BF16),
-            model.cache(_BF16),
-            _ints(num_seqs, _BLOCKS_PER_SEQ),
-            _ints(num_seqs),
-            AttentionParams(model.dim**-0.5),
-            num_shared_blocks=64,
-        )
+        q, cache = model.queries(num_seqs, _BF16), model.cache(_BF16)
+        table, lengths = _ints(num_seqs, _BLOCKS_PER_SEQ), _ints(num_seqs)
+        plan = plan_cascade(q, cache, table, lengths, num_shared_blocks=64)
+        return cascade_decode(q, cache, AttentionParams(model.dim**-0.5), plan)
 
     return Case("shared prefix", _described(model, _BF16, _BF16, ""), call)
 

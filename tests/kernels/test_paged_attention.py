@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import Batch, assert_close
 from paged_kernels.errors import ArgumentError
-from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.paged_decode import paged_decode, plan_decode
 
 DECODES = [(1, 300), (1, 1), (1, 16), (1, 129), (1, 0), (1, 64)]
@@ -206,8 +206,24 @@ def test_cascade_reads_shared_blocks_once(device, cache_dtype):
         device=device,
     )
     params = batch.params(sinks=per_head(4, device))
-    got = cascade_decode(
-        batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, params, num_shared_blocks=6
+    step = batch.block_table, batch.seq_lens
+    plan = plan_cascade(batch.q, batch.kv_cache, *step, num_shared_blocks=6)
+    got = cascade_decode(batch.q, batch.kv_cache, params, plan)
+    assert_close(got, batch.wanted(params)[0], batch.dtype)
+
+
+def test_cascade_beside_the_chunk_of_a_prompt(device):
+    batch = Batch([(1, 40), (1, 33), (5, 37)], shared_blocks=2, device=device)
+    step, params = (batch.kv_cache, batch.block_table, batch.seq_lens), batch.params()
+    decodes = batch.kv_cache, batch.block_table[:2], batch.seq_lens[:2]
+    got = paged_attention(
+        batch.q,
+        *step,
+        batch.query_start_loc,
+        params,
+        num_decodes=2,
+        plan=plan_cascade(batch.q[:2], *decodes, num_shared_blocks=2),
+        out=batch.empty_out(),
     )
     assert_close(got, batch.wanted(params)[0], batch.dtype)
 
@@ -312,12 +328,22 @@ def check_refused(batch: Batch, name: str, value: object) -> None:
 
 def test_what_cascades_cannot_take(device):
     batch = Batch([(1, 100), (1, 120)], shared_blocks=2, device=device)
-    arguments = (batch.q, batch.kv_cache, batch.block_table, batch.seq_lens)
+    step = batch.q, batch.kv_cache, batch.block_table, batch.seq_lens
+    plan = plan_cascade(*step, num_shared_blocks=2)
     for name, params in [
         ("window", batch.params(window=8)),
         ("alibi_slopes", batch.params(alibi_slopes=per_head(4, device))),
     ]:
         with pytest.raises(ArgumentError, match=f"^{name} "):
-            cascade_decode(*arguments, params, num_shared_blocks=2)
+            cascade_decode(batch.q, batch.kv_cache, params, plan)
     with pytest.raises(ArgumentError, match=r"^num_shared_blocks "):
-        cascade_decode(*arguments, batch.params(), num_shared_blocks=0)
+        plan_cascade(*step, num_shared_blocks=0)
+    with pytest.raises(ArgumentError, match=r"^lse "):
+        paged_attention(
+            *step,
+            batch.query_start_loc,
+            batch.params(),
+            num_decodes=2,
+            plan=plan,
+            lse=batch.empty_lse(),
+        )
