@@ -9,7 +9,7 @@ import torch
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
-from paged_kernels.paged_attention import paged_attention
+from paged_kernels.paged_attention import CascadePlan, paged_attention, plan_cascade
 from paged_kernels.paged_decode import DecodePlan, plan_decode
 from torch import Tensor
 
@@ -36,7 +36,7 @@ class TritonAttention(AttentionBackend):
         if spec.scales is KVScales.TOKEN_HEAD:
             self._scales = torch.zeros(heads, dtype=torch.float32, device=transfer.device)
         self._meta: AttentionMetadata | None = None
-        self._plans: dict[int | None, DecodePlan] = {}  # of that step, by window
+        self._plans: dict[int | None, DecodePlan | CascadePlan] = {}  # of that step, by window
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         cache, qk_norm = self._pool[layer.index], layer.qk_norm
@@ -88,16 +88,24 @@ class TritonAttention(AttentionBackend):
 
     def _plan(
         self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
-    ) -> DecodePlan | None:
-        """Return the splits of the decodes' keys; layers with the same window share them."""
+    ) -> DecodePlan | CascadePlan | None:
+        """Return the plan of the decodes; layers with the same window share it."""
         if not meta.num_decodes:
             return None
         if self._meta is not meta:
             self._meta, self._plans = meta, {}
         if window not in self._plans:
-            lengths = meta.seq_lens[: meta.num_decodes]
-            self._plans[window] = plan_decode(q[: meta.num_decodes], cache, lengths, window=window)
+            self._plans[window] = _new_plan(q[: meta.num_decodes], cache, meta, window)
         return self._plans[window]
+
+
+def _new_plan(
+    q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
+) -> DecodePlan | CascadePlan:
+    lengths, shared = meta.seq_lens[: len(q)], meta.num_shared_blocks
+    if shared and window is None:  # with a window, the shared blocks may be out of sight
+        return plan_cascade(q, cache, meta.block_table[: len(q)], lengths, num_shared_blocks=shared)
+    return plan_decode(q, cache, lengths, window=window)
 
 
 def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:

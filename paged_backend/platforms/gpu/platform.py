@@ -33,6 +33,7 @@ class GpuPlatform:
     """
 
     supports_async_scheduling = True
+    supports_cascade_attention = True
     supports_drafts = False  # the sampler's rows hold the state of one sample per sequence
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
@@ -85,16 +86,26 @@ class GpuPlatform:
         config: EngineConfig,
     ) -> GpuModelRunner:
         """Make a model runner whose kernels are compiled and whose graphs are captured."""
-        runner = self._new_runner(model, spec, num_blocks, limits)
+        runner = self._new_runner(
+            model, spec, num_blocks, limits, cascade=not config.disable_cascade_attn
+        )
         if not self._interpreted:
             prepare(runner, enforce_eager=config.enforce_eager)
         return runner
 
     def _new_runner(
-        self, model: Model, spec: KVCacheSpec, num_blocks: int, limits: StepLimits
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        *,
+        cascade: bool = False,
     ) -> GpuModelRunner:
         attention = self.attention(spec, num_blocks)
-        return GpuModelRunner(model, attention, spec.block_size, limits, self._transfer)
+        return GpuModelRunner(
+            model, attention, spec.block_size, limits, self._transfer, cascade=cascade
+        )
 
     def _peak_of_largest_step(self, model: Model, spec: KVCacheSpec, limits: StepLimits) -> int:
         """Bytes that a step takes besides weights and pool, measured on a pool of one block."""
