@@ -47,6 +47,7 @@ def engine_for(oracle: Oracle, kv_cache_dtype: str) -> Engine:
         kv_cache_dtype=kv_cache_dtype,
         kv_cache_memory_bytes=2**20,
         block_size=8,
+        enforce_eager=True,  # no graph can hold the attention of torch
         max_num_seqs=2,
         max_num_batched_tokens=16,
     )
