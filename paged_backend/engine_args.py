@@ -120,7 +120,7 @@ _NO_MEANING = frozenset(
     compilation_config max_seq_len_to_capture max_context_len_to_capture cuda_graph_sizes
     cudagraph_capture_sizes max_cudagraph_capture_size optimization_level performance_mode
     attention_backend attention_config kernel_config ir_op_priority enable_flashinfer_autotune
-    disable_cascade_attn gdn_prefill_backend kda_prefill_backend mamba_cache_dtype
+    gdn_prefill_backend kda_prefill_backend mamba_cache_dtype
     mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode mamba_backend mamba_config
     enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds
 

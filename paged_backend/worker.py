@@ -41,6 +41,11 @@ class Worker:
                 "option async_scheduling must be false or left out on a CPU, which computes a step "
                 "before it returns; got true"
             )
+        if not config.disable_cascade_attn and not self.platform.supports_cascade_attention:
+            raise ConfigError(
+                "option disable_cascade_attn must be true on a CPU, which has no cascade "
+                "attention; got false"
+            )
         platform_s = time.monotonic()
         quantization = read_quantization(folder, model_config.file)
         model = load_model(config, model_config, quantization, folder, self.platform)

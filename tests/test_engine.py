@@ -113,6 +113,10 @@ def test_what_does_not_fit_the_model_is_refused(folder):
             {"async_scheduling": True, "device": "cpu"},
             "async_scheduling must be false or left out on a CPU",
         ),
+        (
+            {"disable_cascade_attn": False, "device": "cpu"},
+            "disable_cascade_attn must be true on a CPU",
+        ),
         ({"block_sise": 16}, "did you mean block_size"),
         ({"dtype": "float8"}, "dtype must be one of"),
     ],

@@ -103,6 +103,18 @@ def test_no_batch_causes_a_compilation(case: str, arch: int):
         assert count <= BUCKETS.get((CASES[case].operation, kernel), 1), kernel
 
 
+@pytest.mark.parametrize("model", ["Llama-3-8B", "Qwen2-0.5B"])
+@pytest.mark.parametrize("arch", [80, 90])
+def test_a_warm_up_with_powers_of_two_compiles_every_cascade(model: str, arch: int):
+    """As the model runner does it, with the largest batch at last."""
+    call = CASES[f"shared prefix, {model} bf16"].call
+
+    def keys(sizes: list[int]) -> set[aot.Key]:
+        return {launch.key for n in sizes for launch in aot.launches(partial(call, n), arch)}
+
+    assert keys(list(range(8, 101))) == keys([8, 16, 32, 64, 100])
+
+
 @triton.jit(do_not_specialize=["count"])
 def _scale(x_ptr, y_ptr, count, size, factor, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

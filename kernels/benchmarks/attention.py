@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from types import ModuleType
@@ -41,6 +41,7 @@ class Layer:
 
     q: Tensor  # [tokens, num_heads, dim], slices of wider rows
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, dim]
+    kv_scales: Tensor | None = None  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE]
 
 
 Operation = Callable[[Layer], object]
@@ -61,14 +62,16 @@ class Batch:
         *,
         shared_keys: int = 0,
         cache_dtype: torch.dtype = DTYPE,
+        token_scales: bool = False,
     ) -> None:
         """Make sequences with the given numbers of keys and of queries (1 by default) each.
 
         The queries are the last tokens of a sequence. All sequences begin with the same
-        `shared_keys` keys, a multiple of the block size.
+        `shared_keys` keys, a multiple of the block size. A quantized cache has a scale for each
+        head or, with `token_scales`, for each token and head.
         """
         self.bench = bench
-        self.cache_dtype = cache_dtype
+        self.cache_dtype, self.token_scales = cache_dtype, token_scales
         self.keys = list(keys)
         self.queries = [1] * len(self.keys) if queries is None else list(queries)
         self.shared_blocks = shared_keys // BLOCK_SIZE
@@ -89,7 +92,7 @@ class Batch:
         self.seq_lens = self._ints(self.keys)
         self.query_start_loc = self._ints([0, *accumulate(self.queries)])
         scale = None
-        if cache_dtype != DTYPE:
+        if cache_dtype != DTYPE and not token_scales:
             scale = torch.ones(self.heads.keys, device=bench.device)
         self.params = AttentionParams(self.heads.dim**-0.5, k_scale=scale, v_scale=scale)
 
@@ -99,12 +102,12 @@ class Batch:
         heads, num_bytes, pairs = self.heads, 0, 0
         for queries, keys in zip(self.queries, self.keys, strict=True):
             if queries == 1:
-                num_bytes += 2 * keys * heads.keys * heads.dim * self.cache_dtype.itemsize
+                num_bytes += 2 * keys * heads.keys * self._head_bytes
                 num_bytes += 2 * heads.queries * heads.dim * DTYPE.itemsize  # query and output
             else:  # each query sees the keys up to its own position
                 pairs += queries * keys - queries * (queries - 1) // 2
-        again = 2 * (len(self.keys) - 1) * self.shared_blocks * BLOCK_SIZE * heads.keys * heads.dim
-        num_bytes -= again * self.cache_dtype.itemsize
+        again = 2 * (len(self.keys) - 1) * self.shared_blocks * BLOCK_SIZE * heads.keys
+        num_bytes -= again * self._head_bytes
         return Work(num_bytes, 4 * pairs * heads.queries * heads.dim)
 
     def layer(self) -> Layer:
@@ -112,7 +115,18 @@ class Batch:
         heads, bench = self.heads, self.bench
         qkv = bench.random(sum(self.queries), heads.queries + 2 * heads.keys, heads.dim)
         cache = bench.random(self.num_blocks, 2, heads.keys, BLOCK_SIZE, heads.dim)
-        return Layer(qkv[:, : heads.queries], cache.to(self.cache_dtype))
+        scales = torch.ones(cache.shape[:4], device=bench.device) if self.token_scales else None
+        return Layer(qkv[:, : heads.queries], cache.to(self.cache_dtype), scales)
+
+    def params_of(self, layer: Layer) -> AttentionParams:
+        """Return the options of the scores with the scales of a layer."""
+        return replace(self.params, kv_scales=layer.kv_scales) if self.token_scales else self.params
+
+    @property
+    def _head_bytes(self) -> int:
+        """Bytes of a head of a cached token."""
+        scale = torch.float32.itemsize if self.token_scales else 0
+        return self.heads.dim * self.cache_dtype.itemsize + scale
 
     def calls(self, operation: Operation) -> Callable[[], Call]:
         """Return a factory for `Bench.time`: each call runs the operation on its own layer."""

@@ -6,7 +6,7 @@ from functools import partial
 
 from attention import BLOCK_SIZE, KIB, Batch, Operation
 from measure import Bench, main
-from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.paged_decode import paged_decode, plan_decode
 
 DECODES = 64
@@ -35,18 +35,18 @@ def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple
 
 
 def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[Batch, Operation]:
-    """Return a batch with shared keys, and attention that reads them once and plans per layer."""
+    """Return a batch with shared keys, and attention that reads them once."""
     batch = Batch(bench, [shared + own] * seqs, shared_keys=shared)
-    step = batch.block_table, batch.seq_lens, batch.params
-    return batch, lambda layer: cascade_decode(
-        layer.q, layer.kv_cache, *step, num_shared_blocks=batch.shared_blocks
-    )
+    layer, step = batch.layer(), (batch.block_table, batch.seq_lens)
+    plan = plan_cascade(layer.q, layer.kv_cache, *step, num_shared_blocks=batch.shared_blocks)
+    return batch, lambda layer: cascade_decode(layer.q, layer.kv_cache, batch.params, plan)
 
 
 def plain(batch: Batch) -> Operation:
     """Return decode attention of the same batch without sharing."""
-    step = batch.block_table, batch.seq_lens, batch.params
-    return lambda layer: paged_decode(layer.q, layer.kv_cache, *step)
+    layer, step = batch.layer(), (batch.block_table, batch.seq_lens, batch.params)
+    plan = plan_decode(layer.q, layer.kv_cache, batch.seq_lens)
+    return lambda layer: paged_decode(layer.q, layer.kv_cache, *step, plan=plan)
 
 
 def run(bench: Bench) -> None:

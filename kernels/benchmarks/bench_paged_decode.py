@@ -65,8 +65,10 @@ CHOICES = {
 def decode(batch: Batch, layer: Layer) -> Operation:
     """Return the decode attention of any layer, with a plan made for `layer`."""
     plan = plan_decode(layer.q, layer.kv_cache, batch.seq_lens)
-    step = batch.block_table, batch.seq_lens, batch.params
-    return lambda layer: paged_decode(layer.q, layer.kv_cache, *step, plan=plan)
+    step = batch.block_table, batch.seq_lens
+    return lambda layer: paged_decode(
+        layer.q, layer.kv_cache, *step, batch.params_of(layer), plan=plan
+    )
 
 
 def time_decode(shape: str, batch: Batch, target: Target | None = None) -> Row:
@@ -105,9 +107,10 @@ def time_launches(shape: str, batch: Batch) -> None:
 
 
 def run(bench: Bench) -> None:
-    for dtype in (DTYPE, QUANTIZED):
+    stored = [(DTYPE, False), (QUANTIZED, False), (QUANTIZED, True), (torch.int8, True)]
+    for dtype, token_scales in stored:
         for count in (1, 64):  # the merge kernel has two versions, for few and many rows
-            batch = Batch(bench, [KIB] * count, cache_dtype=dtype)
+            batch = Batch(bench, [KIB] * count, cache_dtype=dtype, token_scales=token_scales)
             layer = batch.layer()
             bench.warm_up(partial(decode(batch, layer), layer))
     for shape, lengths in UNIFORM.items():
@@ -118,6 +121,9 @@ def run(bench: Bench) -> None:
         time_ragged(bench, shape, lengths)
     for shape in ("32x8k", "256x1k"):
         time_decode(shape, Batch(bench, UNIFORM[shape], cache_dtype=QUANTIZED))
+    for dtype in (QUANTIZED, torch.int8):
+        batch = Batch(bench, UNIFORM["256x1k"], cache_dtype=dtype, token_scales=True)
+        time_decode("256x1k, scales per token", batch)
     for shape in ("1x1k", "64x1k", "256x1k"):
         time_plan(shape, Batch(bench, UNIFORM[shape]))
     time_launches("1x1k", Batch(bench, UNIFORM["1x1k"]))

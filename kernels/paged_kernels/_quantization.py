@@ -12,6 +12,19 @@ _NO_FRACTION = tl.constexpr(1.5 * 2**23)
 
 
 @triton.jit
+def scales_of(largest, dtype: tl.constexpr):
+    """Return the scales of numbers by their largest absolute values; 1 where it would be 0."""
+    scales = tl.div_rn(largest, INT8_MAX if dtype == tl.int8 else FP8_MAX)
+    return tl.where(scales == 0.0, 1.0, scales)
+
+
+@triton.jit
+def divided(x, scales):
+    """Return the quotients, exactly rounded, so that they are the same on every device."""
+    return tl.div_rn(x, tl.broadcast_to(scales, x.shape))
+
+
+@triton.jit
 def storable(x, dtype: tl.constexpr):
     """Clamp float32 numbers to what float8_e4m3fn or int8 can store, and round them for int8.
 

@@ -14,6 +14,10 @@ LN2 = tl.constexpr(0.6931471805599453)
 # Initial value of the running maximum. It is finite so that a row that sees no key of a tile (all
 # its scores are minus infinity) gets weights of 0 instead of NaN.
 LOWEST = tl.constexpr(-1e30)
+# With scales per token, weights are multiplied by the values' scales, which can be small, and by
+# this number, so that the products do not become subnormal in float16. Stored values are at most
+# 448, so the products cannot overflow either.
+VALUE_FACTOR = tl.constexpr(64.0)
 
 
 @triton.jit
@@ -55,10 +59,19 @@ def _load_values(cache_ptr, offsets, dims, visible, DIM: tl.constexpr, MASKED: t
 
 
 @triton.jit
+def _load_scales(scales_ptr, offsets, visible, MASKED: tl.constexpr):
+    """Load the scale of each token's head [TILE]."""
+    if MASKED:
+        return tl.load(scales_ptr + offsets, mask=visible, other=0.0)
+    return tl.load(scales_ptr + offsets)
+
+
+@triton.jit
 def _score(q, k, scale, softcap, slopes, distance):
     """Return scores [rows, TILE] times log2(e).
 
-    `scale` includes that factor unless there is a `softcap`; `distance` is the key's position minus
+    `scale`, a number or one for each key [1, TILE], includes that factor unless there is a
+    `softcap`; `distance` is the key's position minus
     the query's, at most 0 for visible keys. `softcap` and `slopes` may be None.
     """
     s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
@@ -72,13 +85,18 @@ def _score(q, k, scale, softcap, slopes, distance):
 
 
 @triton.jit
-def _accumulate(q, s, v, highest, total, acc):
-    """Add a tile's values [TILE, DIM], under its scores `s`, to the running softmax."""
+def _accumulate(q, s, v, v_scales, highest, total, acc):
+    """Add a tile's values [TILE, DIM], under its scores `s`, to the running softmax.
+
+    `v_scales`, a factor for each value [TILE], may be None.
+    """
     now = tl.maximum(highest, tl.max(s, 1))
     weights = tl.exp2(s - now[:, None])
     shrink = tl.exp2(highest - now)
     total = total * shrink + tl.sum(weights, 1)
-    # A quantized value is exact in the queries' dtype; its scale is applied at the end.
+    if v_scales is not None:
+        weights *= v_scales[None, :]
+    # A quantized value is exact in the queries' dtype; a static scale is applied at the end.
     acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision="ieee")
     return now, total, acc
 
@@ -87,6 +105,7 @@ def _accumulate(q, s, v, highest, total, acc):
 def attend_tiles(
     q,
     cache_ptr,
+    kv_scales_ptr,
     table_ptr,
     kv_head,
     first,
@@ -110,7 +129,8 @@ def attend_tiles(
 
     `first` is a multiple of TILE. Row r sees keys up to its own position `position[r]` and before
     `num_keys`; without MASKED the caller guarantees that it sees all of them. Returns the
-    softmax state: maximum, sum, output.
+    softmax state: maximum, sum, output. With `kv_scales_ptr`, which may be None, the output is
+    VALUE_FACTOR times as large.
     """
     dims = tl.arange(0, acc.shape[1])
     offset = tl.arange(0, TILE)
@@ -123,13 +143,22 @@ def attend_tiles(
         visible = keys < num_keys
         k = _load_keys(cache_ptr, at, dims, visible, DIM, MASKED)
         v = _load_values(values_ptr, at, dims, visible, DIM, MASKED)
+        factor = scale
+        v_scales = None
+        if kv_scales_ptr is not None:
+            # The scales lie like a cache whose heads have one element.
+            at = _cache_offsets(blocks, keys, kv_head, KV_HEADS, BLOCK_SIZE, 1)
+            k_scales = _load_scales(kv_scales_ptr, at, visible, MASKED)
+            v_scales_ptr = kv_scales_ptr + KV_HEADS * BLOCK_SIZE
+            v_scales = _load_scales(v_scales_ptr, at, visible, MASKED) * VALUE_FACTOR
+            factor = (k_scales * scale)[None, :]
         blocks = _load_block_ids(table_ptr, keys + TILE, num_keys, BLOCK_SIZE)
         distance = keys[None, :] - position[:, None]
-        s = _score(q, k, scale, softcap, slopes, distance)
+        s = _score(q, k, factor, softcap, slopes, distance)
         if MASKED:
             seen = distance <= 0
             if WINDOW is not None:
                 seen = seen & (distance > -WINDOW)
             s = tl.where(seen, s, float("-inf"))
-        highest, total, acc = _accumulate(q, s, v, highest, total, acc)
+        highest, total, acc = _accumulate(q, s, v, v_scales, highest, total, acc)
     return highest, total, acc

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.errors import check, check_tensor
 
 
@@ -21,6 +22,9 @@ class AttentionParams:
     alibi_slopes: Tensor | None = None  # [num_heads] float32, times (key - query position)
     k_scale: Tensor | None = None  # [num_kv_heads] float32; key = stored key * scale
     v_scale: Tensor | None = None  # [num_kv_heads] float32; value = stored value * scale
+    # [num_blocks, 2, num_kv_heads, block_size] float32 instead: a scale for each token and head,
+    # those of the keys first, at the places of the tokens in the cache
+    kv_scales: Tensor | None = None
 
     def check(self, q: Tensor, kv_cache: Tensor) -> None:
         """Check the options against `q` [T, num_heads, D] and a cache [N, 2, num_kv_heads, B, D].
@@ -28,22 +32,38 @@ class AttentionParams:
         Raises:
             ArgumentError: an option has the wrong type, shape, device or range.
         """
-        heads, kv_heads = q.shape[1], kv_cache.shape[2]
+        heads = q.shape[1]
         check(0 < self.scale < float("inf"), "scale", f"must be above 0, got {self.scale}")
         if self.window is not None:
             check(self.window >= 1, "window", f"must be at least 1, got {self.window}")
         if self.softcap is not None:
             check(0 < self.softcap < 1e30, "softcap", f"must be above 0, got {self.softcap}")
-        for name, size in (
-            ("sinks", heads),
-            ("alibi_slopes", heads),
-            ("k_scale", kv_heads),
-            ("v_scale", kv_heads),
-        ):
-            tensor = getattr(self, name)
+        for name, tensor in (("sinks", self.sinks), ("alibi_slopes", self.alibi_slopes)):
             if tensor is not None:
-                check_tensor(name, tensor, (size,), torch.float32, like=q)
+                check_tensor(name, tensor, (heads,), torch.float32, like=q)
+        check_scales(kv_cache, self.k_scale, self.v_scale, self.kv_scales)
 
     def without_sinks(self) -> AttentionParams:
         """Return a copy without sinks, for one part of the keys if another part counts them."""
         return replace(self, sinks=None)
+
+
+def check_scales(
+    kv_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, kv_scales: Tensor | None
+) -> None:
+    """Check the scales, as far as there are any, of a cache [N, 2, num_kv_heads, B, D].
+
+    Raises:
+        ArgumentError: scales have the wrong shape, dtype, device or layout, the cache is not
+            quantized, or there are scales of both kinds.
+    """
+    static = (("k_scale", k_scale), ("v_scale", v_scale))
+    stored = str(kv_cache.dtype).removeprefix("torch.")
+    for name, scale in (*static, ("kv_scales", kv_scales)):
+        if scale is None:
+            continue
+        check(kv_cache.dtype in QUANTIZED_DTYPES, name, f"must be None for a cache in {stored}")
+        shape = kv_cache.shape[:4] if name == "kv_scales" else kv_cache.shape[2:3]
+        check_tensor(name, scale, shape, torch.float32, like=kv_cache)
+    alone = kv_scales is None or (k_scale is None and v_scale is None)
+    check(alone, "kv_scales", "does not go with k_scale and v_scale")

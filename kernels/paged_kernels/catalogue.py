@@ -21,7 +21,7 @@ from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.int4 import PER_WORD
 from paged_kernels.logprobs import LogProbs, logprobs
 from paged_kernels.merge_attention import merge_attention
-from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from paged_kernels.quantize_rows import quantize_rows
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
@@ -39,6 +39,7 @@ _QKV, _GATE_UP, _DOWN = (6144, 4096), (28672, 4096), (4096, 14336)  # weights of
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _FP8, _INT8 = torch.float8_e4m3fn, torch.int8
+_TOKEN_SCALES = "scales per token"
 _NAMES = {_BF16: "bf16", _FP16: "fp16", _FP32: "fp32", _FP8: "fp8", _INT8: "int8"}
 
 
@@ -78,10 +79,12 @@ class _Model:
         """Return the KV cache of one layer."""
         return _empty(4096, 2, self.kv_heads, _BLOCK_SIZE, self.dim, dtype=dtype)
 
-    def scales(self, cached: torch.dtype) -> dict[str, Any]:
+    def scales(self, cached: torch.dtype, per_token: bool = False) -> dict[str, Any]:
         """Return the scales of keys and values if the cache is quantized, else nothing."""
         if cached not in QUANTIZED_DTYPES:
             return {}
+        if per_token:
+            return {"kv_scales": _empty(4096, 2, self.kv_heads, _BLOCK_SIZE, dtype=_FP32)}
         return {name: _empty(self.kv_heads, dtype=_FP32) for name in ("k_scale", "v_scale")}
 
 
@@ -116,6 +119,8 @@ def _decode(
     dtype: torch.dtype = _BF16,
     cached: torch.dtype | None = None,
     note: str = "",
+    *,
+    per_token: bool = False,
     **options: Any,
 ) -> Case:
     stored = cached or dtype
@@ -127,11 +132,12 @@ def _decode(
             _ints(num_seqs, _BLOCKS_PER_SEQ),
             _ints(num_seqs),
             _ints(num_seqs + 1),
-            AttentionParams(model.dim**-0.5, **model.scales(stored), **options),
+            AttentionParams(model.dim**-0.5, **model.scales(stored, per_token), **options),
             num_decodes=num_seqs,
         )
 
-    return Case("decode", _described(model, dtype, stored, note), call, _able(stored))
+    described = _described(model, dtype, stored, _TOKEN_SCALES if per_token else note)
+    return Case("decode", described, call, _able(stored))
 
 
 def _prefill(
@@ -139,6 +145,8 @@ def _prefill(
     dtype: torch.dtype = _BF16,
     cached: torch.dtype | None = None,
     note: str = "",
+    *,
+    per_token: bool = False,
     **options: Any,
 ) -> Case:
     stored = cached or dtype
@@ -151,22 +159,19 @@ def _prefill(
             _ints(num_seqs, _BLOCKS_PER_SEQ),
             _ints(num_seqs),
             _ints(num_seqs + 1),
-            AttentionParams(model.dim**-0.5, **model.scales(stored), **options),
+            AttentionParams(model.dim**-0.5, **model.scales(stored, per_token), **options),
         )
 
-    return Case("prefill", _described(model, dtype, stored, note), call, _able(stored))
+    described = _described(model, dtype, stored, _TOKEN_SCALES if per_token else note)
+    return Case("prefill", described, call, _able(stored))
 
 
 def _cascade(model: _Model) -> Case:
     def call(num_seqs: int) -> Tensor:
-        return cascade_decode(
-            model.queries(num_seqs, _BF16),
-            model.cache(_BF16),
-            _ints(num_seqs, _BLOCKS_PER_SEQ),
-            _ints(num_seqs),
-            AttentionParams(model.dim**-0.5),
-            num_shared_blocks=64,
-        )
+        q, cache = model.queries(num_seqs, _BF16), model.cache(_BF16)
+        table, lengths = _ints(num_seqs, _BLOCKS_PER_SEQ), _ints(num_seqs)
+        plan = plan_cascade(q, cache, table, lengths, num_shared_blocks=64)
+        return cascade_decode(q, cache, AttentionParams(model.dim**-0.5), plan)
 
     return Case("shared prefix", _described(model, _BF16, _BF16, ""), call)
 
@@ -186,6 +191,7 @@ def _write(
     cached: torch.dtype | None = None,
     *,
     norms: bool = False,
+    per_token: bool = False,
 ) -> Case:
     stored = cached or dtype
 
@@ -200,10 +206,10 @@ def _write(
             num_heads=model.heads,
             q_norm=norm,
             k_norm=norm,
-            **model.scales(stored),
+            **model.scales(stored, per_token),
         )
 
-    note = "norms" if norms else ""
+    note = "norms" if norms else _TOKEN_SCALES if per_token else ""
     return Case("KV write", _described(model, dtype, stored, note), call, _able(stored))
 
 
@@ -333,6 +339,7 @@ def _attention() -> tuple[Case, ...]:
     for make in (_decode, _prefill):
         cases += [make(_LLAMA_8B, dtype) for dtype in (_BF16, _FP16, _FP32)]
         cases += [make(_LLAMA_8B, cached=cached) for cached in (_FP8, _INT8)]
+        cases += [make(_LLAMA_8B, cached=cached, per_token=True) for cached in (_FP8, _INT8)]
         cases += [make(model) for model in (_LLAMA_70B, _QWEN_05B, _PHI_2, _PHI_3, _GEMMA_2B)]
         cases += [
             make(_GEMMA_2B, _FP32),
@@ -357,6 +364,8 @@ CASES = {
         _write(_LLAMA_8B, _FP32),
         _write(_LLAMA_8B, cached=_FP8),
         _write(_LLAMA_8B, cached=_INT8),
+        _write(_LLAMA_8B, cached=_FP8, per_token=True),
+        _write(_LLAMA_8B, cached=_INT8, per_token=True),
         _write(_LLAMA_8B, norms=True),
         _write(_LLAMA_70B),
         _write(_QWEN_05B),

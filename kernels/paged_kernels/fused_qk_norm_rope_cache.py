@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_kernels._quantization import storable
+from paged_kernels._quantization import divided, scales_of, storable
+from paged_kernels.attention_params import check_scales
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
@@ -44,9 +45,21 @@ def _rotated(first, second, cos, sin):
 
 
 @triton.jit
-def _store_head(ptrs, first, second, scale_ptr, head, inside, HALF: tl.constexpr):
+def _number(x):
+    """Replace NaN, which int8 cannot store, by 0."""
+    return tl.where(x == x, x, 0.0)
+
+
+@triton.jit
+def _store_head(ptrs, first, second, own_scale_ptr, scale_ptr, head, inside, HALF: tl.constexpr):
+    """Store a head: with a scale of its own, with the static one at `head`, or as it is."""
     dtype: tl.constexpr = ptrs.dtype.element_ty
-    if scale_ptr is not None:
+    if own_scale_ptr is not None:
+        scale = scales_of(tl.max(tl.maximum(tl.abs(first), tl.abs(second))), dtype)
+        tl.store(own_scale_ptr, scale)
+        first = storable(_number(divided(first, scale)), dtype)
+        second = storable(_number(divided(second, scale)), dtype)
+    elif scale_ptr is not None:
         scale = tl.load(scale_ptr + head)
         first = storable(first / scale, dtype)
         second = storable(second / scale, dtype)
@@ -65,6 +78,7 @@ def _fused_qk_norm_rope_cache_kernel(
     k_norm_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    kv_scales_ptr,
     norm_eps,
     QKV_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -102,18 +116,23 @@ def _fused_qk_norm_rope_cache_kernel(
     if slot >= 0:
         # A block holds the keys of all its heads, then their values.
         kv_head = slot // BLOCK_SIZE * (2 * KV_HEADS) + head
-        k_ptrs = cache_ptr + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * DIM + columns
-        v_ptrs = k_ptrs + KV_HEADS * BLOCK_SIZE * DIM
+        key = kv_head * BLOCK_SIZE + slot % BLOCK_SIZE
+        value = key + KV_HEADS * BLOCK_SIZE
+        k_ptrs = cache_ptr + key * DIM + columns
+        v_ptrs = cache_ptr + value * DIM + columns
+        own_k_scale_ptr, own_v_scale_ptr = None, None
+        if kv_scales_ptr is not None:
+            own_k_scale_ptr, own_v_scale_ptr = kv_scales_ptr + key, kv_scales_ptr + value
 
         k_start = (KV_HEADS * GROUP + head) * DIM
         k_first, k_second = _load_halves(row_ptr, k_start, columns, inside, HALF)
         k_first, k_second = _normed(k_first, k_second, k_norm_ptr, norm_eps, columns, inside, HALF)
         k_first, k_second = _rotated(k_first, k_second, cos, sin)
-        _store_head(k_ptrs, k_first, k_second, k_scale_ptr, head, inside, HALF)
+        _store_head(k_ptrs, k_first, k_second, own_k_scale_ptr, k_scale_ptr, head, inside, HALF)
 
         v_start = k_start + KV_HEADS * DIM
         v_first, v_second = _load_halves(row_ptr, v_start, columns, inside, HALF)
-        _store_head(v_ptrs, v_first, v_second, v_scale_ptr, head, inside, HALF)
+        _store_head(v_ptrs, v_first, v_second, own_v_scale_ptr, v_scale_ptr, head, inside, HALF)
 
 
 def fused_qk_norm_rope_cache(
@@ -129,6 +148,7 @@ def fused_qk_norm_rope_cache(
     norm_eps: float = 1e-6,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Rotate the queries in place; write the rotated keys and the values to the cache.
 
@@ -152,8 +172,12 @@ def fused_qk_norm_rope_cache(
         k_norm: the same for the keys.
         k_scale: [num_kv_heads] float32: the cache stores key / scale, rounded to nearest with ties
             to even, clamped to +-448 (float8_e4m3fn) or +-127 (int8). Required for these two
-            dtypes, not allowed for others.
+            dtypes without `kv_scales`, not allowed for others.
         v_scale: the same for the values.
+        kv_scales: [num_blocks, 2, num_kv_heads, block_size] float32, filled for the written slots
+            with a scale for each token and head instead: the largest absolute value of the head's
+            elements, divided by 448 or 127, or 1 if that is 0. So what is stored for a token
+            depends on that token alone. With non-finite elements the numbers mean nothing.
 
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout, scales are missing
@@ -170,8 +194,10 @@ def fused_qk_norm_rope_cache(
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check_tensor(name, weight, (head_dim,), qkv.dtype, like=qkv)
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        _check_scale(name, scale, kv_cache)
+    check_scales(kv_cache, k_scale, v_scale, kv_scales)
+    if kv_cache.dtype in QUANTIZED_DTYPES and kv_scales is None:
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            check(scale is not None, name, f"is needed for a cache in {str(kv_cache.dtype)[6:]}")
 
     group = num_heads // num_kv_heads
     group_padded = triton.next_power_of_2(group)
@@ -187,6 +213,7 @@ def fused_qk_norm_rope_cache(
         k_norm,
         k_scale,
         v_scale,
+        kv_scales,
         norm_eps,
         QKV_STRIDE=qkv.stride(0),
         KV_HEADS=num_kv_heads,
@@ -210,12 +237,3 @@ def _check_cache(qkv: Tensor, kv_cache: Tensor, num_heads: int, arch: int) -> No
     width = (num_heads + 2 * num_kv_heads) * head_dim
     check(qkv.shape[1] == width, "qkv", f"must have rows of {width}, got {qkv.shape[1]}")
     check_float8("kv_cache", kv_cache.dtype, arch)
-
-
-def _check_scale(name: str, scale: Tensor | None, kv_cache: Tensor) -> None:
-    if kv_cache.dtype not in QUANTIZED_DTYPES:
-        check(scale is None, name, f"must be None for a cache in {str(kv_cache.dtype)[6:]}")
-        return
-    check(scale is not None, name, f"is needed for a cache in {str(kv_cache.dtype)[6:]}")
-    if scale is not None:
-        check_tensor(name, scale, (kv_cache.shape[2],), torch.float32, like=kv_cache)

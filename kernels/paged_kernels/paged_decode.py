@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_kernels._softmax import LN2, LOG2E, LOWEST, attend_tiles
+from paged_kernels._softmax import LN2, LOG2E, LOWEST, VALUE_FACTOR, attend_tiles
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
@@ -150,7 +150,7 @@ def paged_decode(
             contiguous. With several queries per sequence, each one sees all keys, as for a prefix
             that sequences share; such calls accept neither a window nor ALiBi.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
-            or int8.
+            or int8 (with scales in `params`).
         block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
         seq_lens: [num_seqs] int32, number of keys of each sequence; 0 yields zeros and a
             log-sum-exp of minus infinity.
@@ -218,6 +218,7 @@ def _launch(
         params.alibi_slopes,
         params.k_scale,
         params.v_scale,
+        params.kv_scales,
         params.scale if params.softcap is not None else params.scale * LOG2E.value,
         params.softcap,
         shape.num_queries,
@@ -336,6 +337,7 @@ def _split_kernel(
     slopes_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    kv_scales_ptr,
     scale,
     softcap,
     num_queries,
@@ -403,21 +405,26 @@ def _split_kernel(
     if WINDOW is not None:
         whole = tl.minimum(tl.maximum(begin, tl.cdiv(first_key, TILE) * TILE), full)
         highest, total, acc = attend_tiles(
-            q, cache_ptr, table_ptr, kv_head, begin, whole, end, position, scale, softcap,
-            slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+            q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, end, position,
+            scale, softcap, slopes, highest, total, acc,
+            KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, table_ptr, kv_head, whole, full, end, position, scale, softcap,
-        slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, end, position,
+        scale, softcap, slopes, highest, total, acc,
+        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, table_ptr, kv_head, full, end, end, position, scale, softcap,
-        slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, end, position,
+        scale, softcap, slopes, highest, total, acc,
+        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
     )  # fmt: skip
 
     acc = acc / total[:, None]
     if v_scale_ptr is not None:
         acc *= tl.load(v_scale_ptr + kv_head)
+    elif kv_scales_ptr is not None:
+        acc *= 1 / VALUE_FACTOR
     lse = (highest + tl.log2(total)) * LN2
     if alone != 0:
         at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_kernels._softmax import LN2, LOG2E, LOWEST, attend_tiles
+from paged_kernels._softmax import LN2, LOG2E, LOWEST, VALUE_FACTOR, attend_tiles
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.device import device_of
 from paged_kernels.errors import check, check_tensor
@@ -80,6 +80,7 @@ def paged_prefill(
         params.alibi_slopes,
         params.k_scale,
         params.v_scale,
+        params.kv_scales,
         params.scale if params.softcap is not None else params.scale * LOG2E.value,
         params.softcap,
         first_seq,
@@ -135,6 +136,7 @@ def _prefill_kernel(
     slopes_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    kv_scales_ptr,
     scale,
     softcap,
     first_seq,
@@ -206,21 +208,26 @@ def _prefill_kernel(
         full = tl.maximum(full, begin)
         whole = tl.minimum(whole, full)
         highest, total, acc = attend_tiles(
-            q, cache_ptr, table_ptr, kv_head, begin, whole, num_keys, position, scale, softcap,
-            slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+            q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, num_keys, position,
+            scale, softcap, slopes, highest, total, acc,
+            KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, table_ptr, kv_head, whole, full, num_keys, position, scale, softcap,
-        slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, num_keys, position,
+        scale, softcap, slopes, highest, total, acc,
+        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, table_ptr, kv_head, full, end, num_keys, position, scale, softcap,
-        slopes, highest, total, acc, KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, num_keys, position,
+        scale, softcap, slopes, highest, total, acc,
+        KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
     )  # fmt: skip
 
     acc = acc / tl.where(real, total, 1.0)[:, None]
     if v_scale_ptr is not None:
         acc *= tl.load(v_scale_ptr + kv_head)
+    elif kv_scales_ptr is not None:
+        acc *= 1 / VALUE_FACTOR
     at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE
     tl.store(out_ptr + at[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=kept)
     if lse_ptr is not None:

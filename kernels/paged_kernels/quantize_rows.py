@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_kernels._quantization import FP8_MAX, INT8_MAX, storable
+from paged_kernels._quantization import divided, scales_of, storable
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
@@ -29,17 +29,9 @@ def _load(x_ptr, groups, columns, num_groups, K: tl.constexpr, GROUP: tl.constex
 
 
 @triton.jit
-def _scales(largest, dtype: tl.constexpr):
-    """Return the scales of groups by their largest absolute values; 1 where it would be 0."""
-    scales = tl.div_rn(largest, INT8_MAX if dtype == tl.int8 else FP8_MAX)
-    return tl.where(scales == 0.0, 1.0, scales)
-
-
-@triton.jit
 def _store(values_ptr, x, scales, offsets, inside):
     dtype: tl.constexpr = values_ptr.dtype.element_ty
-    # An exactly rounded quotient makes the stored values the same on every device.
-    values = storable(tl.div_rn(x, tl.broadcast_to(scales[:, None], x.shape)), dtype)
+    values = storable(divided(x, scales[:, None]), dtype)
     tl.store(values_ptr + offsets, values.to(dtype), mask=inside)
 
 
@@ -60,14 +52,14 @@ def _quantize_rows_kernel(
     columns = tl.arange(0, TILE)
     if GROUP <= TILE:
         x, offsets, inside = _load(x_ptr, groups, columns, num_groups, K, GROUP)
-        scales = _scales(tl.max(tl.abs(x), 1), dtype)
+        scales = scales_of(tl.max(tl.abs(x), 1), dtype)
         _store(values_ptr, x, scales, offsets, inside)
     else:
         largest = tl.zeros([LINES, TILE], tl.float32)
         for start in range(0, GROUP, TILE):
             x, _, _ = _load(x_ptr, groups, start + columns, num_groups, K, GROUP)
             largest = tl.maximum(largest, tl.abs(x))
-        scales = _scales(tl.max(largest, 1), dtype)
+        scales = scales_of(tl.max(largest, 1), dtype)
         for start in range(0, GROUP, TILE):
             x, offsets, inside = _load(x_ptr, groups, start + columns, num_groups, K, GROUP)
             _store(values_ptr, x, scales, offsets, inside)

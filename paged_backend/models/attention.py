@@ -43,6 +43,9 @@ class AttentionMetadata:
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset; -1 writes nothing
     positions: Tensor  # [num_tokens] int32, position of each token in its sequence
     num_decodes: int  # number of leading sequences that have exactly one token in this step
+    # Number of blocks that all decodes begin with, for a backend that can read them once for all;
+    # 0 to read them for each one. Every decode has more tokens.
+    num_shared_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name, dtype in _METADATA_DTYPES.items():

@@ -50,6 +50,13 @@ class SchedulingOptions:
     enforce_eager: bool = checked(
         False, Rule(bool), "launch the kernels of a decode step one by one instead of a CUDA graph"
     )
+    disable_cascade_attn: bool = checked(
+        True,
+        Rule(bool),
+        "read a prefix that running sequences share once for each of them; if false, a decode "
+        "step reads it once for all, where that saves enough, but without a CUDA graph; false only "
+        "on a GPU",
+    )
     scheduling_policy: str = checked(
         "fair",
         Rule(str, choices=("fair", "priority")),

@@ -64,6 +64,11 @@ class Platform(Kernels, Protocol):
         ...
 
     @property
+    def supports_cascade_attention(self) -> bool:
+        """Whether keys and values of a prefix can be read once for all sequences that share it."""
+        ...
+
+    @property
     def supports_drafts(self) -> bool:
         """Whether a step can sample several tokens of a sequence."""
         ...

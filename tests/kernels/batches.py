@@ -25,6 +25,7 @@ class Batch:
     cache_dtype: torch.dtype | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shared_blocks: int = 0  # that all sequences begin with
+    token_scales: bool = False  # instead of a scale for each head
 
     def __post_init__(self) -> None:
         starts = [0]
@@ -37,6 +38,7 @@ class Batch:
         # Entries past a sequence's last block may hold anything.
         self.block_table = torch.full((len(per_seq), max(per_seq) + 2), 2**30, dtype=torch.int32)
         cache = self._poisoned(num_blocks)
+        scales = torch.full(cache.shape[:4], torch.nan)
         used = 0
         for seq, count in enumerate(per_seq):
             self.block_table[seq, :count] = ids[used : used + count]
@@ -48,7 +50,9 @@ class Batch:
                 cache[block, :, :, :filled] = self._random(
                     (2, self.num_kv_heads, filled, self.head_dim)
                 )
-        self.kv_cache = cache.to(self.device)
+                unit = torch.rand(2, self.num_kv_heads, filled) + 0.5
+                scales[block, :, :, :filled] = unit / (32 if cache.dtype == torch.int8 else 1)
+        self.kv_cache, self.kv_scales = cache.to(self.device), scales.to(self.device)
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = torch.randn(starts[-1], width).to(self.dtype).to(self.device)
         self.seq_lens = torch.tensor([keys for _, keys in self.lengths], dtype=torch.int32)
@@ -63,9 +67,11 @@ class Batch:
         return heads[:, : self.num_heads]
 
     def params(self, **options: object) -> AttentionParams:
-        """The usual scale and, for a quantized cache, a scale for each head."""
+        """The usual scale and, for a quantized cache, a scale for each head or token and head."""
         scales = {}
-        if self.kv_cache.dtype != self.dtype:
+        if self.token_scales:
+            scales = {"kv_scales": self.kv_scales}
+        elif self.kv_cache.dtype != self.dtype:
             heads = torch.arange(self.num_kv_heads, dtype=torch.float32, device=self.device)
             factor = 1 / 32 if self.kv_cache.dtype == torch.int8 else 1.0
             scales = {"k_scale": factor * (1 + heads / 4), "v_scale": factor * (2 - heads / 4)}

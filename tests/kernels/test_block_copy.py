@@ -36,6 +36,7 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
         (torch.float32, (2, 2, 16, 96)),  # three tiles, the last one not filled
         (torch.float8_e4m3fn, (2, 1, 8, 80)),
         (torch.int8, (2, 4, 32, 64)),  # two tiles exactly
+        (torch.float32, (2, 3, 8)),  # scales for tokens and heads
         (torch.uint8, (16,)),
     ],
 )

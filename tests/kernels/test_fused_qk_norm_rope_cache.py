@@ -30,6 +30,7 @@ class Step:
     cache_dtype: torch.dtype | None = None
     block_size: int = 8
     norms: bool = False
+    token_scales: bool = False  # for a quantized cache
     slots: list[int] = field(default_factory=lambda: [9, 31, 16, -1, 0])
 
     def __post_init__(self) -> None:
@@ -50,7 +51,8 @@ class Step:
         if self.norms:
             for name in ("q_norm", "k_norm"):
                 self.options[name] = (1 + torch.randn(dim)).to(self.device, self.dtype)
-        if self.cache.dtype != self.dtype:
+        self.scales = torch.full(shape[:4], float("nan"), device=self.device)
+        if self.cache.dtype != self.dtype and not self.token_scales:
             for name, scale in (("k_scale", 0.011), ("v_scale", 0.017)):
                 scales = scale * (1 + torch.arange(kv, dtype=torch.float32))
                 self.options[name] = scales.to(self.device)
@@ -58,6 +60,8 @@ class Step:
     def run(self, write: Any, cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Heads [tokens, heads, head_dim] and cache after a write to copies of them."""
         rows, cache = self.rows.clone(), self.cache.clone() if cache is None else cache
+        if self.token_scales:
+            self.options["kv_scales"] = self.scales.clone()
         qkv = rows[:, : self.qkv.shape[1]]
         result = write(
             qkv, self.positions, self.cos_sin_cache, cache, self.slot_mapping, **self.options
@@ -130,6 +134,63 @@ def test_quantized_caches_equal_the_reference(
     differences = (codes - expected_codes).abs()
     assert differences.max() <= 1
     assert differences.float().mean() < 0.001
+
+
+@pytest.mark.parametrize("cache_dtype", QUANTIZED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [32, 80])
+def test_scales_of_tokens_equal_the_reference(
+    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    step = Step(4, 2, head_dim, dtype, device, cache_dtype, norms=True, token_scales=True)
+    heads, cache = step.run(fused_qk_norm_rope_cache)
+    scales = step.options["kv_scales"]
+    expected, expected_cache = step.run(reference.fused_qk_norm_rope_cache)
+    expected_scales = step.options["kv_scales"]
+    assert_heads_equal(step, heads, expected)
+    torch.testing.assert_close(scales, expected_scales, rtol=2e-6, atol=0, equal_nan=True)
+    assert (~scales.isnan()).sum() == 4 * 2 * 2  # four of the five rows have a slot
+    codes, expected_codes = (c.view(torch.int8).int() for c in (cache, expected_cache))
+    differences = (codes - expected_codes).abs()
+    assert differences.max() <= 1
+    assert differences.float().mean() < 0.001
+    largest = {torch.int8: 127, torch.float8_e4m3fn: 448}[cache_dtype]
+    written = cache.float().movedim(3, 2)[~scales.movedim(3, 2).isnan()]
+    assert (written.abs().amax(-1) == largest).all()
+
+
+@pytest.mark.parametrize("cache_dtype", QUANTIZED)
+def test_what_is_stored_for_a_token_depends_on_it_alone(
+    cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    step = Step(4, 2, 32, torch.float32, device, cache_dtype, token_scales=True)
+    _, together = step.run(fused_qk_norm_rope_cache)
+    scales = step.options["kv_scales"]
+    step.rows, step.qkv = step.rows[1:2], step.qkv[1:2]
+    step.positions = step.positions[1:2].clone()
+    step.slot_mapping = torch.tensor([5], device=device)  # it was 31, in another block
+    _, alone = step.run(fused_qk_norm_rope_cache)
+    assert torch.equal(alone[0, :, :, 5].view(torch.int8), together[3, :, :, 7].view(torch.int8))
+    assert torch.equal(step.options["kv_scales"][0, :, :, 5], scales[3, :, :, 7])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("cache_dtype", QUANTIZED)
+def test_scales_of_zeros_and_of_numbers_that_are_not_finite(
+    cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    step = Step(1, 1, 16, torch.float32, device, cache_dtype, token_scales=True, slots=[3, 4, 5])
+    step.qkv[0, 16:] = 0
+    step.qkv[1, 40] = float("inf")  # a value
+    step.qkv[2, 40] = float("nan")
+    _, cache = step.run(fused_qk_norm_rope_cache)
+    scales = step.options["kv_scales"][0, :, 0]
+    assert (scales[:, 3] == 1).all()
+    assert (cache[0, :, 0, 3].float() == 0).all()
+    assert scales[1, 4].isinf()
+    assert (cache[0, 1, 0, 4].float() == 0).all()
+    assert scales[1, 5].isfinite()
+    assert cache[0, 1, 0, 5, 8].float() == 0
 
 
 @pytest.mark.parametrize(("cache_dtype", "limit"), [(torch.float8_e4m3fn, 448), (torch.int8, 127)])
@@ -219,10 +280,16 @@ def test_bad_calls_name_the_argument(device: torch.device) -> None:
         "k_scale": [scale],
         "v_scale": [scale],
     }
+    bad["kv_scales"] = [step.scales]
     cases = [(step, name, value) for name, values in bad.items() for value in values]
     for name in ("k_scale", "v_scale"):
         for wrong in (None, scale[:1], scale.half(), scale.to("meta")):
             cases.append((quantized, name, wrong))
+    per_token = Step(4, 2, 16, torch.float32, device, torch.int8, token_scales=True)
+    cases.append((quantized, "kv_scales", quantized.scales))  # beside k_scale and v_scale
+    for wrong in (step.scales[1:], step.scales.half(), step.scales[0], step.scales.to("meta")):
+        cases.append((per_token, "kv_scales", wrong))
+    cases.append((per_token, "k_scale", None))  # no scales at all
     for case, name, value in cases:
         arguments: dict[str, Any] = {
             "qkv": case.qkv,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import Batch, assert_close
 from paged_kernels.errors import ArgumentError
-from paged_kernels.paged_attention import cascade_decode, paged_attention
+from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.paged_decode import paged_decode, plan_decode
 
 DECODES = [(1, 300), (1, 1), (1, 16), (1, 129), (1, 0), (1, 64)]
@@ -97,6 +97,42 @@ def test_quantized_cache_with_a_scale_for_each_head(device, dtype, cache_dtype):
     check(batch, num_decodes=3)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_quantized_cache_with_a_scale_for_each_token_and_head(device, dtype, cache_dtype):
+    quantized = {"dtype": dtype, "cache_dtype": cache_dtype, "token_scales": True}
+    check(Batch(MIXED[:5], device=device, **quantized), num_decodes=3)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
+def test_token_scales_with_every_option_of_scores(device, cache_dtype):
+    quantized = {"cache_dtype": cache_dtype, "token_scales": True}
+    sinks, slopes = per_head(4, device) * 4 - 2, per_head(4, device)
+    mixed = Batch([(1, 130), (5, 17), (33, 130)], device=device, **quantized)
+    decodes = Batch(DECODES, device=device, **quantized)  # some of them in several splits
+    check(mixed, num_decodes=1, window=17, softcap=3.0, sinks=sinks)
+    check(decodes, num_decodes=len(DECODES), window=100, sinks=sinks, alibi_slopes=slopes)
+    check(decodes, num_decodes=len(DECODES), softcap=3.0)
+
+
+def test_small_values_keep_their_digits_in_float16(device):
+    """Their scales are near the smallest normal number of the dtype."""
+    quantized = {"dtype": torch.float16, "cache_dtype": torch.int8, "token_scales": True}
+    batch = Batch([(1, 300), (33, 130)], device=device, **quantized)
+    batch.kv_scales[:, 1] *= 2e-4
+    got = paged_attention(
+        batch.q,
+        batch.kv_cache,
+        batch.block_table,
+        batch.seq_lens,
+        batch.query_start_loc,
+        batch.params(),
+        num_decodes=1,
+    )
+    wanted, _ = batch.wanted(batch.params())
+    torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=2e-7)
+
+
 def test_decodes_in_splits_and_whole(device):
     check(Batch(DECODES, device=device), num_decodes=len(DECODES))
     many = [(1, 1 + 7 * i % 40) for i in range(9)] + [(1, 500)]
@@ -160,11 +196,34 @@ def test_one_long_sequence_among_short_ones_is_cut(device):
     assert plan.splits[0, 0] == 12  # what takes longest starts first
 
 
-def test_cascade_reads_shared_blocks_once(device):
-    batch = Batch([(1, 300), (1, 97), (1, 101)], shared_blocks=6, device=device)
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+def test_cascade_reads_shared_blocks_once(device, cache_dtype):
+    batch = Batch(
+        [(1, 300), (1, 97), (1, 101)],
+        shared_blocks=6,
+        cache_dtype=cache_dtype,
+        token_scales=cache_dtype is not None,
+        device=device,
+    )
     params = batch.params(sinks=per_head(4, device))
-    got = cascade_decode(
-        batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, params, num_shared_blocks=6
+    step = batch.block_table, batch.seq_lens
+    plan = plan_cascade(batch.q, batch.kv_cache, *step, num_shared_blocks=6)
+    got = cascade_decode(batch.q, batch.kv_cache, params, plan)
+    assert_close(got, batch.wanted(params)[0], batch.dtype)
+
+
+def test_cascade_beside_the_chunk_of_a_prompt(device):
+    batch = Batch([(1, 40), (1, 33), (5, 37)], shared_blocks=2, device=device)
+    step, params = (batch.kv_cache, batch.block_table, batch.seq_lens), batch.params()
+    decodes = batch.kv_cache, batch.block_table[:2], batch.seq_lens[:2]
+    got = paged_attention(
+        batch.q,
+        *step,
+        batch.query_start_loc,
+        params,
+        num_decodes=2,
+        plan=plan_cascade(batch.q[:2], *decodes, num_shared_blocks=2),
+        out=batch.empty_out(),
     )
     assert_close(got, batch.wanted(params)[0], batch.dtype)
 
@@ -231,13 +290,30 @@ def test_bad_calls_name_the_argument(device, name, change):
         ("scale", float("nan")),
         ("sinks", torch.zeros(3)),
         ("alibi_slopes", torch.zeros(4, dtype=torch.float64)),
-        ("k_scale", torch.zeros(4)),
-        ("v_scale", torch.zeros(4)[::2]),
     ],
 )
 def test_bad_scores_name_the_option(device, name, value):
     batch = Batch(MIXED, device=device)
-    value = value.to(device) if isinstance(value, torch.Tensor) else value
+    check_refused(batch, name, value)
+
+
+def test_bad_scales_are_named(device):
+    plain, scales = Batch(MIXED[:2], device=device), torch.zeros(2, device=device)
+    for name, value in (("k_scale", scales), ("v_scale", scales), ("kv_scales", plain.kv_scales)):
+        check_refused(plain, name, value)
+    static = Batch(MIXED[:2], cache_dtype=torch.int8, device=device)
+    for name, value in (("k_scale", scales[:1]), ("v_scale", torch.zeros(4)[::2])):
+        check_refused(static, name, value)
+    check_refused(static, "kv_scales", static.kv_scales)
+    tokens = Batch(MIXED[:2], cache_dtype=torch.int8, token_scales=True, device=device)
+    whole = tokens.kv_scales
+    for value in (whole[1:], whole[:, :1], whole.double(), whole.transpose(2, 3), whole.to("meta")):
+        check_refused(tokens, "kv_scales", value)
+
+
+def check_refused(batch: Batch, name: str, value: object) -> None:
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        value = value.to(batch.device)
     params = replace(batch.params(), **{name: value})
     with pytest.raises(ArgumentError, match=f"^{name} "):
         paged_attention(
@@ -252,12 +328,22 @@ def test_bad_scores_name_the_option(device, name, value):
 
 def test_what_cascades_cannot_take(device):
     batch = Batch([(1, 100), (1, 120)], shared_blocks=2, device=device)
-    arguments = (batch.q, batch.kv_cache, batch.block_table, batch.seq_lens)
+    step = batch.q, batch.kv_cache, batch.block_table, batch.seq_lens
+    plan = plan_cascade(*step, num_shared_blocks=2)
     for name, params in [
         ("window", batch.params(window=8)),
         ("alibi_slopes", batch.params(alibi_slopes=per_head(4, device))),
     ]:
         with pytest.raises(ArgumentError, match=f"^{name} "):
-            cascade_decode(*arguments, params, num_shared_blocks=2)
+            cascade_decode(batch.q, batch.kv_cache, params, plan)
     with pytest.raises(ArgumentError, match=r"^num_shared_blocks "):
-        cascade_decode(*arguments, batch.params(), num_shared_blocks=0)
+        plan_cascade(*step, num_shared_blocks=0)
+    with pytest.raises(ArgumentError, match=r"^lse "):
+        paged_attention(
+            *step,
+            batch.query_start_loc,
+            batch.params(),
+            num_decodes=2,
+            plan=plan,
+            lse=batch.empty_lse(),
+        )

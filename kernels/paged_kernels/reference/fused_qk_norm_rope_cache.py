@@ -21,6 +21,7 @@ def fused_qk_norm_rope_cache(
     norm_eps: float = 1e-6,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Reference for the kernel of the same name, in float64; it works in place as well."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
@@ -28,12 +29,20 @@ def fused_qk_norm_rope_cache(
     q, k, v = torch.split(heads.double(), [num_heads, num_kv_heads, num_kv_heads], dim=1)
     angles = cos_sin_cache[positions.long()].double().unsqueeze(1)
     heads[:, :num_heads] = _rotate(_norm(q, q_norm, norm_eps), angles).to(qkv.dtype)
-    k = _quantize(_rotate(_norm(k, k_norm, norm_eps), angles), k_scale, kv_cache.dtype)
-    v = _quantize(v, v_scale, kv_cache.dtype)
+    k = _rotate(_norm(k, k_norm, norm_eps), angles)
+    if kv_scales is None:
+        k_scales, v_scales = (s if s is None else s.expand(len(k), -1) for s in (k_scale, v_scale))
+    else:
+        k_scales, v_scales = (_scales(heads, kv_cache.dtype) for heads in (k, v))
+    k = _quantize(k, k_scales, kv_cache.dtype)
+    v = _quantize(v, v_scales, kv_cache.dtype)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             kv_cache[slot // block_size, 0, :, slot % block_size] = k[token]
             kv_cache[slot // block_size, 1, :, slot % block_size] = v[token]
+            if kv_scales is not None and k_scales is not None and v_scales is not None:
+                kv_scales[slot // block_size, 0, :, slot % block_size] = k_scales[token]
+                kv_scales[slot // block_size, 1, :, slot % block_size] = v_scales[token]
 
 
 def _norm(heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -47,9 +56,15 @@ def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1)
 
 
-def _quantize(heads: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    if scale is None:
+def _scales(heads: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale [tokens, num_kv_heads] float32 of each head."""
+    scales = (heads.abs().amax(-1) / _LIMITS[dtype]).float()
+    return torch.where(scales == 0, 1.0, scales)
+
+
+def _quantize(heads: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if scales is None:
         return heads.to(dtype)
     limit = _LIMITS[dtype]
-    units = (heads / scale.double()[:, None]).clamp(-limit, limit)
+    units = (heads / scales.double().unsqueeze(-1)).clamp(-limit, limit)
     return (units.round() if dtype == torch.int8 else units).to(dtype)

@@ -41,7 +41,10 @@ def gather(
 ) -> tuple[Tensor, Tensor]:
     """Return a sequence's keys and values, each [length, num_kv_heads, head_dim] float64."""
     block_size, head_dim = kv_cache.shape[3:]
-    blocks = kv_cache[block_ids[: -(-length // block_size)].long()].double()
+    used = block_ids[: -(-length // block_size)].long()
+    blocks = kv_cache[used].double()
+    if params.kv_scales is not None:
+        blocks = blocks * params.kv_scales[used].double().unsqueeze(-1)
     k, v = blocks.permute(1, 0, 3, 2, 4).reshape(2, -1, kv_cache.shape[2], head_dim)[:, :length]
     if params.k_scale is not None:
         k = k * params.k_scale.double()[:, None]

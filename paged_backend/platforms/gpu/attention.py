@@ -9,12 +9,12 @@ import torch
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
-from paged_kernels.paged_attention import paged_attention
+from paged_kernels.paged_attention import CascadePlan, paged_attention, plan_cascade
 from paged_kernels.paged_decode import DecodePlan, plan_decode
 from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.platforms.gpu.transfer import Transfer
 
 Pairs = list[tuple[int, int]]
@@ -23,20 +23,24 @@ Pairs = list[tuple[int, int]]
 class TritonAttention(AttentionBackend):
     """Owns a pool [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of K and V.
 
-    The pool starts with zeros, because kernels may multiply unwritten values by a weight of 0.
+    The pool starts with zeros, because kernels may multiply unwritten values by a weight of 0. If
+    each token and head has a scale, these are in a pool of their own, without the last dimension.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
         self._transfer = transfer
-        block = (2, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        self._pool = torch.zeros(
-            spec.num_layers, num_blocks, *block, dtype=spec.dtype, device=transfer.device
-        )
+        self._has_static_scales = spec.scales is KVScales.STATIC
+        heads = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, spec.block_size)
+        self._pool = torch.zeros(*heads, spec.head_dim, dtype=spec.dtype, device=transfer.device)
+        self._scales: Tensor | None = None
+        if spec.scales is KVScales.TOKEN_HEAD:
+            self._scales = torch.zeros(heads, dtype=torch.float32, device=transfer.device)
         self._meta: AttentionMetadata | None = None
-        self._plans: dict[int | None, DecodePlan] = {}  # of that step, by window
+        self._plans: dict[int | None, DecodePlan | CascadePlan] = {}  # of that step, by window
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         cache, qk_norm = self._pool[layer.index], layer.qk_norm
+        scales = self._scales_of(layer)
         fused_qk_norm_rope_cache(
             qkv,
             meta.positions,
@@ -47,15 +51,19 @@ class TritonAttention(AttentionBackend):
             q_norm=None if qk_norm is None else qk_norm.query,
             k_norm=None if qk_norm is None else qk_norm.key,
             norm_eps=0.0 if qk_norm is None else qk_norm.eps,
+            **scales,
         )
         q = qkv.view(len(qkv), -1, layer.head_dim)[:, : layer.num_heads]
+        params = AttentionParams(
+            layer.scale, window=layer.window, softcap=layer.softcap, sinks=layer.sinks, **scales
+        )
         attended = paged_attention(
             q,
             cache,
             meta.block_table,
             meta.seq_lens,
             meta.query_start_loc,
-            AttentionParams(layer.scale, window=layer.window),
+            params,
             num_decodes=meta.num_decodes,
             plan=self._plan(q, cache, meta, layer.window),
         )
@@ -67,19 +75,37 @@ class TritonAttention(AttentionBackend):
                 self._transfer.send(np.array(ids, np.int32)) for ids in zip(*run, strict=True)
             )
             copy_blocks(self._pool, self._pool, sources, targets)
+            if self._scales is not None:
+                copy_blocks(self._scales, self._scales, sources, targets)
+
+    def _scales_of(self, layer: AttentionLayer) -> dict[str, Tensor | None]:
+        """Return the scales of a layer's cache by the kernels' names for them."""
+        if self._scales is not None:
+            return {"kv_scales": self._scales[layer.index]}
+        if self._has_static_scales:
+            return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+        return {}
 
     def _plan(
         self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
-    ) -> DecodePlan | None:
-        """Return the splits of the decodes' keys; layers with the same window share them."""
+    ) -> DecodePlan | CascadePlan | None:
+        """Return the plan of the decodes; layers with the same window share it."""
         if not meta.num_decodes:
             return None
         if self._meta is not meta:
             self._meta, self._plans = meta, {}
         if window not in self._plans:
-            lengths = meta.seq_lens[: meta.num_decodes]
-            self._plans[window] = plan_decode(q[: meta.num_decodes], cache, lengths, window=window)
+            self._plans[window] = _new_plan(q[: meta.num_decodes], cache, meta, window)
         return self._plans[window]
+
+
+def _new_plan(
+    q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
+) -> DecodePlan | CascadePlan:
+    lengths, shared = meta.seq_lens[: len(q)], meta.num_shared_blocks
+    if shared and window is None:  # with a window, the shared blocks may be out of sight
+        return plan_cascade(q, cache, meta.block_table[: len(q)], lengths, num_shared_blocks=shared)
+    return plan_decode(q, cache, lengths, window=window)
 
 
 def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:

@@ -39,6 +39,7 @@ from paged_backend.platforms.gpu.cuda_graphs import (
 )
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.sampler import DeviceSampler
+from paged_backend.platforms.gpu.shared_prefix import MIN_SEQS, count_shared_blocks
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.sampling.logprobs import (
@@ -102,8 +103,11 @@ class GpuModelRunner:
         block_size: int,
         limits: StepLimits,
         transfer: Transfer,
+        *,
+        cascade: bool = False,
     ) -> None:
         self._model = model
+        self._cascade = cascade  # read blocks that all decodes share once for all of them
         self._attention = attention
         self._block_size = block_size
         self._transfer = transfer
@@ -164,7 +168,9 @@ class GpuModelRunner:
         self._admit(sample_rows, batch.samples)
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
-        shape, before_prompts = self._launch(batch, rows, sample_rows)
+        shape, before_prompts = self._launch(
+            batch, rows, sample_rows, scheduled_batch.scheduled[: batch.num_decodes]
+        )
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
         return LaunchedGpuStep(self, batch, shape, prompts)
 
@@ -199,6 +205,8 @@ class GpuModelRunner:
             self._run_idle(num_seqs, num_seqs)
         self._run_idle(min(self._max_num_batched_tokens, self._max_num_seqs + 1), 1)
         self._attention.copy_blocks([(0, 0)])
+        if self._cascade and self._model.max_model_len > self._block_size:
+            self._warm_up_cascade()
 
     def run_largest(self) -> None:
         """Run a step with the maximum number of tokens and samples, on the null block."""
@@ -232,6 +240,18 @@ class GpuModelRunner:
         self.launch(ScheduledBatch(scheduled, [], [])).sample(everything).result()
         self._release([item.seq_id for item in scheduled])
 
+    @torch.inference_mode()
+    def _warm_up_cascade(self) -> None:
+        """Run decodes that share the null block; each power of two may need other kernels."""
+        sizes = {MIN_SEQS << shift for shift in range(12)} | {self._max_num_seqs}
+        for size in sorted(size for size in sizes if MIN_SEQS <= size <= self._max_num_seqs):
+            item = ScheduledSequence(-1, [0], self._block_size, [0, 0], ())
+            batch = InputBatch.build(ScheduledBatch([item] * size, [], []), self._block_size)
+            rows = [self._rows.padding] * size
+            shape = StepShape(size, size, 0, size)
+            self._send(batch, rows, [], shape)
+            self._run(shape, 1)
+
     def _release(self, seq_ids: list[int]) -> None:
         self._sampled.difference_update(seq_ids)
         self._rows.release(seq_ids)
@@ -242,7 +262,11 @@ class GpuModelRunner:
         self._sampled.update(samples[i].seq_id for i in new)
 
     def _launch(
-        self, batch: InputBatch, rows: list[int], sample_rows: list[int]
+        self,
+        batch: InputBatch,
+        rows: list[int],
+        sample_rows: list[int],
+        decodes: list[ScheduledSequence],
     ) -> tuple[StepShape, Tensor]:
         """Send a step's inputs and launch the model; returns its shape and the result of `_run`."""
         shape = StepShape(
@@ -253,10 +277,15 @@ class GpuModelRunner:
             len(batch.prompt_indices),
         )
         captured = None if self._graphs is None else self._graphs.fit(shape)
+        shared = 0
+        if self._cascade:
+            shared = count_shared_blocks(decodes, self._block_size, graph=captured is not None)
+        if shared:
+            captured = None
         self._send(batch, rows, sample_rows, captured or shape)
         if self._graphs is not None and captured is not None:
             return captured, self._graphs.replay(captured)
-        return shape, self._run(shape)
+        return shape, self._run(shape, shared)
 
     def _send(
         self, batch: InputBatch, rows: list[int], sample_rows: list[int], shape: StepShape
@@ -284,7 +313,7 @@ class GpuModelRunner:
             }
         )
 
-    def _run(self, shape: StepShape) -> Tensor:
+    def _run(self, shape: StepShape, num_shared_blocks: int = 0) -> Tensor:
         """Launch the model on the contents of the buffers, and copy the samples' logits.
 
         Returns the last hidden states [num_prompt_rows, hidden_size] of the other rows.
@@ -297,6 +326,7 @@ class GpuModelRunner:
             slot_mapping=part("slot_mapping", shape.num_tokens),
             positions=part("positions", shape.num_tokens),
             num_decodes=shape.num_decodes,
+            num_shared_blocks=num_shared_blocks,
         )
         input_ids = part("input_ids", shape.num_tokens)
         last_tokens = self._sampler.last_tokens.index_select(0, (-1 - input_ids).clamp_(min=0))

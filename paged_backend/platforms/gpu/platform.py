@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from paged_backend.config import EngineConfig
@@ -31,12 +33,15 @@ class GpuPlatform:
     """
 
     supports_async_scheduling = True
+    supports_cascade_attention = True
     supports_drafts = False  # the sampler's rows hold the state of one sample per sequence
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
         self.device = device
         self.dtype = self.linear_dtype = dtype
-        self.kv_dtypes = (dtype, torch.int8, torch.float8_e4m3fn)
+        self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8)
+        if interpreted or torch.cuda.get_device_capability(device) >= (8, 9):
+            self.kv_dtypes = (*self.kv_dtypes, torch.float8_e4m3fn)
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self._interpreted = interpreted
@@ -81,16 +86,26 @@ class GpuPlatform:
         config: EngineConfig,
     ) -> GpuModelRunner:
         """Make a model runner whose kernels are compiled and whose graphs are captured."""
-        runner = self._new_runner(model, spec, num_blocks, limits)
+        runner = self._new_runner(
+            model, spec, num_blocks, limits, cascade=not config.disable_cascade_attn
+        )
         if not self._interpreted:
             prepare(runner, enforce_eager=config.enforce_eager)
         return runner
 
     def _new_runner(
-        self, model: Model, spec: KVCacheSpec, num_blocks: int, limits: StepLimits
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        *,
+        cascade: bool = False,
     ) -> GpuModelRunner:
         attention = self.attention(spec, num_blocks)
-        return GpuModelRunner(model, attention, spec.block_size, limits, self._transfer)
+        return GpuModelRunner(
+            model, attention, spec.block_size, limits, self._transfer, cascade=cascade
+        )
 
     def _peak_of_largest_step(self, model: Model, spec: KVCacheSpec, limits: StepLimits) -> int:
         """Bytes that a step takes besides weights and pool, measured on a pool of one block."""

@@ -28,6 +28,7 @@ class TorchPlatform:
     """See :class:`~paged_backend.platforms.base.Platform`."""
 
     supports_async_scheduling = False
+    supports_cascade_attention = False
     supports_drafts = True
 
     def __init__(self, dtype: torch.dtype) -> None:

@@ -1,0 +1,73 @@
+"""The engine with cascade attention gives the tokens that it gives without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import Oracle, Work, make_engine, run, tokens_of
+
+from paged_backend.engine import Engine
+from paged_backend.platforms.gpu import attention, model_runner, shared_prefix
+
+PREFIX = [(7 * i + 3) % 190 + 3 for i in range(17)]
+
+
+@pytest.fixture
+def cascades(monkeypatch) -> list[int]:
+    """The numbers of shared blocks of the cascades; two sequences and two blocks are worth one."""
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_OF_GRAPH", 0)
+    monkeypatch.setattr(shared_prefix, "MIN_SEQS", 2)
+    monkeypatch.setattr(model_runner, "MIN_SEQS", 2)
+    monkeypatch.setattr(shared_prefix, "MIN_TOKENS", 16)
+    plan, noted = attention.plan_cascade, []
+
+    def note(*args, num_shared_blocks):
+        noted.append(num_shared_blocks)
+        return plan(*args, num_shared_blocks=num_shared_blocks)
+
+    monkeypatch.setattr(attention, "plan_cascade", note)
+    return noted
+
+
+def test_tokens_are_the_same(cascades, tmp_path):
+    oracle = Oracle("smollm", tmp_path, num_hidden_layers=1, intermediate_size=40)
+
+    def engine(**options: object) -> Engine:
+        return make_engine(
+            oracle.folder,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            kv_cache_memory_bytes=2**20,
+            block_size=8,
+            max_num_seqs=3,
+            max_num_batched_tokens=16,
+            **options,
+        )
+
+    # The last prompt is computed beside the decodes of the others, and shares their blocks.
+    work: Work = [(PREFIX + [5], 6), (PREFIX + [9, 8], 5), (PREFIX + [4] * 20, 4)]
+    answers = []
+    for disabled in (True, False):
+        there = engine(disable_cascade_attn=disabled)
+        run(there, [(PREFIX, 1)])
+        cascades.clear()  # those of a warm-up
+        answers.append(tokens_of(run(there, work)))
+        assert bool(cascades) is not disabled
+    assert answers[0] == answers[1]
+    assert set(cascades) == {2}
+
+
+def test_warming_up_runs_each_size(cascades, tmp_path):
+    oracle = Oracle("smollm", tmp_path, num_hidden_layers=1, intermediate_size=40)
+    engine = make_engine(
+        oracle.folder,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        kv_cache_memory_bytes=2**20,
+        max_num_seqs=3,
+        max_num_batched_tokens=8,
+        disable_cascade_attn=False,
+    )
+    cascades.clear()
+    engine.executor.model_runner.warm_up()
+    assert cascades == [1, 1]  # for 2 and 3 sequences
+    work: Work = [([5, 6, 7], 3)]
+    oracle.confirm(work, tokens_of(run(engine, work)))
