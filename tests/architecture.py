@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": {"core"},
     "platforms": {"checkpoint", "core", "models", "sampling"},
     "executor": {"core"},
-    "worker": {"checkpoint", "core", "executor", "models", "platforms"},
+    "worker": {"checkpoint", "core", "executor", "models", "platforms", "quantization"},
     "engine": {"core", "executor"},
     "sandbox": set(),
     "text": {"checkpoint", "sandbox"},

@@ -35,11 +35,7 @@ def read_compressed_tensors(config: ConfigFile) -> Quantization:
     for key in ("transform_config", "sparsity_config"):
         if config.section(key) is not None:
             raise config.error(key, "is set, which is not supported")
-    groups_section = config.section("config_groups")
-    if groups_section is None:
-        raise config.error("config_groups", "is missing; it must be an object of groups")
-    default = config.text("format", "dense")
-    groups = [_group(groups_section, name, default) for name in groups_section.keys()]
+    groups = _groups(config)
     ignore = LayerNames.read(config, "ignore")
 
     def format_of(layer: str) -> WeightFormat | None:
@@ -52,6 +48,17 @@ def read_compressed_tensors(config: ConfigFile) -> Quantization:
         return chosen[0].weights if chosen else None
 
     return Quantization("compressed-tensors", format_of, read_kv_cache_dtype(config))
+
+
+def _groups(config: ConfigFile) -> list[_Group]:
+    key = "config_groups"
+    section = config.section(key)
+    if section is None:
+        if config.value(key) == {}:  # only keys and values are quantized
+            return []
+        raise config.error(key, "is missing; it must be an object of groups")
+    default = config.text("format", "dense")
+    return [_group(section, name, default) for name in section.keys()]
 
 
 def _group(groups: ConfigFile, name: str, default_format: str) -> _Group:
