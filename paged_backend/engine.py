@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from paged_backend.config import EngineConfig
@@ -188,7 +189,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts since the start and the present state."""
-        return self.scheduler.stats()
+        bytes_per_token = self.executor.info.kv_bytes_per_token
+        return replace(self.scheduler.stats(), kv_bytes_per_token=bytes_per_token)
 
     @property
     def num_finished(self) -> int:

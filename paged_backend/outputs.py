@@ -116,6 +116,7 @@ class EngineStats:
     num_forced_tokens: int  # of these, the ones that a grammar forced
     num_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
+    kv_bytes_per_token: int = 0  # in all layers, with the scales of quantized numbers
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
     histograms: dict[str, HistogramCounts] = field(default_factory=dict)  # as ENGINE_HISTOGRAMS
 

@@ -73,6 +73,7 @@ class Worker:
             dtype=str(self.platform.linear_dtype).removeprefix("torch."),
             quantization=quantization.method if quantization else config.quantization,
             kv_cache=str(kv_format),
+            kv_bytes_per_token=spec.bytes_per_block // spec.block_size,
             attention_backend=self.model_runner.attention_backend,
             num_blocks=num_blocks,
             block_size=config.block_size,

@@ -23,6 +23,7 @@ class WorkerInfo:
     dtype: str
     quantization: str | None  # of the weights
     kv_cache: str  # the format of keys and values
+    kv_bytes_per_token: int  # in all layers, with the scales of quantized numbers
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
     supports_drafts: bool  # a step can sample several tokens of a sequence

@@ -134,6 +134,7 @@ def test_all_families_are_there_before_any_call(small):
         assert page[f'paged_{name}_bucket{{le="+Inf"}}'] == 0
     assert page["paged_engine_up"] == 1
     assert page["paged_kv_blocks_total"] == page["paged_kv_blocks_free"] == NUM_BLOCKS
+    assert page["paged_kv_bytes_per_token"] * 16 == BLOCK_BYTES
 
 
 def test_counts_and_sizes_are_exact(small, client):

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
-from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.models.loader import build_model
 from paged_backend.options.scheduling import GPU_LIMITS
 from paged_backend.platforms.torch.platform import TorchPlatform
@@ -84,10 +85,16 @@ def test_quantized_weights_leave_the_embedding_and_norms_alone() -> None:
     assert parameters.bytes(WEIGHT_TYPES["int4"]) == linear * 66.5 / 128 + 2 * others
 
 
+def allocated(config: ModelConfig) -> dict[str, Tensor]:
+    """The memory for the weights of a model."""
+    parameters = build_model(config, 2, MetaPlatform(torch.bfloat16)).parameters()
+    return {name: place for name, place in parameters.items() if isinstance(place, Tensor)}
+
+
 @pytest.mark.parametrize("name", ["demo", "llama-30m", "smollm2-135m", "llama-3-8b", "llama-3-70b"])
 def test_the_engine_makes_room_for_as_many_weights(name: str) -> None:
     config = load_model_config(find_config(name).parent)
-    parameters = build_model(config, 2, MetaPlatform(torch.bfloat16)).parameters()
+    parameters = allocated(config)
     assert (
         sum(parameter.numel() for parameter in parameters.values())
         == count_parameters(config).total
@@ -114,7 +121,7 @@ def test_biases_and_head_norms_are_counted(
     values |= {"architectures": [architecture], **changes}
     (tmp_path / "config.json").write_text(json.dumps(values))
     config = load_model_config(tmp_path)
-    parameters = build_model(config, 2, MetaPlatform(torch.bfloat16)).parameters()
+    parameters = allocated(config)
     assert (
         sum(parameter.numel() for parameter in parameters.values())
         == count_parameters(config).total
@@ -136,6 +143,8 @@ def test_the_engine_makes_blocks_of_as_many_bytes(name: str) -> None:
     heads = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
     spec = KVCacheSpec(*heads, block_size=32, dtype=torch.float16)
     assert spec.bytes_per_block == 32 * kv(shape, "float16").bytes_per_token
+    spec = KVCacheSpec(*heads, 32, torch.int8, KVScales.TOKEN_HEAD)
+    assert spec.bytes_per_block == 32 * kv(shape, "int8_per_token_head").bytes_per_token
 
 
 def test_kv_bytes_by_the_number_of_heads() -> None:
@@ -148,9 +157,8 @@ def test_kv_bytes_by_the_number_of_heads() -> None:
     [
         ("float32", 256),
         ("float16", 128),
-        ("fp8", 64),
-        ("int8", 64 + 1),  # 512 vectors of 128 bytes with a scale of two bytes each
-        ("int4", 32 + 2),  # 64 bytes, scale and zero point
+        ("fp8", 64 + 2),  # 512 vectors of 128 bytes with a scale of four bytes each
+        ("int8_per_token_head", 64 + 2),
     ],
 )
 def test_kv_bytes_by_dtype(kind: str, kib: int) -> None:

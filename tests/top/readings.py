@@ -16,6 +16,7 @@ COUNTS = {
     "kv_cache_usage_perc": 0,
     "kv_cache_utilization_perc": 1,
     "kv_blocks_total": 99,
+    "kv_bytes_per_token": 1024,
     "kv_blocks_used": 0,
     "engine_up": 1,
     "num_preemptions_total": 0,

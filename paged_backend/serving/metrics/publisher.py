@@ -37,6 +37,10 @@ GAUGES: Table = {
         lambda s: s.num_cache_hits / max(1, s.num_prompt_tokens),
     ),
     "kv_blocks_total": ("KV blocks of the pool", lambda s: s.num_blocks),
+    "kv_bytes_per_token": (
+        "Bytes of the keys and values of a token in all layers",
+        lambda s: s.kv_bytes_per_token,
+    ),
     "kv_blocks_used": ("KV blocks in use", lambda s: s.num_used_blocks),
     "kv_blocks_cached": ("Free KV blocks with findable content", lambda s: s.num_cached_blocks),
     "kv_blocks_free": ("KV blocks not in use", lambda s: s.num_blocks - s.num_used_blocks),

@@ -39,9 +39,10 @@ KV_TYPES = {
     "float32": KvType(32),
     "bfloat16": KvType(16),
     "float16": KvType(16),
-    "fp8": KvType(8),  # one scale for the whole cache of a layer
-    "int8": KvType(8, scale_bits=16),
-    "int4": KvType(4, scale_bits=32),  # scale and zero point
+    "fp8": KvType(8, scale_bits=32),  # no scales here if the checkpoint has static ones
+    "fp8_e4m3": KvType(8, scale_bits=32),
+    "fp8_per_token_head": KvType(8, scale_bits=32),
+    "int8_per_token_head": KvType(8, scale_bits=32),
 }
 
 

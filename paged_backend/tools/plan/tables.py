@@ -8,7 +8,6 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from paged_backend.checkpoint.shape_reader import DTYPES
 from paged_backend.tools.plan.memory import CONTEXT_BYTES
 from paged_backend.tools.plan.planner import Capacity, GpuPlan, Plan
 from paged_backend.tools.plan.roofline import Step
@@ -163,8 +162,6 @@ def _notes(plan: Plan) -> Iterator[str]:
         )
     if plan.model.dtype in ("fp8", "int4"):
         yield f"paged-backend dequantizes {plan.model.dtype} weights as it loads them so far."
-    if plan.model.kv_cache_dtype not in DTYPES:
-        yield "paged-backend serves no quantized KV caches yet."
     if any(gpu.capacity and gpu.capacity.memory.num_gpus > 1 for gpu in plan.gpus):
         yield "paged-backend serves a model on one GPU so far; more of them is a plan only."
 

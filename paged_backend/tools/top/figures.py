@@ -66,6 +66,7 @@ class Figures:
     kv_usage: float
     kv_utilization: float
     num_blocks: float
+    kv_bytes_per_token: float
     num_used_blocks: float
     latencies: tuple[Latency, ...]
 
@@ -126,6 +127,7 @@ def _figures(first: Reading, last: Reading, *, generated: Rate, prompt: Rate) ->
         kv_usage=page.mean("kv_cache_usage_perc"),
         kv_utilization=page.mean("kv_cache_utilization_perc"),
         num_blocks=page.value("kv_blocks_total"),
+        kv_bytes_per_token=page.value("kv_bytes_per_token"),
         num_used_blocks=page.value("kv_blocks_used"),
         latencies=tuple(
             Latency(label, _recent(name, first.scrape, page), page.histogram(name))

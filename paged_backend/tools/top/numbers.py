@@ -83,6 +83,7 @@ def _usage(figures: Figures, width: int) -> Text:
     )
     if figures.kv_usage:
         text.append(f", slots {words.percent(figures.kv_utilization)} filled")
+    text.append(f", {words.count(figures.kv_bytes_per_token)} bytes a token")
     return text
 
 
