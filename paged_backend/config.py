@@ -11,6 +11,7 @@ from typing import Any
 
 from paged_backend.errors import option_error
 from paged_backend.options.cache import CacheOptions
+from paged_backend.options.cpu import CpuOptions
 from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.options.limits import LimitOptions
 from paged_backend.options.model import ModelOptions
@@ -29,6 +30,7 @@ class EngineConfig(
     ResponseOptions,
     SchedulingOptions,
     CacheOptions,
+    CpuOptions,
     ModelOptions,
 ):
     """Options of one engine; names are vLLM's where vLLM has the option.
@@ -42,6 +44,7 @@ class EngineConfig(
     def __post_init__(self) -> None:
         check_fields(self, option_error)
         self.check_cache()
+        self.check_cpu()
         self.check_scheduling()
         self.check_reporting()
 

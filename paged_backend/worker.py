@@ -34,7 +34,7 @@ class Worker:
     def __init__(self, config: EngineConfig, folder: Path) -> None:
         started_s = time.monotonic()
         model_config = load_model_config(folder)
-        self.platform = select_platform(config.device, config.dtype, model_config.dtype)
+        self.platform = select_platform(config.device, config.dtype, model_config.dtype, config)
         self.step_limits = config.step_limits(self.platform.default_limits)
         if self.step_limits.async_scheduling and not self.platform.supports_async_scheduling:
             raise ConfigError(

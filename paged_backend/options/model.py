@@ -30,8 +30,8 @@ class ModelOptions:
     dtype: str = checked(
         "auto",
         Rule(str, choices=DTYPES),
-        "auto: float32 on a CPU, the checkpoint's on a GPU; on a CPU, bfloat16 halves the memory of "
-        "weights, keys and values, and is faster for few sequences, with AMX for all",
+        "auto: float32 on a CPU, the checkpoint's on a GPU; on a CPU, bfloat16 halves the memory "
+        "of weights, keys and values, and is faster for few sequences, with AMX for all",
     )
     load_format: str = checked(
         "auto", Rule(str, choices=("auto", "dummy")), "dummy makes random weights"

@@ -8,19 +8,25 @@ import torch
 
 from paged_backend.checkpoint.model_config import DTYPES
 from paged_backend.errors import ConfigError
+from paged_backend.options.cpu import CpuOptions
 from paged_backend.platforms.base import Platform
+from paged_backend.platforms.cores import refuse_cores, use_cores
 
 
-def select_platform(device: str, dtype: str, checkpoint_dtype: torch.dtype) -> Platform:
-    """Return the fastest platform for the options `device` and `dtype`.
+def select_platform(
+    device: str, dtype: str, checkpoint_dtype: torch.dtype, cpu: CpuOptions | None = None
+) -> Platform:
+    """Return the fastest platform for the options `device`, `dtype` and those of a CPU.
 
     If the device is a CPU and TRITON_INTERPRET=1, returns the GPU platform. Triton's interpreter
     then runs its kernels, slowly, for tests and for debugging.
 
     Raises:
-        ConfigError: a GPU is asked for and there is none.
+        ConfigError: a GPU is asked for and there is none, or an option does not fit the device.
     """
     chosen = resolve_device(device)
+    if cpu is not None:
+        (refuse_cores if is_gpu(chosen) else use_cores)(cpu)
     number_type = resolve_dtype(dtype, checkpoint_dtype, chosen)
     interpreted = not is_gpu(chosen) and os.environ.get("TRITON_INTERPRET") == "1"
     # Each platform is imported only where it is used: Triton exists where there is a GPU or its

@@ -13,6 +13,7 @@ from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import CpuLinear
+from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.torch.platform import TorchPlatform
 
 
@@ -21,6 +22,7 @@ class CpuPlatform(TorchPlatform):
 
     def __init__(self) -> None:
         super().__init__(torch.float32)
+        use_threads_of_torch()
         self.layers = layers
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 

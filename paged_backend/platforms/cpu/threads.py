@@ -142,6 +142,11 @@ class Crew:
         self._jobs = 0
         self._helpers = [_Helper(self._shared) for _ in range(helpers)]
 
+    @property
+    def num_helpers(self) -> int:
+        """The number of helper threads."""
+        return len(self._helpers)
+
     def run(self, kernel: int, arguments: int) -> None:
         with self._busy:
             self._jobs += 1
@@ -265,5 +270,12 @@ def longs(address: int, shape: Any) -> Any:
 
 _lead = _compile(types.void(_POINTER, *[types.int64] * 3), _lead_job).ctypes
 _help = _compile(_SIGNATURE, _help_with_jobs).ctypes
-# The caller and the helpers are as many threads as torch has when a model is first loaded.
-_crew = Crew(torch.get_num_threads() - 1)
+_crew = Crew(0)
+
+
+def use_threads_of_torch() -> None:
+    """Let kernels run on as many threads as torch has, the calling thread included."""
+    global _crew
+    helpers = torch.get_num_threads() - 1
+    if helpers != _crew.num_helpers:
+        _crew = Crew(helpers)
