@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 
@@ -163,6 +164,8 @@ def amx_or_emulation() -> Iterator[None]:
     if amx.has_amx():
         yield
         return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as platforms that are made in this context take over the number
     with (
         patch.object(amx, "emit_instruction", _emit_call),
         patch.object(amx_attention, "emit_instruction", _emit_call),
@@ -172,3 +175,4 @@ def amx_or_emulation() -> Iterator[None]:
         patch.object(cpu_threads, "_crew", Crew(0)),
     ):
         yield
+    torch.set_num_threads(threads)

@@ -63,17 +63,22 @@ def _high_half(builder: Any, pairs: Any) -> Any:
     return builder.bitcast(builder.and_(words, mask), pairs.type)
 
 
+@device_function
+def _round_row(x: Any, values: Any) -> None:
+    """Round a row of float32 to bf16, and pad it with zeros."""
+    for i in range(len(x)):
+        values[i] = to_bfloat16(x[i], np.float32(1.0))
+    for i in range(len(x), len(values)):
+        values[i] = 0
+
+
 def _round_rows(arguments: Any) -> None:
-    """Round rows of float32 to bf16, and pad them with zeros."""
     _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
     x = floats(x_at, (rows, inputs))
     values = array_at(values_at, (rows, depth), np.uint16)
     row = claim(arguments)
     while row < rows:
-        for i in range(inputs):
-            values[row, i] = to_bfloat16(x[row, i], np.float32(1.0))
-        for i in range(inputs, depth):
-            values[row, i] = 0
+        _round_row(x[row], values[row])
         row = claim(arguments)
 
 
@@ -122,11 +127,19 @@ _multiply_unpacked = make_multiply_panels(Float32(), _unpack, word_bytes=2)
 
 
 def _multiply_few_rows(arguments: Any) -> None:
-    _multiply_pairs(arguments)
+    """Each thread rounds the rows for itself, which takes less time than another kernel."""
+    words = numba.carray(arguments, 9)
+    rows, depth, inputs = words[4], words[5], words[8]
+    x = floats(words[1], (rows, inputs))
+    values = np.empty((rows, 2 * depth), np.uint16)
+    for row in range(rows):
+        _round_row(x[row], values[row])
+    _multiply_pairs(arguments, np.int64(values.ctypes.data))
+    values[0, 0] = 0  # numba frees an array after its last use, not that of its address
 
 
 def _multiply_many_rows(arguments: Any) -> None:
-    _multiply_unpacked(arguments)
+    _multiply_unpacked(arguments, numba.carray(arguments, 2)[1])
 
 
 _round, _round_in_float32, _few_rows, _many_rows = (
@@ -158,12 +171,11 @@ def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, add: int
         add: 1 to add to what `out` holds, else 0.
     """
     rows, columns = out.shape
-    if rows < _MANY_ROWS:
-        values = round_rows(x, rows, depth)
-        kernel, words = _few_rows(), depth // 2
-    else:
-        values = torch.empty(rows, depth)
-        _round_in_float32()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
-        kernel, words = _many_rows(), depth
-    addresses = (tensor.data_ptr() for tensor in (values, panels, out))
-    kernel(*addresses, rows, words, columns, add)
+    if 0 < rows < _MANY_ROWS:
+        places = x.data_ptr(), panels.data_ptr(), out.data_ptr()
+        _few_rows()(*places, rows, depth // 2, columns, add, x.shape[1])
+        return
+    values = torch.empty(rows, depth)
+    _round_in_float32()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
+    places = values.data_ptr(), panels.data_ptr(), out.data_ptr()
+    _many_rows()(*places, rows, depth, columns, add)

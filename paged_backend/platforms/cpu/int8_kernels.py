@@ -158,7 +158,7 @@ def _finish(product: Any, sums: Any, row: int, rows: int, column: int) -> None:
 
 
 def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
-    """Return the device function that does a kernel's work with vectors.
+    """Return the device function that multiplies a `_Product` with vectors.
 
     Args:
         arithmetic: of the products.
@@ -167,8 +167,7 @@ def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
     multiply, panel_words = make_multiply(arithmetic), LANES * values_per_word // 4
 
     @device_variant(arithmetic.name)
-    def multiply_vectors(arguments: Any) -> None:
-        product = _unpack(arguments)
+    def multiply_vectors(arguments: Any, product: _Product) -> None:
         rows, steps = len(product.row_scales), product.depth // values_per_word
         sums = np.empty((_BLOCK, _WIDTH), np.int32)
         column = claim(arguments) * _WIDTH
@@ -191,12 +190,51 @@ _vnni_vectors = _make_multiply_vectors(Vnni(16 if _CPU.get("avx512vnni") else 8)
 _avx2_vectors = _make_multiply_vectors(Avx2(), values_per_word=2)
 
 
+@device_function
+def _round_rows(product: _Product, inputs: int, values: Any, offset: Any) -> _Product:
+    """Return the product with rounded inputs, for one whose `values` are not rounded.
+
+    Each thread rounds a few rows for itself, which takes less time than another kernel.
+    """
+    rows = len(product.row_scales)
+    x = floats(product.values, (rows, inputs))
+    scales = np.empty(rows, np.float32)
+    for row in range(rows):
+        scales[row] = _quantize_row(x[row], values[row], offset)
+    return _Product(
+        np.int64(values.ctypes.data),
+        scales,
+        product.panels,
+        product.scales,
+        product.corrections,
+        product.out,
+        product.depth,
+        product.add,
+    )
+
+
+def _round_and_multiply_with_vnni(arguments: Any) -> None:
+    product = _unpack(arguments)
+    values = np.empty((len(product.row_scales), product.depth), np.uint8)
+    inputs = numba.carray(arguments, 13)[12]
+    _vnni_vectors(arguments, _round_rows(product, inputs, values, np.int32(_OFFSET)))
+    values[0, 0] = 0  # numba frees an array after its last use, not that of its address
+
+
+def _round_and_multiply_with_avx2(arguments: Any) -> None:
+    product = _unpack(arguments)
+    values = np.empty((len(product.row_scales), product.depth), np.int16)
+    inputs = numba.carray(arguments, 13)[12]
+    _avx2_vectors(arguments, _round_rows(product, inputs, values, np.int32(0)))
+    values[0, 0] = 0  # numba frees an array after its last use, not that of its address
+
+
 def _multiply_with_vnni(arguments: Any) -> None:
-    _vnni_vectors(arguments)
+    _vnni_vectors(arguments, _unpack(arguments))
 
 
 def _multiply_with_avx2(arguments: Any) -> None:
-    _avx2_vectors(arguments)
+    _avx2_vectors(arguments, _unpack(arguments))
 
 
 def _multiply_with_amx(arguments: Any) -> None:
@@ -224,11 +262,21 @@ def _multiply_with_amx(arguments: Any) -> None:
         column = claim(arguments) * _WIDTH
 
 
-_quantize_bytes, _quantize_int16, _with_vnni, _with_avx2, _with_amx = (
+(
+    _quantize_bytes,
+    _quantize_int16,
+    _few_with_vnni,
+    _few_with_avx2,
+    _with_vnni,
+    _with_avx2,
+    _with_amx,
+) = (
     functools.cache(functools.partial(ParallelKernel, function))
     for function in (
         _quantize_to_bytes,
         _quantize_to_int16,
+        _round_and_multiply_with_vnni,
+        _round_and_multiply_with_avx2,
         _multiply_with_vnni,
         _multiply_with_avx2,
         _multiply_with_amx,
@@ -245,8 +293,8 @@ class Instructions:
         dtype: of rounded inputs.
         offset: what is added to rounded inputs.
         quantize: returns the kernel that rounds inputs.
-        few_rows: returns the kernel that multiplies fewer rows than `MANY_ROWS`.
-        many_rows: returns the kernel that multiplies all others.
+        few_rows: returns the kernel that rounds and multiplies fewer rows than `MANY_ROWS`.
+        many_rows: returns the kernel that multiplies all others, which are rounded.
     """
 
     values: int
@@ -256,17 +304,13 @@ class Instructions:
     few_rows: Callable[[], ParallelKernel]
     many_rows: Callable[[], ParallelKernel]
 
-    def multiply(self, rows: int) -> ParallelKernel:
-        """Return the kernel for a number of rows."""
-        return self.many_rows() if rows >= MANY_ROWS else self.few_rows()
-
 
 MANY_ROWS = 8
-"""The number of rows from which on AMX is faster than VNNI."""
+"""The number of rows from which on a separate kernel rounds them, and AMX is faster than VNNI."""
 
-AMX = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _with_vnni, _with_amx)
-VNNI = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _with_vnni, _with_vnni)
-AVX2 = Instructions(2, torch.int16, 0, _quantize_int16, _with_avx2, _with_avx2)
+AMX = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _few_with_vnni, _with_amx)
+VNNI = Instructions(4, torch.uint8, _OFFSET, _quantize_bytes, _few_with_vnni, _with_vnni)
+AVX2 = Instructions(2, torch.int16, 0, _quantize_int16, _few_with_avx2, _with_avx2)
 
 
 @functools.cache

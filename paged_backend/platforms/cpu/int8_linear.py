@@ -8,7 +8,12 @@ from torch import Tensor
 from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.amx import ROWS, TILE_CONFIG
 from paged_backend.platforms.cpu.in_place import InPlaceProduct
-from paged_backend.platforms.cpu.int8_kernels import DEPTH, Instructions, supported_instructions
+from paged_backend.platforms.cpu.int8_kernels import (
+    DEPTH,
+    MANY_ROWS,
+    Instructions,
+    supported_instructions,
+)
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
 
@@ -45,13 +50,17 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         rows, inputs = x.shape
         kernels = self._instructions
-        padded = -(-rows // ROWS) * ROWS  # AMX reads whole tiles
-        values = torch.empty(padded, self._depth, dtype=kernels.dtype)
-        scales = torch.empty(rows)
-        quantize = (x, values, scales)
-        kernels.quantize()(*(t.data_ptr() for t in quantize), rows, inputs, self._depth)
+        if 0 < rows < MANY_ROWS:
+            kernel, values, scales = kernels.few_rows(), x, x
+        else:
+            padded = -(-rows // ROWS) * ROWS  # AMX reads whole tiles
+            values = torch.empty(padded, self._depth, dtype=kernels.dtype)
+            scales = torch.empty(rows)
+            rounding = (tensor.data_ptr() for tensor in (x, values, scales))
+            kernels.quantize()(*rounding, rows, inputs, self._depth)
+            kernel = kernels.many_rows()
         operands = (values, scales, self._panels, self._scales, self._corrections, out)
-        kernels.multiply(rows)(
-            *(t.data_ptr() for t in operands),
-            *(rows, self._depth, self._spec.outputs, add, TILE_CONFIG.ctypes.data),
+        kernel(
+            *(tensor.data_ptr() for tensor in operands),
+            *(rows, self._depth, self._spec.outputs, add, TILE_CONFIG.ctypes.data, inputs),
         )

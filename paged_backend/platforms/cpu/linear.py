@@ -71,9 +71,10 @@ def make_multiply_panels(
 ) -> Any:
     """Return the device function that multiplies rows by panels, and has float32 sums.
 
-    The arguments from the second one on: the addresses of the rows [rows, depth], of the panels
-    [columns / LANES, depth, LANES] and of the result [rows, columns] float32; the number of rows,
-    the depth in words, the number of columns, and 1 to add to what the result holds.
+    Its arguments are those of the kernel, and the address of rows [rows, depth]. Those of the
+    kernel are, from the second one on: the addresses of the rows, of the panels [columns / LANES,
+    depth, LANES] and of the result [rows, columns] float32; the number of rows, the depth in words,
+    the number of columns, and 1 to add to what the result holds.
 
     Args:
         arithmetic: of the products.
@@ -99,9 +100,9 @@ def make_multiply_panels(
                 result[row, column + lane] = before + product[row, lane]
 
     @device_variant(variant)
-    def multiply_panels(arguments: Any) -> None:
+    def multiply_panels(arguments: Any, x: int) -> None:
         """Compute the columns of the result that belong to some panels, then to the next ones."""
-        _, x, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
+        _, _, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
         width = panels_at_once(rows) * LANES
         memory = np.empty(width * depth if word_bytes != 4 else 0, np.uint32)
         column = claim(arguments) * width
@@ -125,7 +126,7 @@ _float32_panels = make_multiply_panels(Float32())
 
 
 def _multiply_panels(arguments: Any) -> None:
-    _float32_panels(arguments)
+    _float32_panels(arguments, numba.carray(arguments, 2)[1])
 
 
 _linear = ParallelKernel(_multiply_panels)
