@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from paged_backend import engine_args
 from paged_backend.checkpoint.hub import resolve_model
-from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, option_error
@@ -55,7 +55,7 @@ class ScoredEngine:
         """Return the greedy answers, with the end-of-sequence token where there is one.
 
         Raises:
-            InvalidRequest: a prompt does not fit the model.
+            InvalidRequest: a prompt is empty, or has tokens that the model does not know.
         """
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
         outputs = self._run(
@@ -118,7 +118,6 @@ class QualityBench:
         self._name = Path(config.model).name
         folder = resolve_model(config.model)
         shape = load_model_config(folder)
-        self._max_tokens = prompt_options.max_tokens
         self._prompts = make_prompts(
             prompt_options,
             model=folder,
@@ -126,14 +125,7 @@ class QualityBench:
             vocab_size=shape.vocab_size,
             seed=config.seed,
         )
-        longest = max(len(prompt.token_ids) for prompt in self._prompts) + self._max_tokens
-        _check_memory(longest, shape.vocab_size)
-        config = replace(
-            config,
-            # A pool must hold a whole request: without this, one of the model's context length.
-            max_model_len=config.max_model_len or min(longest, shape.max_position_embeddings),
-            kv_cache_memory_bytes=config.kv_cache_memory_bytes or KV_CACHE_BYTES,
-        )
+        config, self._max_tokens = _fitted(config, shape, self._prompts, prompt_options.max_tokens)
         self._tested = ScoredEngine(config, folder)
         self._reference = ScoredEngine(reference_config(config), folder)
 
@@ -141,7 +133,7 @@ class QualityBench:
         """Answer the prompts, `concurrency` of them at a time, and compare.
 
         Raises:
-            InvalidRequest: a prompt does not fit the model.
+            InvalidRequest: a prompt is empty, or has tokens that the model does not know.
             ConfigError: the numbers of a format do not suffice for the model.
         """
         divergences = Divergences()
@@ -190,12 +182,38 @@ def reference_config(config: EngineConfig) -> EngineConfig:
     return replace(config, dtype="float32", quantization=None, kv_cache_dtype="auto")
 
 
-def _check_memory(num_tokens: int, vocab_size: int) -> None:
-    if num_tokens * vocab_size > MAX_LOGITS:
+def _fitted(
+    config: EngineConfig, shape: ModelConfig, prompts: Sequence[Prompt], max_tokens: int
+) -> tuple[EngineConfig, int]:
+    """Return the options of the engines for these prompts, and the tokens of an answer at most.
+
+    Raises:
+        ConfigError: a prompt is too long for the model, or its logits for the memory.
+    """
+    longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
+    # A pool must hold a whole request: by default that would be one of the model's context length.
+    max_model_len = config.max_model_len or min(longest, shape.max_position_embeddings)
+    for number, prompt in enumerate(prompts, 1):
+        if len(prompt.token_ids) >= max_model_len:
+            raise ConfigError(
+                f"prompt {number} has {len(prompt.token_ids)} tokens, and with max_model_len "
+                f"{max_model_len} it can have {max_model_len - 1}"
+            )
+    num_tokens, most = min(longest, max_model_len), MAX_LOGITS // shape.vocab_size
+    if num_tokens > most:
         raise ConfigError(
-            f"a prompt and its answer may have {MAX_LOGITS // vocab_size} tokens with a vocabulary "
-            f"of {vocab_size}, got {num_tokens}; shorten the prompts or lower --max-tokens"
+            f"a prompt and its answer can have {most} tokens with a vocabulary of "
+            f"{shape.vocab_size}, got {num_tokens}; shorten the prompts or lower --max-tokens"
         )
+    fitted = replace(
+        config,
+        max_model_len=max_model_len,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes or KV_CACHE_BYTES,
+        # Limits of clients, which would also hold for answers that are scored as prompts.
+        max_prompt_tokens=None,
+        max_output_tokens=None,
+    )
+    return fitted, min(max_tokens, max_model_len)
 
 
 def _compare_answers(
