@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,10 @@ def test_logits_are_those_of_the_answers_positions(tmp_path: Path) -> None:
         np.testing.assert_allclose(first, rows[0], atol=1e-5)
 
 
-def test_float32_is_its_own_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_float32_is_its_own_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bin/paged-backend", "bench", "quality", "a b"])
     found = figures(tmp_path, "--num-prompts", "5", "--concurrency", "2")
     assert found["divergence"] == {
         "num_positions": found["answers"]["num_tokens"],
@@ -119,7 +123,7 @@ def test_float32_is_its_own_reference(tmp_path: Path, capsys: pytest.CaptureFixt
     }
     assert found["num_prompts"] == found["answers"]["num_equal"] == 5
     assert found["answers"]["num_right"] == found["answers"]["num_right_of_reference"] == 5
-    assert found["command"].startswith("paged-backend ") and found["model"] == "demo"
+    assert found["command"] == "paged-backend bench quality 'a b'" and found["model"] == "demo"
     assert found["environment"]["device"]
     shown = capsys.readouterr().out
     assert "5 of 5 (100.0%)" in shown and "0 nats" in shown

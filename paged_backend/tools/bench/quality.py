@@ -55,7 +55,7 @@ class ScoredEngine:
         """Return the greedy answers, with the end-of-sequence token where there is one.
 
         Raises:
-            InvalidRequest: a prompt is empty, or has tokens that the model does not know.
+            InvalidRequest: a prompt has tokens that the model does not know.
         """
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
         outputs = self._run(
@@ -133,7 +133,7 @@ class QualityBench:
         """Answer the prompts, `concurrency` of them at a time, and compare.
 
         Raises:
-            InvalidRequest: a prompt is empty, or has tokens that the model does not know.
+            InvalidRequest: a prompt has tokens that the model does not know.
             ConfigError: the numbers of a format do not suffice for the model.
         """
         divergences = Divergences()

@@ -39,7 +39,7 @@ def make_prompts(
         seed: of random prompts.
 
     Raises:
-        ConfigError: the file or the tokenizer cannot be read.
+        ConfigError: the file or the tokenizer cannot be read, or a prompt cannot be encoded.
     """
     if options.prompts is not None:
         texts = _read_prompts(Path(options.prompts), options.num_prompts)
@@ -68,6 +68,8 @@ def _encoded(texts: list[str], tokenizer: Tokenizer, file: str) -> Iterator[Prom
             token_ids = tokenizer.encode(text)
         except InvalidRequest as error:
             raise ConfigError(f"{file}, prompt {number}: {error}") from error
+        if not token_ids:
+            raise ConfigError(f"{file}, prompt {number} has no tokens in the model's tokenizer")
         yield Prompt(token_ids)
 
 
