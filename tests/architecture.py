@@ -63,10 +63,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {
         "checkpoint",
         "core",
+        "demo",
         "engine",
+        "executor",
         "grammar",
         "machine",
         "platforms",
+        "text",
         "worker",
         "workloads",
     },

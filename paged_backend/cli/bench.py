@@ -7,6 +7,8 @@ entry point of the group `paged_backend.bench` names a module with a function ``
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.bench.peer_options import DTYPES as PEER_DTYPES
 from paged_backend.tools.bench.peer_options import PEERS, PeerOptions
+from paged_backend.tools.bench.quality_options import PromptOptions
 from paged_backend.tools.workloads.options import WorkloadOptions
 
 GROUP = "paged_backend.bench"
@@ -31,6 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_offline(kinds)
     _add_decode(kinds)
     _add_host(kinds)
+    _add_quality(kinds)
     for entry in entry_points(group=GROUP):
         entry.load().add_parser(kinds)
 
@@ -138,6 +142,44 @@ def _add_host(kinds: Subparsers) -> None:
     )
     host.add_argument("--steps", type=_count, default=75, help="timed steps (default: 75)")
     host.set_defaults(run=run_host)
+
+
+def _add_quality(kinds: Subparsers) -> None:
+    quality = kinds.add_parser(
+        "quality",
+        help="what a number format costs in quality, beside float32",
+        description="Answer prompts greedily twice in this process: with the options as they are "
+        "given, and with a reference, which has the same checkpoint and options but dtype float32, "
+        "no quantization and kv_cache_dtype auto. Then compare the distributions of both engines "
+        "over the vocabulary at each token of the reference's answers. The reference of a "
+        "quantized checkpoint has the same weights, dequantized to float32, with two exceptions: "
+        "where both weights and activations are int8, the reference rounds activations, too, and "
+        "it stores keys and values in the format that the checkpoint names. Both engines are in "
+        "memory at once. By default --max-model-len is what the longest prompt and answer need.",
+    )
+    add_engine_options(quality)
+    group = quality.add_argument_group("prompts")
+    add_flags(group, PromptOptions)
+    group.add_argument(
+        "--concurrency", type=_count, default=16, help="prompts at once (default: 16)"
+    )
+    group.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
+    group.add_argument("--json", type=Path, help="write the figures there, too")
+    quality.set_defaults(run=run_quality)
+
+
+def run_quality(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from paged_backend.tools.bench.quality import QualityBench
+
+    prompts = PromptOptions(**flag_values(args, PromptOptions))
+    bench = QualityBench(engine_options(args), prompts, threads=args.threads)
+    command = shlex.join(["paged-backend", *sys.argv[1:]])
+    report = bench.run(concurrency=args.concurrency, command=command)
+    report.print()
+    if args.json is not None:
+        report.save(args.json)
+    return 0
 
 
 def run_host(args: argparse.Namespace) -> int:
