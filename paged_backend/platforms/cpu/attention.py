@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,8 @@ class _Place:
 
     layer: AttentionLayer
     tensors: tuple[Tensor, ...]  # keys, values, scales, sinks; kept alive
-    addresses: tuple[int, ...]
+    addresses: tuple[int, ...]  # of the tensors
+    constants: tuple[int, ...]  # the kernels' last arguments
 
 
 class CpuAttention(AttentionBackend):
@@ -63,7 +63,7 @@ class CpuAttention(AttentionBackend):
         if layer.qk_norm is not None:
             norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
         place = self._place(layer)
-        out = torch.empty(len(qkv), layer.num_heads * layer.head_dim)
+        out = torch.empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         arguments = (
             qkv.data_ptr(),
             layer.cos_sin_cache.data_ptr(),
@@ -73,18 +73,10 @@ class CpuAttention(AttentionBackend):
             meta.slot_mapping.data_ptr(),
             *place.addresses,
             out.data_ptr(),
-            len(qkv),
-            len(layer.cos_sin_cache),
+            qkv.shape[0],
+            layer.cos_sin_cache.shape[0],
             *meta.block_table.shape,
-            self._num_blocks,
-            int(self._spec.scales is KVScales.TOKEN_HEAD),
-            layer.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
-            self._spec.block_size,
-            _bits(layer.scale * _LOG2E),
-            _bits((layer.softcap or 0.0) * _LOG2E),
-            _NO_WINDOW if layer.window is None else layer.window,
+            *place.constants,
         )
         self._write(*arguments)
         self._attend(*arguments)
@@ -105,7 +97,19 @@ class CpuAttention(AttentionBackend):
                 self._scales_of(layer),
                 _sinks_of(layer),
             )
-            place = _Place(layer, tensors, tuple(tensor.data_ptr() for tensor in tensors))
+            constants = (
+                self._num_blocks,
+                int(self._spec.scales is KVScales.TOKEN_HEAD),
+                layer.num_heads,
+                layer.num_kv_heads,
+                layer.head_dim,
+                self._spec.block_size,
+                _bits(layer.scale * _LOG2E),
+                _bits((layer.softcap or 0.0) * _LOG2E),
+                _NO_WINDOW if layer.window is None else layer.window,
+            )
+            addresses = tuple(tensor.data_ptr() for tensor in tensors)
+            place = _Place(layer, tensors, addresses, constants)
             self._places[layer.index] = place
         return place
 
@@ -125,7 +129,6 @@ def _sinks_of(layer: AttentionLayer) -> Tensor:
     return layer.sinks.float() * _LOG2E
 
 
-@functools.cache
 def _bits(value: float) -> int:
     """Return the bits of a float64, as kernels have integers for arguments."""
     bits: int = np.float64(value).view(np.int64).item()

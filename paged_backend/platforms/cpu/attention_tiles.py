@@ -30,6 +30,8 @@ from paged_backend.platforms.cpu.threads import (
 CHUNK = 128
 """Keys between two updates of the running softmax, if a block is not larger."""
 
+_TOKENS = 16  # tokens that a thread writes at a time, of many
+_MANY_TOKENS = 64
 _NUM_ARGUMENTS = 25
 _ONE = np.float32(1.0)
 _TWO_LOG2E = np.float32(2 * math.log2(math.e))
@@ -168,15 +170,19 @@ def make_write(stored: StoredNumbers) -> Any:
     def write(arguments: Any) -> None:
         step = unpack(arguments, number)
         key = np.empty(step.out.shape[2], np.float32)
-        token = claim(arguments)
+        num_tokens = len(step.slots)
+        # Keys of consecutive tokens share cache lines, which two threads should not write.
+        piece = _TOKENS if num_tokens >= _MANY_TOKENS else 1
+        first = claim(arguments) * piece
         seq = 0
-        while token < len(step.slots):
-            while step.starts[seq + 1] <= token:
-                seq += 1
-            if step.slots[token] >= 0:
-                position = step.seq_lens[seq] - step.starts[seq + 1] + token
-                write_token(step, key, token, position, step.slots[token])
-            token = claim(arguments)
+        while first < num_tokens:
+            for token in range(first, min(first + piece, num_tokens)):
+                while step.starts[seq + 1] <= token:
+                    seq += 1
+                if step.slots[token] >= 0:
+                    position = step.seq_lens[seq] - step.starts[seq + 1] + token
+                    write_token(step, key, token, position, step.slots[token])
+            first = claim(arguments) * piece
 
     return write
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 
 import torch
@@ -16,9 +17,13 @@ class InPlaceProduct(ABC):
     _spec: LinearSpec
     _bias: Tensor | None
 
+    @functools.cached_property
+    def _num_outputs(self) -> int:
+        return self._spec.outputs
+
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs] float32."""
-        out = torch.empty(len(x), self._spec.outputs)
+        out = torch.empty(x.shape[0], self._num_outputs)
         if self._bias is not None:
             out.copy_(self._bias.expand_as(out))
         self._run(x.contiguous(), out, int(self._bias is not None))

@@ -17,6 +17,8 @@ from paged_backend.platforms.cpu.int8_kernels import (
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
 
+_TILE_CONFIG: int = TILE_CONFIG.ctypes.data
+
 
 class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
     """An int8 weight in panels of 16 outputs; each panel has a row of words per step of the depth.
@@ -29,6 +31,7 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
         super().__init__(spec, torch.float32, torch.device("cpu"))
         self._instructions = instructions or supported_instructions()[0]
         self._panels = self._corrections = torch.empty(0)
+        self._addresses: tuple[int, ...] = ()
         self._depth = -(-spec.inputs // DEPTH) * DEPTH
 
     def pack(self) -> None:
@@ -40,6 +43,8 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
         steps = padded.view(num_panels, LANES, self._depth // values, values)
         self._panels = steps.transpose(1, 2).contiguous()
         self._corrections = padded.sum(1, dtype=torch.int32) * -self._instructions.offset
+        constants = (self._panels, self._scales, self._corrections)
+        self._addresses = tuple(tensor.data_ptr() for tensor in constants)
         del self._weight
 
     def rows(self, index: Tensor) -> Tensor:
@@ -50,17 +55,13 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         rows, inputs = x.shape
         kernels = self._instructions
+        arguments = (*self._addresses, out.data_ptr(), rows, self._depth, out.shape[1], add)
         if 0 < rows < MANY_ROWS:
-            kernel, values, scales = kernels.few_rows(), x, x
-        else:
-            padded = -(-rows // ROWS) * ROWS  # AMX reads whole tiles
-            values = torch.empty(padded, self._depth, dtype=kernels.dtype)
-            scales = torch.empty(rows)
-            rounding = (tensor.data_ptr() for tensor in (x, values, scales))
-            kernels.quantize()(*rounding, rows, inputs, self._depth)
-            kernel = kernels.many_rows()
-        operands = (values, scales, self._panels, self._scales, self._corrections, out)
-        kernel(
-            *(tensor.data_ptr() for tensor in operands),
-            *(rows, self._depth, self._spec.outputs, add, TILE_CONFIG.ctypes.data, inputs),
-        )
+            kernels.few_rows()(x.data_ptr(), 0, *arguments, _TILE_CONFIG, inputs)
+            return
+        padded = -(-rows // ROWS) * ROWS  # AMX reads whole tiles
+        values = torch.empty(padded, self._depth, dtype=kernels.dtype)
+        scales = torch.empty(rows)
+        rounded = values.data_ptr(), scales.data_ptr()
+        kernels.quantize()(x.data_ptr(), *rounded, rows, inputs, self._depth)
+        kernels.many_rows()(*rounded, *arguments, _TILE_CONFIG)

@@ -57,7 +57,8 @@ class CpuLinear(InPlaceProduct, TorchLinear):
         return self._panels[index // LANES, :, index % LANES]
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
-        _linear(x.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *x.shape, self._outputs, add)
+        places = x.data_ptr(), self._panels.data_ptr(), out.data_ptr()
+        _linear(*places, *x.shape, self._outputs, add)
 
 
 @device_function
