@@ -52,7 +52,7 @@ def _number(x):
 
 @triton.jit
 def _store_head(ptrs, first, second, own_scale_ptr, scale_ptr, head, inside, HALF: tl.constexpr):
-    """Store a head: with a scale of its own, with the static one at `head`, or as it is."""
+    """Store a head: with a scale for this token, with the static one at `head`, or as it is."""
     dtype: tl.constexpr = ptrs.dtype.element_ty
     if own_scale_ptr is not None:
         scale = scales_of(tl.max(tl.maximum(tl.abs(first), tl.abs(second))), dtype)

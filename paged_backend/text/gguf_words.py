@@ -35,7 +35,7 @@ def _regex(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
 
 
 def _cl100k(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    """The words of OpenAI's vocabulary cl100k, with numbers of so many digits."""
+    """The words of OpenAI's vocabulary cl100k; `digits` says how long a number may be."""
     return _regex(
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

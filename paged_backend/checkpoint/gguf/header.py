@@ -165,7 +165,7 @@ class _Header:
         return _CODES[number]
 
     def _count(self, what: str, least: int) -> int:
-        """Read the number of entries that follow, each of at least so many bytes."""
+        """Read the number of entries that follow; each takes at least `least` bytes."""
         count = self._number("Q", f"the number of entries of {what}")
         if count * least > self._left:
             raise self._beyond(f"{what} has {count} entries, which")

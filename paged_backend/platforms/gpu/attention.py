@@ -24,7 +24,7 @@ class TritonAttention(AttentionBackend):
     """Owns a pool [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of K and V.
 
     The pool starts with zeros, because kernels may multiply unwritten values by a weight of 0. If
-    each token and head has a scale, these are in a pool of their own, without the last dimension.
+    each token and head has a scale, these are in a separate pool, without the last dimension.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
