@@ -16,8 +16,8 @@ from paged_backend.serving.requests import refusal_log
 from paged_backend.serving.requests.refusal_log import RefusalLog
 
 START = (
-    r"I the engine runs demo: float32 on cpu with CpuAttention, 7 KV blocks for 112 tokens; "
-    r"loaded in \d+\.\d s: kernels \d+\.\d s, weights \d+\.\d s, KV pool and graphs \d+\.\d s"
+    r"I the engine runs demo: float32 on cpu with CpuAttention, 7 KV blocks in float32 for 112 "
+    r"tokens; loaded in \d+\.\d s: kernels \d+\.\d s, weights \d+\.\d s, KV pool and graphs \d+\.\d s"
 )
 END = "E the engine ended: killed by SIGKILL"
 REFUSED = "W refused calls: queue_full 1"

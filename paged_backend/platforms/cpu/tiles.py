@@ -25,6 +25,7 @@ _NARROW_LANES = 8
 # registers each in the 16 registers of AVX2. The rest holds the operands.
 _SUMS = 24 if get_host_cpu_features().get("avx512f") else 6
 _ROWS = 12 if _SUMS == 24 else 6  # rows of a full tile
+_NARROW_ROWS = 4  # narrow tiles are rare: few sizes of them are compiled
 _FLOAT = ir.FloatType()
 
 
@@ -129,7 +130,7 @@ def _tile_function(module: Any, arithmetic: Arithmetic, rows: int, lanes: int, p
 
 def _generate(arithmetic: Arithmetic, context: Any, builder: Any, args: Any) -> Any:
     """Emit the call of the tile for a number of panels and rows."""
-    sizes = {(0, height): (_NARROW_LANES, 1) for height in range(1, _ROWS + 1)}
+    sizes = {(0, height): (_NARROW_LANES, 1) for height in (1, _NARROW_ROWS)}
     for panels in (1, 2, 4):
         for height in range(1, min(_ROWS, _SUMS // panels) + 1):
             sizes[panels, height] = (LANES, panels)
@@ -210,11 +211,15 @@ def make_multiply(arithmetic: Arithmetic) -> Any:
                 panels //= 2
             b_tile = b + column // LANES * panel_stride * 4
             first = 0
-            for tile in range(tiles):
-                last = (tile + 1) * rows // tiles
+            tile = 0
+            while first < rows:
+                tile += 1
+                height = tile * rows // tiles - first
+                if panels == 0:
+                    height = _NARROW_ROWS if rows - first >= _NARROW_ROWS else 1
                 multiply_tile(
                     panels,
-                    last - first,
+                    height,
                     a + first * a_stride * 4,
                     a_stride,
                     b_tile,
@@ -225,7 +230,7 @@ def make_multiply(arithmetic: Arithmetic) -> Any:
                     depth,
                     add,
                 )
-                first = last
+                first += height
             column += panels * LANES if panels else _NARROW_LANES
 
     return multiply
