@@ -17,7 +17,8 @@ from paged_backend.serving.requests.refusal_log import RefusalLog
 
 START = (
     r"I the engine runs demo: float32 on cpu with CpuAttention, 7 KV blocks in float32 for 112 "
-    r"tokens; loaded in \d+\.\d s: kernels \d+\.\d s, weights \d+\.\d s, KV pool and graphs \d+\.\d s"
+    r"tokens; loaded in \d+\.\d s: kernels \d+\.\d s, weights \d+\.\d s, "
+    r"KV pool and graphs \d+\.\d s"
 )
 END = "E the engine ended: killed by SIGKILL"
 REFUSED = "W refused calls: queue_full 1"
