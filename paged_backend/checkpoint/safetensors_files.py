@@ -21,7 +21,7 @@ class SafetensorsFiles:
     """The tensors of a folder; see :class:`~paged_backend.checkpoint.tensor_source.TensorSource`.
 
     Raises:
-        ConfigError: there are no files, or one that the index lists is not there.
+        ConfigError: there are no files, or a file that the index lists is missing.
     """
 
     def __init__(self, folder: Path) -> None:

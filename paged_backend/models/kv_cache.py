@@ -24,7 +24,7 @@ class KVScales(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVCacheFormat:
-    """How a number of the keys and values is stored."""
+    """The storage format of keys and values."""
 
     dtype: torch.dtype
     scales: KVScales = KVScales.NONE

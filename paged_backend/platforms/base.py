@@ -65,7 +65,7 @@ class Platform(Kernels, Protocol):
 
     @property
     def supports_cascade_attention(self) -> bool:
-        """Whether keys and values of a prefix can be read once for all sequences that share it."""
+        """Whether attention can read a shared prefix once for all sequences that have it."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""How vocabularies of bytes divide text into words, by the names that GGUF files have for it."""
+"""Rules that split text into words before BPE, by the names that GGUF files give them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a vocabulary of bytes divides text into words before it merges.
+    """The rule that splits text into words before a byte-level BPE merges tokens.
 
     Attributes:
         split: makes what divides text, and turns the words' bytes into characters.

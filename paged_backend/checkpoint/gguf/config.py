@@ -150,7 +150,7 @@ def _rope_scaling(file: GgufFile, keys: ConfigFile) -> dict[str, Any] | None:
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype of the floats of which the file was made, as far as it can be known."""
+    """Return the dtype of the original weights, as far as the file shows it."""
     kinds = {tensor.kind.name for tensor in file.tensors.values()}
     if kinds <= {"F32"}:
         return "float32"

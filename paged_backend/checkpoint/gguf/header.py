@@ -35,7 +35,7 @@ _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor is in its file, and how it is stored there."""
+    """The position, shape and type of a tensor in a GGUF file."""
 
     name: str
     kind: BlockType

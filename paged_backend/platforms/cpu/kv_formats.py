@@ -140,7 +140,7 @@ class StoredNumbers:
         value_place: the same for values.
         arithmetic: of products of float32 values and stored numbers.
         factor: what the arithmetic takes for a stored number, times this, is the number.
-        largest: the largest stored number; None if there are no scales.
+        largest: the largest number that the format can store; None for formats without scales.
     """
 
     name: str

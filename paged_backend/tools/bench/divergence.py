@@ -1,4 +1,4 @@
-"""How far the logits of one engine are from those of another, position by position."""
+"""Compares the logits of two engines at each position."""
 
 from __future__ import annotations
 

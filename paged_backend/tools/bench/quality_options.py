@@ -12,7 +12,7 @@ NUM_RANDOM_PROMPTS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """Which prompts are answered, and how long the answers may be.
+    """The prompts to answer, and the maximum length of the answers.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.
