@@ -75,14 +75,14 @@ gpu-test-benchmarks:
 	$(LIMIT) 160 $(PYTEST) -n 4 --junitxml $(RESULTS)/test-benchmarks.xml tests/kernels/test_benchmarks.py
 
 gpu-kernels-others:
-	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention fused_qk_norm_rope_cache rms_norm silu_and_mul merge_attention block_copy penalties token_masks sampling logprobs quantize_rows
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention fused_qk_norm_rope_cache rms_norm silu_and_mul merge_attention block_copy penalties token_masks sampling logprobs quantize_rows experts choose_experts
 
 # Last, as torch's compiler takes long for the peers.
 gpu-kernels-attention:
 	$(LIMIT) 375 $(KERNELS) --json $(RESULTS)/kernels-attention.json --only paged_decode paged_prefill
 
 gpu-kernels-products:
-	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only scaled_matmul block_scaled_matmul w4a16_matmul
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only scaled_matmul block_scaled_matmul packed_matmul
 
 gpu-engine:
 	$(LIMIT) 360 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json

@@ -11,7 +11,15 @@ from paged_backend.errors import (
     PagedError,
     RequestRefused,
 )
-from paged_backend.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
+from paged_backend.outputs import (
+    CompletionOutput,
+    EmbeddingRequestOutput,
+    FinishReason,
+    RequestOutput,
+    ScoringRequestOutput,
+    TokenLogprobs,
+)
+from paged_backend.pooling_params import PoolingParams
 from paged_backend.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,13 +29,16 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingRequestOutput",
     "EngineDead",
     "FinishReason",
     "InvalidRequest",
     "PagedError",
+    "PoolingParams",
     "RequestOutput",
     "RequestRefused",
     "SamplingParams",
+    "ScoringRequestOutput",
     "TokenLogprobs",
 ]
 

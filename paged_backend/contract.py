@@ -79,6 +79,8 @@ OUTPUTS = (
     TensorSpec("num_output_tokens", "TYPE_UINT32", -1, optional=False),
     TensorSpec("output_ids", "TYPE_INT32", -1, optional=False),
     TensorSpec("metrics", "TYPE_STRING", -1, optional=False),
+    # The answer to the task ``embed``.
+    TensorSpec("embedding", "TYPE_FP32", -1, optional=False),
     # Parts of the answer that `text_output` then leaves out.
     TensorSpec("tool_calls", "TYPE_STRING", -1, optional=False),
     TensorSpec("reasoning", "TYPE_STRING", -1, optional=False),

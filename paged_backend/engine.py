@@ -37,6 +37,7 @@ from paged_backend.outputs import (
     QueueState,
     SequenceOutput,
 )
+from paged_backend.pooling_params import PoolingType
 from paged_backend.request import Request, RequestLimits
 
 
@@ -71,7 +72,11 @@ class Engine:
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             max_num_seqs=steps.max_num_seqs,
+            embedding_size=0 if info.pooling is None else info.hidden_size,
+            normalize=info.pooling is not None and info.pooling.normalize,
         )
+        # Blocks of the cache have no hidden states. Only the last token's are always computed.
+        has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=steps.max_num_seqs,
@@ -82,8 +87,8 @@ class Engine:
             ),
             KVCacheManager(
                 info.num_blocks,
-                config.block_size,
-                enable_prefix_caching=config.enable_prefix_caching,
+                info.kv_layout,
+                enable_prefix_caching=config.enable_prefix_caching and has_all_states,
             ),
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
             drafter,
@@ -106,7 +111,10 @@ class Engine:
         Raises:
             InvalidRequest: the request does not fit this model after all.
         """
-        self.limits.check(request.prompt_token_ids, request.params)
+        if request.pooling is not None:
+            self.limits.check_embedding(request.prompt_token_ids, request.pooling)
+        else:
+            self.limits.check(request.prompt_token_ids, request.params)
         if not request.grammar:
             self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
         elif self._grammars is None:

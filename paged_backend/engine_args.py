@@ -17,20 +17,23 @@ from typing import Any
 from paged_backend.config import EngineConfig
 from paged_backend.errors import option_error
 from paged_backend.json_file import read_json_object
+from paged_backend.pooling_params import PoolingType
 from paged_backend.validation import check_known, coerce, shorten
 
 _OURS = frozenset(spec.name for spec in fields(EngineConfig))
 _SILENCE = "disable_log_stats"
 
 # Other values of vLLM for options of this engine.
-_ALIASES = {
+_ALIASES: dict[str, dict[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "scheduling_policy": {"fcfs": "priority"},  # equal while no request has a priority
+    "task": {"embedding": "embed", "pooling": "embed"},
+    "pooling_type": {name.upper(): name for name in PoolingType},
 }
 
-# Names of tensorrtllm_backend for options of this engine.
-_RENAMED = {"max_queue_size": "max_waiting_requests"}
+# Names of tensorrtllm_backend and of newer versions of vLLM for options of this engine.
+_RENAMED = {"max_queue_size": "max_waiting_requests", "runner": "task"}
 
 # The values that describe what this engine does; other values are refused by name.
 _ONLY: dict[str, tuple[object, ...]] = {
@@ -50,14 +53,11 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "rope_theta": (None,),
     "trust_remote_code": (False,),
     "config_format": ("auto", "hf"),
-    "model_impl": ("auto", "vllm"),
     "override_attention_dtype": (None,),
     "weight_transfer_config": (None,),
     # another tokenizer, another task
     "tokenizer_mode": ("auto", "hf"),
     **dict.fromkeys(("skip_tokenizer_init", "tokens_only", "enable_prompt_embeds"), (False,)),
-    "task": ("auto", "generate"),
-    "runner": ("auto", "generate"),
     "convert": ("auto", "none"),
     **dict.fromkeys(("pooler_config", "override_pooler_config", "io_processor_plugin"), (None,)),
     # adapters and speculation

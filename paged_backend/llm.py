@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
 from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.embedding import cosine_similarity, make_embedding
 from paged_backend.engine import Engine
 from paged_backend.engine_args import from_mapping
 from paged_backend.errors import InvalidRequest
@@ -18,11 +19,16 @@ from paged_backend.log import LOG
 from paged_backend.output_constraint import OutputConstraint
 from paged_backend.outputs import (
     CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
     FinishReason,
     RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
     SequenceOutput,
     TokenLogprobs,
 )
+from paged_backend.pooling_params import PoolingParams
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.bad_words import resolve_bad_words
@@ -32,6 +38,7 @@ from paged_backend.validation import shorten
 from paged_backend.worker import Worker
 
 Prompt: TypeAlias = str | Sequence[int]
+P = TypeVar("P", SamplingParams, PoolingParams)
 
 PROGRESS_AFTER_S = 1.0  # no progress bar for shorter work
 
@@ -79,18 +86,91 @@ class LLM:
             InvalidRequest: a prompt or its parameters cannot be used; nothing was computed.
         """
         answers = [
-            self._answer(prompt, params) for prompt, params in _pair(prompts, sampling_params)
+            self._answer(prompt, params)
+            for prompt, params in _pair(
+                "sampling_params", prompts, sampling_params, SamplingParams()
+            )
         ]
         for answer in answers:
             self.engine.limits.check(answer.request.prompt_token_ids, answer.request.params)
-        try:
-            for answer in answers:
-                self.engine.add_request(answer.request)
-            self._run({answer.request.request_id: answer for answer in answers})
-        finally:  # after Ctrl-C too, the engine is left empty
-            for answer in answers:
-                self.engine.abort_request(answer.request.request_id)
+        by_id = {answer.request.request_id: answer for answer in answers}
+
+        def take(output: SequenceOutput) -> bool:
+            answer = by_id[output.request_id]
+            if answer.append(output):
+                self.engine.stop_completion(output.request_id, output.index)
+            return answer.reasons[output.index] is not None
+
+        self._run([answer.request for answer in answers], take)
         return [answer.output() for answer in answers]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make embeddings of prompts, each a string or a list of token ids, in their order.
+
+        Args:
+            prompts: one prompt or several.
+            pooling_params: for all prompts, or one for each.
+
+        Raises:
+            InvalidRequest: the model generates, or a prompt or its parameters cannot be used;
+                nothing was computed.
+        """
+        requests = [
+            self._embedding_request(prompt, params)
+            for prompt, params in _pair("pooling_params", prompts, pooling_params, PoolingParams())
+        ]
+        ends: dict[str, SequenceOutput] = {}
+
+        def take(output: SequenceOutput) -> bool:
+            ends[output.request_id] = output
+            return True
+
+        self._run(requests, take)
+        return [self._embedding_output(request, ends[request.request_id]) for request in requests]
+
+    def score(
+        self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt]
+    ) -> list[ScoringRequestOutput]:
+        """Score pairs of texts by the cosine similarity of their embeddings.
+
+        Args:
+            data_1: one text, which is compared with each of the others, or one for each of them.
+            data_2: one text or several.
+
+        Raises:
+            InvalidRequest: the model generates, the numbers of texts differ, or a text cannot be
+                used; nothing was computed.
+        """
+        first, second = _several(data_1), _several(data_2)
+        if len(first) not in (1, len(second)):
+            raise InvalidRequest("data_1", f"has {len(first)} entries for {len(second)} in data_2")
+        outputs = self.embed([*first, *second])
+        queries, documents = outputs[: len(first)], outputs[len(first) :]
+        if len(queries) == 1:
+            queries *= len(documents)
+        return [_score(query, document) for query, document in zip(queries, documents, strict=True)]
+
+    def _embedding_request(self, prompt: Prompt, params: PoolingParams) -> Request:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        self.engine.limits.check_embedding(ids, params)
+        self._num_requests += 1
+        return Request(str(self._num_requests), ids, pooling=params)
+
+    def _embedding_output(self, request: Request, output: SequenceOutput) -> EmbeddingRequestOutput:
+        assert output.pooled is not None
+        assert request.pooling is not None
+        normalize = self.engine.limits.normalize
+        embedding = make_embedding(output.pooled, request.pooling, normalize=normalize)
+        return EmbeddingRequestOutput(
+            request.request_id,
+            EmbeddingOutput(embedding.tolist()),
+            request.prompt_token_ids,
+            output.num_cached_tokens,
+        )
 
     def _answer(self, prompt: Prompt, params: SamplingParams) -> OfflineAnswer:
         text = prompt if isinstance(prompt, str) else None
@@ -105,17 +185,21 @@ class LLM:
         streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)
 
-    def _run(self, answers: dict[str, OfflineAnswer]) -> None:
-        total = sum(answer.request.params.n for answer in answers.values())
-        with tqdm(  # only on a terminal (disable=None)
-            total=total, unit="answer", delay=PROGRESS_AFTER_S, leave=False, disable=None
-        ) as bar:
-            while self.engine.has_unfinished:
-                for output in self.engine.step():
-                    answer = answers[output.request_id]
-                    if answer.append(output):
-                        self.engine.stop_completion(output.request_id, output.index)
-                    bar.update(answer.reasons[output.index] is not None)
+    def _run(self, requests: list[Request], take: Callable[[SequenceOutput], bool]) -> None:
+        """Run requests to their end; ``take`` returns whether an output ends an answer."""
+        total = sum(request.params.n for request in requests)
+        try:
+            for request in requests:
+                self.engine.add_request(request)
+            with tqdm(  # only on a terminal (disable=None)
+                total=total, unit="answer", delay=PROGRESS_AFTER_S, leave=False, disable=None
+            ) as bar:
+                while self.engine.has_unfinished:
+                    for output in self.engine.step():
+                        bar.update(take(output))
+        finally:  # after Ctrl-C too, the engine is left empty
+            for request in requests:
+                self.engine.abort_request(request.request_id)
 
 
 class OfflineAnswer:
@@ -160,20 +244,33 @@ class OfflineAnswer:
         )
 
 
-def _pair(
-    prompts: Prompt | Sequence[Prompt],
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-) -> Iterable[tuple[Prompt, SamplingParams]]:
-    several: Sequence[Any] = prompts
+def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
+    """Return a list of prompts; a single prompt becomes a list of one."""
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        several = [prompts]
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        sampling_params = [sampling_params or SamplingParams()] * len(several)
-    if len(sampling_params) != len(several):
-        raise InvalidRequest(
-            "sampling_params", f"has {len(sampling_params)} entries for {len(several)} prompts"
-        )
-    return zip(several, sampling_params, strict=True)
+        return [prompts]
+    return prompts
+
+
+def _pair(
+    name: str, prompts: Prompt | Sequence[Prompt], params: P | Sequence[P] | None, default: P
+) -> Iterable[tuple[Prompt, P]]:
+    several = _several(prompts)
+    if params is None:
+        params = default
+    each = params if isinstance(params, Sequence) else [params] * len(several)
+    if len(each) != len(several):
+        raise InvalidRequest(name, f"has {len(each)} entries for {len(several)} prompts")
+    return zip(several, each, strict=True)
+
+
+def _score(query: EmbeddingRequestOutput, document: EmbeddingRequestOutput) -> ScoringRequestOutput:
+    similarity = cosine_similarity(query.outputs.embedding, document.outputs.embedding)
+    return ScoringRequestOutput(
+        document.request_id,
+        ScoringOutput(similarity),
+        query.prompt_token_ids + document.prompt_token_ids,
+        query.num_cached_tokens + document.num_cached_tokens,
+    )
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

@@ -50,6 +50,8 @@ class SequenceOutput:
     # With the first token, if asked for: one for each token of the prompt after its first.
     prompt_logprobs: list[TokenLogprobs] | None = None
     times: SequenceTimes | None = None  # with the first token
+    # Instead of tokens, if asked for: the pooled hidden states, in float32.
+    pooled: bytes | None = None
 
 
 _SECONDS = (
@@ -86,7 +88,7 @@ class SequenceView:
     num_prompt_tokens: int
     num_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    block_ids: list[int]  # that it holds, in the order of tokens, of all KV cache groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ class EngineStats:
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int  # free blocks whose content can still be found
-    num_used_slots: int  # tokens stored in used blocks, shared ones counted once
+    # Tokens stored in used blocks, shared ones counted once; each KV cache group stores a token.
+    num_used_slots: int
     num_preemptions: int
     num_prompt_tokens: int
     num_generation_tokens: int
@@ -162,6 +165,40 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: FinishReason | None
     logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The embedding of one prompt."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """The embedding of one prompt of :meth:`paged_backend.LLM.embed`."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """The cosine similarity of the embeddings of two texts."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """The score of one pair of texts of :meth:`paged_backend.LLM.score`."""
+
+    request_id: str  # of the second text
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]  # of the first text, then of the second
+    num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

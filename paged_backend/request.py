@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.options.limits import LimitOptions
+from paged_backend.pooling_params import PoolingParams
 from paged_backend.sampling_params import INT32_MAX, SamplingParams
 from paged_backend.validation import Rule, check_fields, checked, coerce
 
@@ -22,12 +23,14 @@ class Request:
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams = SamplingParams()
     cache_salt: str = ""
     priority: int = 0  # lower is served first
     tenant: str = ""  # the user that its tokens are charged to
     grammar: str = ""  # of llguidance, which the front end has checked; empty: none
     call_id: str = ""  # by which a client can cancel it; empty: no client can
+    # Ask for an embedding of the prompt. Nothing is generated then, and `params` have no effect.
+    pooling: PoolingParams | None = None
 
     @property
     def cache_keys(self) -> tuple[str, ...]:
@@ -88,17 +91,29 @@ class RequestLimits:
     max_pass_through_length: int
     max_total_logprobs: int
     max_total_logits: int
+    embedding_size: int = 0  # numbers of an embedding; 0: the model generates tokens
+    normalize: bool = False  # embeddings are scaled to a length of 1
 
     @classmethod
     def of(
-        cls, config: LimitOptions, *, max_model_len: int, vocab_size: int, max_num_seqs: int
+        cls,
+        config: LimitOptions,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        max_num_seqs: int,
+        embedding_size: int = 0,
+        normalize: bool = False,
     ) -> RequestLimits:
         """Combine the options with the limits of the loaded model."""
         return cls(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             max_num_seqs=max_num_seqs,
-            max_prompt_tokens=min(config.max_prompt_tokens or max_model_len, max_model_len - 1),
+            # A prompt that generates leaves room for a token.
+            max_prompt_tokens=min(
+                config.max_prompt_tokens or max_model_len, max_model_len - (embedding_size == 0)
+            ),
             max_output_tokens=min(config.max_output_tokens or max_model_len, max_model_len),
             max_n=config.max_n,
             max_stop_strings=config.max_stop_strings,
@@ -109,12 +124,21 @@ class RequestLimits:
             max_pass_through_length=config.max_pass_through_length,
             max_total_logprobs=config.max_total_logprobs,
             max_total_logits=config.max_total_logits,
+            embedding_size=embedding_size,
+            normalize=normalize,
         )
+
+    @property
+    def makes_embeddings(self) -> bool:
+        """True if the model makes embeddings, and False if it generates tokens."""
+        return self.embedding_size > 0
 
     @property
     def longest_prompt(self) -> str:
         """Describe the maximum length of a prompt and the option or limit that it comes from."""
-        if self.max_prompt_tokens < self.max_model_len - 1:
+        if self.max_prompt_tokens == self.max_model_len:
+            return f"{self.max_prompt_tokens} tokens: max_model_len ({self.max_model_len})"
+        if self.makes_embeddings or self.max_prompt_tokens < self.max_model_len - 1:
             return f"{self.max_prompt_tokens} tokens (max_prompt_tokens)"
         return f"{self.max_prompt_tokens} tokens, below max_model_len ({self.max_model_len})"
 
@@ -129,17 +153,51 @@ class RequestLimits:
         return replace(params, max_tokens=self.max_output_tokens)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Check a request against the model.
+        """Check a request for new tokens against the model.
 
         Raises:
             InvalidRequest: naming the field and the allowed range.
         """
+        self.check_generates()
         self._check_prompt(prompt_token_ids)
         self._check_sizes(params)
         self._check_lists(params)
         for name, token in params.named_token_ids():
             if token >= self.vocab_size:
                 raise InvalidRequest(name, f"must be below {self.vocab_size}, got {token}")
+
+    def check_generates(self) -> None:
+        """Check that the model generates tokens.
+
+        Raises:
+            InvalidRequest: it makes embeddings.
+        """
+        if self.makes_embeddings:
+            raise InvalidRequest("task", "the model makes embeddings; it does not generate text")
+
+    def check_embeds(self) -> None:
+        """Check that the model makes embeddings.
+
+        Raises:
+            InvalidRequest: it generates tokens.
+        """
+        if not self.makes_embeddings:
+            raise InvalidRequest("task", "the model generates text; it makes no embeddings")
+
+    def check_embedding(self, prompt_token_ids: list[int], params: PoolingParams) -> None:
+        """Check a request for an embedding against the model.
+
+        Raises:
+            InvalidRequest: naming the field and the allowed range.
+        """
+        self.check_embeds()
+        self._check_prompt(prompt_token_ids)
+        if params.dimensions is not None and params.dimensions > self.embedding_size:
+            raise InvalidRequest(
+                "dimensions",
+                f"must be at most the size of the model's embeddings ({self.embedding_size}), got "
+                f"{params.dimensions}",
+            )
 
     def check_token_ids(self, name: str, token_ids: list[int]) -> None:
         """Check that token ids are in the vocabulary.

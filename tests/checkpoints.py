@@ -34,9 +34,35 @@ _YARN_ROPE = {
 }
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
+_LOCAL_ROPE = {"rope_type": "default", "rope_theta": 100.0}
+_GROWING_ROPE = {**_YARN_ROPE, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4}
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 512,
+    "short_factor": [1.0, 1.2, 1.3, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 2.2, 2.3, 2.5, 3.0, 3.5],
+}
+
 
 def _heads(queries: int, keys: int, **others: Any) -> dict[str, Any]:
     return {"num_attention_heads": queries, "num_key_value_heads": keys, **others}
+
+
+_EXPERTS = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "shared_intermediate_size": 32,
+}
+_HEADS = {"head_dim": 16}
+_MIXED = {
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 
 
 _FAMILIES: dict[str, dict[str, Any]] = {
@@ -68,20 +94,137 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         tie_word_embeddings=True,
     ),
+    "gemma2": _heads(
+        4,
+        2,
+        model_type="gemma2",
+        head_dim=16,
+        sliding_window=20,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=4.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma3": _heads(
+        4,
+        1,
+        model_type="gemma3_text",
+        head_dim=32,
+        sliding_window=20,
+        query_pre_attn_scalar=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": _LINEAR_ROPE, "sliding_attention": _LOCAL_ROPE},
+    ),
+    "gpt-oss": _heads(
+        4, 2, model_type="gpt_oss", head_dim=16, pad_token_id=0, **_EXPERTS, **_MIXED
+    ),
+    "mixtral": _heads(4, 2, model_type="mixtral", **_EXPERTS),
+    "olmoe": _heads(4, 2, model_type="olmoe", **_EXPERTS),
+    "qwen2-moe": _heads(4, 2, model_type="qwen2_moe", mlp_only_layers=[1], **_EXPERTS),
+    "qwen3-moe": _heads(4, 2, model_type="qwen3_moe", head_dim=16, norm_topk_prob=True, **_EXPERTS),
+    "glm4": _heads(4, 2, model_type="glm4", head_dim=32, pad_token_id=0),
+    "granite": _heads(
+        4,
+        2,
+        model_type="granite",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=2.5,
+    ),
+    "ministral": _heads(
+        4,
+        2,
+        model_type="ministral",
+        head_dim=16,
+        sliding_window=20,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
+    "ministral3": _heads(4, 2, model_type="ministral3", head_dim=16, rope_parameters=_GROWING_ROPE),
+    "olmo2": _heads(4, 2, model_type="olmo2"),
+    "olmo3": _heads(
+        4,
+        2,
+        model_type="olmo3",
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": _YARN_ROPE, "sliding_attention": _LOCAL_ROPE},
+    ),
+    "phi3": _heads(4, 2, model_type="phi3", pad_token_id=0, sliding_window=40),
+    "phi4-mini": _heads(
+        4,
+        2,
+        model_type="phi3",
+        pad_token_id=0,
+        rope_parameters=_LONG_ROPE,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": _heads(
+        4,
+        2,
+        model_type="smollm3",
+        pad_token_id=0,
+        no_rope_layers=[1, 0, 1],
+        use_sliding_window=True,
+        sliding_window=30,
+    ),
     "smollm": _heads(3, 1, model_type="llama", hidden_size=48, tie_word_embeddings=True),
 }
 FAMILIES = tuple(_FAMILIES)
+
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+# Models that transformers computes, by their types; with what differs from `_SIZES`.
+_FALLBACKS: dict[str, dict[str, Any]] = {
+    "afmoe": {**_EXPERTS, **_HEADS},
+    "apertus": {},
+    "arcee": {},
+    "bitnet": {},
+    "cohere": {},
+    "cohere2": _MIXED,
+    "cwm": {**_HEADS, **_MIXED},
+    "deepseek_v2": {**_EXPERTS, **_LATENT, "qk_nope_head_dim": 8, "v_head_dim": 16, "head_dim": 8},
+    "deepseek_v3": {**_EXPERTS, **_LATENT, "qk_nope_head_dim": 8, "v_head_dim": 16},
+    "ernie4_5": _HEADS,
+    "ernie4_5_moe": {**_EXPERTS, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+    "exaone4": _MIXED,
+    "flex_olmo": _EXPERTS,
+    "gemma": _HEADS,
+    "glm": _HEADS,
+    "glm4_moe": {**_EXPERTS, **_HEADS},
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "gpt_neox": {},
+    "granitemoe": _EXPERTS,
+    "granitemoeshared": _EXPERTS,
+    "helium": _HEADS,
+    "hunyuan_v1_dense": _HEADS,
+    "hunyuan_v1_moe": {**_EXPERTS, **_HEADS},
+    "jetmoe": {**_EXPERTS, "kv_channels": 16},
+    "minimax_m2": {**_EXPERTS, **_HEADS, "rotary_dim": 8},
+    "modernbert-decoder": {**_MIXED, "local_attention": 20},
+    "nemotron": {},
+    "olmo": {},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "persimmon": {},
+    "phi": {},
+    "phimoe": _EXPERTS,
+    "seed_oss": _HEADS,
+    "solar_open": {**_EXPERTS, **_HEADS},
+    "starcoder2": {"sliding_window": 20},
+    "vaultgemma": {**_HEADS, "sliding_window": 20, "query_pre_attn_scalar": 16},
+}
+FALLBACKS = tuple(_FALLBACKS)
 
 
 def make_checkpoint(
     family: str, folder: Path, *, max_shard_size: str = "50GB", **overrides: Any
 ) -> PreTrainedModel:
-    """Save a checkpoint of a family in `FAMILIES` and return transformers' own float32 model.
+    """Save a checkpoint of a family and return transformers' own float32 model.
 
     `overrides` replace values of its config.json. The weights depend on nothing but the family
     and the overrides; biases and norms are random too, so that a forgotten one shows.
     """
-    config = AutoConfig.for_model(**{**_SIZES, **_FAMILIES[family], **overrides})
+    config = AutoConfig.for_model(**{**_values_of(family), **overrides})
     state = torch.get_rng_state()
     torch.manual_seed(7)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -89,8 +232,17 @@ def make_checkpoint(
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5)
+            elif name.endswith("sinks"):
+                parameter.normal_()
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
     torch.set_rng_state(state)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model.eval()
+
+
+def _values_of(family: str) -> dict[str, Any]:
+    if family in _FAMILIES:
+        return {**_SIZES, **_FAMILIES[family]}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1}
+    return {"model_type": family, **_SIZES, **_heads(4, 2), **tokens, **_FALLBACKS[family]}

@@ -64,9 +64,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             architecture.wrong_directions,
-            "paged_backend/models/llama.py",
+            "paged_backend/models/decoder.py",
             "from paged_backend.platforms.torch import layers",
-            "paged_backend.models.llama imports paged_backend.platforms.torch.layers",
+            "paged_backend.models.decoder imports paged_backend.platforms.torch.layers",
         ),
         (
             architecture.wrong_directions,

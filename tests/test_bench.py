@@ -246,3 +246,22 @@ def test_bench_host_times_the_three_parts_of_a_step(capsys):
         assert (found, context) == (batch_size, "40")
         assert sum(map(float, times)) == pytest.approx(float(total), abs=0.002)
         assert all(float(value) > 0 for value in times)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bench_experts_compares_with_reading_the_chosen_ones(capsys, dtype: str) -> None:
+    sizes = ["--num-experts", "4", "--num-experts-per-tok", "4", "--hidden-size", "64"]
+    sizes += ["--intermediate-size", "96", "--batch-sizes", "1,16", "--rounds", "3"]
+    assert main(["bench", "experts", *sizes, "--dtype", dtype]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    for row, batch_size in zip(rows, ("1", "16"), strict=True):
+        found, experts, megabytes, compute, _, ratio = row.split()
+        assert (found, experts) == (batch_size, "4")
+        size = 4 * 3 * 64 * 96 * (4 if dtype == "float32" else 2)
+        assert float(megabytes) == pytest.approx(size / 1e6, abs=0.06)
+        assert float(compute) > 0 and float(ratio) > 0
+
+
+def test_bench_experts_refuses_more_experts_than_there_are(capsys) -> None:
+    assert main(["bench", "experts", "--num-experts", "4", "--num-experts-per-tok", "5"]) != 0
+    assert "--num-experts-per-tok must be at most 4" in capsys.readouterr().err

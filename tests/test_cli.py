@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
+from error_lines import error_line
 
 from paged_backend.cli import main
 from paged_backend.config import EngineConfig
@@ -26,10 +27,9 @@ def folder(tmp_path_factory):
 def fails(capsys, *argv):
     """The one line of an error."""
     assert main(list(argv)) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("paged-backend: error: ")
-    return lines[0]
+    line = error_line(capsys.readouterr().err)
+    assert line.startswith("paged-backend: error: ")
+    return line
 
 
 def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):

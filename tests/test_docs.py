@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from checkpoints import FALLBACKS, FAMILIES
 
 from paged_backend.cli.options_page import options_page
 
@@ -35,3 +36,10 @@ def test_options_page_is_up_to_date() -> None:
 
 def test_readme_fits_two_screens() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_page_of_models_has_each_one_and_all_passed() -> None:
+    text = (ROOT / "docs" / "models.md").read_text()
+    rows = re.findall(r"^\| (\S+) \| `\w+` \| (.*) \|$", text, re.MULTILINE)
+    assert [name for name, _ in rows] == [*FAMILIES, *FALLBACKS]
+    assert {marks for _, marks in rows} == {"yes | yes | yes | yes"}

@@ -20,11 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.decoder_tensors import decoder_tensors
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import Architecture, register_architecture, tensors_of
 from paged_backend.checkpoint.rope import read_rope
 from paged_backend.checkpoint.shape import ModelShape
-from paged_backend.checkpoint.tensors import Role, Tensors, decoder_tensors
+from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import (
     LaunchedStep,
@@ -74,7 +75,7 @@ class ToyModel:
         self.config = config
         self.max_model_len = max_model_len
         self._rms_norm = kernels.layers.rms_norm
-        ropes = config.rope, local_rope(config)
+        ropes = config.ropes[0], local_rope(config)
         tables = [rope.table(max_model_len, kernels.device) for rope in ropes]
         self._layers = [
             ToyLayer(config, index, tables[index % 2], kernels)
@@ -125,7 +126,7 @@ class ToyModel:
 def local_rope(config: ModelConfig):
     theta = config.file.number("local_rope_theta")
     file = ConfigFile({"rope_theta": theta}, "config.json")
-    return read_rope(file, config.head_dim, config.max_position_embeddings)
+    return read_rope(file, config.head_dim, None, config.max_position_embeddings)
 
 
 def toy_tensors(shape: ModelShape) -> Tensors:
@@ -182,7 +183,7 @@ def dense_logits(tokens: list[int], weights: dict[str, Tensor], config: ModelCon
 
     for index in range(config.num_layers):
         part = f"model.layers.{index}"
-        rope = local_rope(config) if index % 2 else config.rope
+        rope = local_rope(config) if index % 2 else config.ropes[0]
         angles = torch.outer(torch.arange(length), torch.tensor(rope.frequencies)).double()
         turns = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
 

@@ -44,7 +44,12 @@ BUCKETS = {
     # Tiles for up to 16 rows, up to 256, and more.
     ("scaled matmul", "_scaled_matmul_kernel"): 3,
     ("block-scaled matmul", "_block_scaled_matmul_kernel"): 3,
-    ("w4a16 matmul", "_w4a16_matmul_kernel"): 3,
+    ("w4a16 matmul", "_packed_matmul_kernel"): 3,
+    ("w8a16 matmul", "_packed_matmul_kernel"): 3,
+    # The same, for the rows of an expert.
+    ("experts", "_sort_pairs_kernel"): 3,
+    ("experts", "_gate_up_kernel"): 3,
+    ("experts", "_down_kernel"): 3,
 }
 """How many binaries a kernel may need for one model, all batches together, where not one."""
 

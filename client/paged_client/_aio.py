@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_client._completion import CompletionBuilder
-from paged_client._types import Chunk, Completion, EngineView, ModelInfo
+from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo
 from paged_client.errors import RequestCancelled, ServerError, from_status
 from paged_client.protocol import (
     READY_TIMEOUT_S,
+    EmbeddingDecoder,
     Prompt,
     StreamDecoder,
     Tools,
@@ -25,6 +26,7 @@ from paged_client.protocol import (
     decode_text,
     decode_token_ids,
     decode_view,
+    embedding_request,
     index_request,
     is_large,
     ready_request,
@@ -33,21 +35,35 @@ from paged_client.protocol import (
     task_request,
 )
 
+T_co = TypeVar("T_co", covariant=True)
 
-class AsyncStream(AsyncIterator[Chunk]):
-    """The chunks of one request as they arrive.
+
+class Decoder(Protocol[T_co]):
+    """Converts the responses of one stream."""
+
+    def decode(self, response: Any) -> Sequence[T_co]:
+        """Convert a response. Raises ClientError."""
+        ...
+
+    def finish(self) -> None:
+        """Check the end of the stream. Raises ServerError."""
+        ...
+
+
+class AsyncStream(AsyncIterator[T_co]):
+    """The chunks of one request as they arrive, or its embedding.
 
     The request is cancelled on the server by ``aclose``, by leaving the ``async with`` block, or by
     cancelling the task that waits for a chunk. Iterating raises subclasses of ClientError.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, decoder: Decoder[T_co]) -> None:
         self._call = call
-        self._decoder = StreamDecoder()
-        self._pending: deque[Chunk] = deque()
+        self._decoder = decoder
+        self._pending: deque[T_co] = deque()
         self._cancelled = False
 
-    async def __anext__(self) -> Chunk:
+    async def __anext__(self) -> T_co:
         while not self._pending:
             response = await self._next_response()
             if is_large(response):  # must not block the event loop
@@ -120,7 +136,7 @@ class AsyncClient:
         whole: bool = False,
         parsed: bool | None = None,
         **params: Any,
-    ) -> AsyncStream:
+    ) -> AsyncStream[Chunk]:
         """Send a prompt with sampling options such as ``max_tokens=64``.
 
         The prompt is a text, token ids, or chat messages for the model's template.
@@ -136,7 +152,7 @@ class AsyncClient:
             add_special_tokens=add_special_tokens,
             parsed=parsed,
         )
-        return AsyncStream(self._call(request, timeout))
+        return AsyncStream(self._call(request, timeout), StreamDecoder())
 
     async def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
@@ -147,6 +163,31 @@ class AsyncClient:
             async for chunk in stream:
                 builder.add(chunk)
         return builder.build()
+
+    def stream_embedding(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        add_special_tokens: bool = True,
+        **params: Any,
+    ) -> AsyncStream[Embedding]:
+        """Send a prompt; the stream has its embedding only, and can be canceled until then.
+
+        ``params`` may have ``dimensions``, and parameters of all requests such as ``priority``.
+        """
+        request = embedding_request(
+            self._model, prompt, params, add_special_tokens=add_special_tokens
+        )
+        return AsyncStream(self._call(request, timeout), EmbeddingDecoder())
+
+    async def embed(
+        self, prompt: Prompt, *, timeout: float | None = None, **params: Any
+    ) -> Embedding:
+        """Return the embedding of a prompt; ``dimensions=64`` keeps only its first numbers."""
+        async with self.stream_embedding(prompt, timeout=timeout, **params) as stream:
+            (embedding,) = [item async for item in stream]
+        return embedding
 
     async def tokenize(
         self,

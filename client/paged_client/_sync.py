@@ -11,7 +11,7 @@ import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_client._completion import CompletionBuilder
-from paged_client._types import Chunk, Completion, EngineView, ModelInfo
+from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo
 from paged_client.errors import ServerError, from_status
 from paged_client.protocol import (
     READY_TIMEOUT_S,
@@ -19,10 +19,12 @@ from paged_client.protocol import (
     StreamDecoder,
     Tools,
     channel_options,
+    decode_embedding,
     decode_info,
     decode_text,
     decode_token_ids,
     decode_view,
+    embedding_request,
     ready_request,
     stream_request,
     task_request,
@@ -123,6 +125,23 @@ class Client:
                 builder.add(chunk)
         return builder.build()
 
+    def embed(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        add_special_tokens: bool = True,
+        **params: Any,
+    ) -> Embedding:
+        """Return the embedding of a prompt; ``dimensions=64`` keeps only its first numbers.
+
+        ``params`` may have ``dimensions``, and parameters of all requests such as ``priority``.
+        """
+        request = embedding_request(
+            self._model, prompt, params, add_special_tokens=add_special_tokens
+        )
+        return decode_embedding(self._answer(request, timeout))
+
     def tokenize(
         self,
         prompt: Prompt,
@@ -182,10 +201,10 @@ class Client:
             iter((request,)), timeout=self._timeout if timeout is None else timeout
         )
 
-    def _answer(self, request: Any) -> Any:
+    def _answer(self, request: Any, timeout: float | None = None) -> Any:
         """Return the only response to a task; like Stream, reads to the end of the call."""
         try:
-            responses = list(self._call(request, None))
+            responses = list(self._call(request, timeout))
         except grpc.RpcError as error:
             raise from_status(error) from None
         if not responses:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -73,13 +76,26 @@ class Chunk:
     stop_reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """The embedding of one prompt: ``vector`` is [dimensions] float32."""
+
+    vector: NDArray[np.float32]
+    num_input_tokens: int
+    num_cached_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Properties of a model, as its server reports them."""
+    """Properties of a model, as its server reports them.
+
+    ``embedding_size`` is the number of numbers in an embedding; 0 if the model generates text.
+    """
 
     max_model_len: int
     vocab_size: int
     has_chat_template: bool
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

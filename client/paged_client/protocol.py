@@ -17,6 +17,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 from paged_client._types import (
     Chunk,
+    Embedding,
     EngineView,
     ModelInfo,
     Position,
@@ -97,6 +98,24 @@ def stream_request(
     return request
 
 
+def embedding_request(
+    model: str, prompt: Prompt, params: Mapping[str, Any], *, add_special_tokens: bool = True
+) -> Any:
+    """Return a ``ModelInferRequest`` for the embedding of a prompt.
+
+    ``params`` may have ``dimensions``, and parameters of all requests such as ``priority``.
+
+    Raises InvalidRequest for values that cannot be put into tensors.
+    """
+    request = _request(model, prompt, add_special_tokens)
+    _add_text(request, "task", "embed")
+    if params:
+        _add_text(request, "sampling_parameters", _json("sampling_parameters", params))
+    for name in ("return_num_input_tokens", "return_num_cached_tokens"):
+        _add_flag(request, name)
+    return request
+
+
 def task_request(
     task: str,
     model: str,
@@ -149,6 +168,19 @@ def decode_text(response: Any) -> str:
     return text.decode(errors="replace")
 
 
+def decode_embedding(response: Any) -> Embedding:
+    """Return the embedding in the response to the task ``embed``.
+
+    If the response is an error, raises the corresponding ClientError.
+    """
+    result = _result(response)
+    return Embedding(
+        _output(result, "embedding"),
+        int(_output(result, "num_input_tokens").item()),
+        int(_output(result, "num_cached_tokens").item()),
+    )
+
+
 def decode_info(response: Any) -> ModelInfo:
     """Parse the response to the task ``info``. Raises ServerError if a field is missing."""
     values = json.loads(decode_text(response))
@@ -179,6 +211,26 @@ def decode_view(response: Any) -> EngineView:
 def is_large(response: Any) -> bool:
     """Return True if a ``ModelStreamInferResponse`` takes over about a millisecond to decode."""
     return sum(map(len, response.infer_response.raw_output_contents)) > _LARGE_BYTES
+
+
+class EmbeddingDecoder:
+    """Converts the only response of a stream into an embedding."""
+
+    def __init__(self) -> None:
+        self._has_ended = False
+
+    def decode(self, response: Any) -> list[Embedding]:
+        """Return the embedding in a ``ModelStreamInferResponse``.
+
+        If the response is an error, raises the corresponding ClientError.
+        """
+        self._has_ended = True
+        return [decode_embedding(response)]
+
+    def finish(self) -> None:
+        """Check the end of the stream; raises ServerError if there was no embedding."""
+        if not self._has_ended:
+            raise ServerError("the stream ended without an embedding")
 
 
 class StreamDecoder:

@@ -110,6 +110,7 @@ def attend_tiles(
     kv_head,
     first,
     last,
+    first_key,
     num_keys,
     position,
     scale,
@@ -128,9 +129,10 @@ def attend_tiles(
     """Attend from the rows of `q` [ROWS, DIM padded] to keys [first, last).
 
     `first` is a multiple of TILE. Row r sees keys up to its own position `position[r]` and before
-    `num_keys`; without MASKED the caller guarantees that it sees all of them. Returns the
-    softmax state: maximum, sum, output. With `kv_scales_ptr`, which may be None, the output is
-    VALUE_FACTOR times as large.
+    `num_keys`; without MASKED the caller guarantees that it sees all of them. With a WINDOW, no row
+    sees a key before `first_key`, and none of these is read, because its block may have another
+    owner. Returns the softmax state: maximum, sum, output. With `kv_scales_ptr`, which may be
+    None, the output is VALUE_FACTOR times as large.
     """
     dims = tl.arange(0, acc.shape[1])
     offset = tl.arange(0, TILE)
@@ -141,6 +143,8 @@ def attend_tiles(
         keys = start + offset
         at = _cache_offsets(blocks, keys, kv_head, KV_HEADS, BLOCK_SIZE, DIM)
         visible = keys < num_keys
+        if WINDOW is not None:
+            visible = visible & (keys >= first_key)
         k = _load_keys(cache_ptr, at, dims, visible, DIM, MASKED)
         v = _load_values(values_ptr, at, dims, visible, DIM, MASKED)
         factor = scale

@@ -16,7 +16,9 @@ from torch import Tensor
 from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.block_scaled_matmul import BLOCK_SIZE, block_scaled_matmul
+from paged_kernels.choose_experts import choose_experts
 from paged_kernels.dtypes import QUANTIZED_DTYPES
+from paged_kernels.experts import experts
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.int4 import PER_WORD
 from paged_kernels.logprobs import LogProbs, logprobs
@@ -27,9 +29,10 @@ from paged_kernels.quantize_rows import quantize_rows
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
 from paged_kernels.sampling import SamplingState, sample
 from paged_kernels.scaled_matmul import scaled_matmul
-from paged_kernels.silu_and_mul import silu_and_mul
+from paged_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 from paged_kernels.token_masks import apply_token_masks
 from paged_kernels.w4a16_matmul import w4a16_matmul
+from paged_kernels.w8a16_matmul import w8a16_matmul
 
 _ARCHS = (80, 90, 100)
 _BLOCK_SIZE = 16
@@ -94,6 +97,20 @@ _QWEN_05B = _Model("Qwen2-0.5B", 14, 2, 64)
 _PHI_2 = _Model("Phi-2", 32, 32, 80)
 _PHI_3 = _Model("Phi-3-mini", 32, 32, 96)
 _GEMMA_2B = _Model("Gemma-2B", 8, 1, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    name: str
+    num_experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+
+
+_MIXTRAL = _Experts("Mixtral-8x7B", 8, 2, 4096, 14336)
+_QWEN3_30B = _Experts("Qwen3-30B-A3B", 128, 8, 2048, 768)
+_GPT_OSS_20B = _Experts("gpt-oss-20b", 32, 4, 2880, 2880)
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -232,11 +249,13 @@ def _norm(width: int, dtype: torch.dtype = _BF16, *, add: bool = True) -> Case:
     return Case("add and norm" if add else "norm", f"{width} {_NAMES[dtype]}", call)
 
 
-def _activation(width: int, dtype: torch.dtype = _BF16) -> Case:
+def _activation(width: int, dtype: torch.dtype = _BF16, *, gelu: bool = False) -> Case:
     def call(num_tokens: int) -> Tensor:
-        return silu_and_mul(_empty(num_tokens, 2 * width, dtype=dtype))
+        gate_up = _empty(num_tokens, 2 * width, dtype=dtype)
+        return gelu_tanh_and_mul(gate_up) if gelu else silu_and_mul(gate_up)
 
-    return Case("activation", f"{width} {_NAMES[dtype]}", call)
+    note = f"{width} {_NAMES[dtype]}{' gelu' if gelu else ''}"
+    return Case("activation", note, call)
 
 
 def _quantize(width: int, dtype: torch.dtype, group_size: int = -1) -> Case:
@@ -294,6 +313,56 @@ def _w4a16_matmul(
     grouped = "one group" if group_size == -1 else f"groups of {group_size}"
     note = f"{grouped} zero points" if zero_points else grouped
     return Case("w4a16 matmul", f"{features}x{width} {_NAMES[dtype]} {note}", call)
+
+
+def _w8a16_matmul(
+    weights: tuple[int, int], group_size: int, *, float8: bool = False, zero_points: bool = False
+) -> Case:
+    features, width = weights
+    groups = 1 if group_size == -1 else width // group_size
+
+    def call(num_tokens: int) -> Tensor:
+        return w8a16_matmul(
+            _empty(num_tokens, width, dtype=_BF16),
+            _ints(features, width // 4),
+            _empty(features, groups, dtype=_FP32 if float8 else _BF16),
+            group_size=group_size,
+            float8=float8,
+            zero_points=_ints(features, -(-groups // 4)) if zero_points else None,
+        )
+
+    grouped = "one group" if group_size == -1 else f"groups of {group_size}"
+    note = f"{grouped} zero points" if zero_points else grouped
+    return Case("w8a16 matmul", f"{features}x{width} {'fp8' if float8 else 'int8'} {note}", call)
+
+
+def _experts(model: _Experts, dtype: torch.dtype = _BF16, **options: Any) -> Case:
+    count, hidden, inner = model.num_experts, model.hidden, model.intermediate
+
+    def call(num_tokens: int) -> Tensor:
+        biases: dict[str, Any] = {}
+        if options:
+            biases["gate_up_bias"] = _empty(count, 2 * inner, dtype=dtype)
+            biases["down_bias"] = _empty(count, hidden, dtype=dtype)
+        return experts(
+            _empty(num_tokens, hidden, dtype=dtype),
+            _empty(count, 2 * inner, hidden, dtype=dtype),
+            _empty(count, hidden, inner, dtype=dtype),
+            _ints(num_tokens, model.top_k),
+            _empty(num_tokens, model.top_k, dtype=_FP32),
+            **biases,
+            **options,
+        )
+
+    return Case("experts", f"{model.name} {_NAMES[dtype]}", call)
+
+
+def _choose_experts(model: _Experts, dtype: torch.dtype = _BF16, **options: Any) -> Case:
+    def call(num_tokens: int) -> tuple[Tensor, Tensor]:
+        logits = _empty(num_tokens, model.num_experts, dtype=dtype)
+        return choose_experts(logits, model.top_k, **options)
+
+    return Case("choice of experts", f"{model.name} {_NAMES[dtype]}", call)
 
 
 def _sample(vocab: int) -> Case:
@@ -382,6 +451,7 @@ CASES = {
         _activation(14336),
         _activation(14336, _FP32),
         _activation(4864),
+        _activation(9216, gelu=True),  # Gemma 2 2B
         _quantize(4096, _INT8),
         _quantize(14336, _INT8),
         _quantize(4096, _FP8),
@@ -398,8 +468,21 @@ CASES = {
         _w4a16_matmul(_QKV, 128, zero_points=True),
         _w4a16_matmul(_GATE_UP, 64),
         _w4a16_matmul(_QKV, 32, zero_points=True),
+        _experts(_MIXTRAL),
+        _experts(_MIXTRAL, _FP32),
+        _experts(_QWEN3_30B),
+        _experts(_QWEN3_30B, _FP16),
+        _experts(_GPT_OSS_20B, alpha=1.702, limit=7.0, up_offset=1.0),
+        _choose_experts(_MIXTRAL, normalize=True),
+        _choose_experts(_QWEN3_30B, normalize=True),
+        _choose_experts(_QWEN3_30B, _FP32),
+        _choose_experts(_GPT_OSS_20B, scoring="softmax_of_top"),
         _w4a16_matmul(_DOWN, -1),
         _w4a16_matmul(_DOWN, 128, _FP16),
+        _w8a16_matmul(_QKV, 128, zero_points=True),
+        _w8a16_matmul(_DOWN, -1),
+        _w8a16_matmul(_QKV, 128, float8=True),
+        _w8a16_matmul(_DOWN, -1, float8=True),
         _sample(128256),
         _sample(151936),
         _logprobs(128256, 20),

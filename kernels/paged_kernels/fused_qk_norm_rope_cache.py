@@ -167,7 +167,7 @@ def fused_qk_norm_rope_cache(
         slot_mapping: [tokens] int64, block * block_size + offset. For a token with a negative
             slot nothing is written to the cache, but its queries are still rotated.
         num_heads: number of query heads, a multiple of num_kv_heads.
-        q_norm: [head_dim], dtype of `qkv`: before rotation each query head is divided by
+        q_norm: [head_dim], dtype of `qkv` or float32: before rotation each query head is divided by
             sqrt(mean of its squares + norm_eps) and multiplied by this.
         k_norm: the same for the keys.
         k_scale: [num_kv_heads] float32: the cache stores key / scale, rounded to nearest with ties
@@ -193,7 +193,7 @@ def fused_qk_norm_rope_cache(
     check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, like=qkv)
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
-            check_tensor(name, weight, (head_dim,), qkv.dtype, like=qkv)
+            check_tensor(name, weight, (head_dim,), (qkv.dtype, torch.float32), like=qkv)
     check_scales(kv_cache, k_scale, v_scale, kv_scales)
     if kv_cache.dtype in QUANTIZED_DTYPES and kv_scales is None:
         for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):

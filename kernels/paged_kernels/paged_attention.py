@@ -54,7 +54,8 @@ def paged_attention(
             `query_start_loc[s + 1]`.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
             (e4m3) or int8; already holds the keys of `q`'s own tokens.
-        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block
+            and before the window of its first query are ignored.
         seq_lens: [num_seqs] int32, number of keys per sequence, including those of `q`'s tokens.
         query_start_loc: [num_seqs + 1] int32.
         params: options of the attention scores.

@@ -151,7 +151,8 @@ def paged_decode(
             that sequences share; such calls accept neither a window nor ALiBi.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
             or int8 (with scales in `params`).
-        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block
+            and before its window are ignored.
         seq_lens: [num_seqs] int32, number of keys of each sequence; 0 yields zeros and a
             log-sum-exp of minus infinity.
         params: options of the attention scores.
@@ -405,17 +406,17 @@ def _split_kernel(
     if WINDOW is not None:
         whole = tl.minimum(tl.maximum(begin, tl.cdiv(first_key, TILE) * TILE), full)
         highest, total, acc = attend_tiles(
-            q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, end, position,
+            q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, end, position,
             scale, softcap, slopes, highest, total, acc,
             KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, end, position,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, end, position,
         scale, softcap, slopes, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, end, position,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, end, position,
         scale, softcap, slopes, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
     )  # fmt: skip

@@ -38,7 +38,8 @@ def paged_prefill(
             `s` has rows `query_start_loc[s]` to `query_start_loc[s + 1]`, its last positions.
         kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim] in the dtype of `q`, fp8
             or int8; already holds the keys of these queries.
-        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block are ignored.
+        block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block
+            and before the window of its first query are ignored.
         seq_lens: [num_seqs] int32, number of keys of each sequence.
         query_start_loc: [num_seqs + 1] int32.
         params: options of the attention scores.
@@ -202,24 +203,26 @@ def _prefill_kernel(
     full = (first_position + 1) // TILE * TILE
     table_ptr += seq.to(tl.int64) * table_stride
     whole = 0
+    first_key = 0
     if WINDOW is not None:
-        begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
+        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+        begin = first_key // TILE * TILE
         whole = tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE
         full = tl.maximum(full, begin)
         whole = tl.minimum(whole, full)
         highest, total, acc = attend_tiles(
-            q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, num_keys, position,
-            scale, softcap, slopes, highest, total, acc,
+            q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, begin, whole, first_key, num_keys,
+            position, scale, softcap, slopes, highest, total, acc,
             KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
         )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, num_keys, position,
-        scale, softcap, slopes, highest, total, acc,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, whole, full, first_key, num_keys,
+        position, scale, softcap, slopes, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, False,
     )  # fmt: skip
     highest, total, acc = attend_tiles(
-        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, num_keys, position,
-        scale, softcap, slopes, highest, total, acc,
+        q, cache_ptr, kv_scales_ptr, table_ptr, kv_head, full, end, first_key, num_keys,
+        position, scale, softcap, slopes, highest, total, acc,
         KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
     )  # fmt: skip
 

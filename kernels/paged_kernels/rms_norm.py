@@ -81,7 +81,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     Args:
         x: [rows, width] bfloat16, float16 or float32, of any width. Rows may be strided by
             multiples of 16 bytes.
-        weight: [width], dtype of `x`.
+        weight: [width], dtype of `x` or float32.
         eps: added to the mean of the squares.
         out: [rows, width] for the result, may be strided like `x`; may be `x` itself.
 
@@ -123,7 +123,7 @@ def _norm(
     _check_rows("x", x, x)
     device_of("x", x)
     rows, width = x.shape
-    check_tensor("weight", weight, (width,), x.dtype, like=x)
+    check_tensor("weight", weight, (width,), (x.dtype, torch.float32), like=x)
     if out is None:
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     _check_rows("out", out, x)

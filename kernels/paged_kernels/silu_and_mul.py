@@ -1,6 +1,8 @@
-"""The gated activation of a feed-forward layer.
+"""The gated activations of a feed-forward layer.
 
-SwiGLU without its matrix products: Shazeer, "GLU Variants Improve Transformer" (2020), equation 5.
+SwiGLU and GEGLU without their matrix products: Shazeer, "GLU Variants Improve Transformer" (2020),
+equations 5 and 6. GELU by a hyperbolic tangent: Hendrycks and Gimpel, "Gaussian Error Linear Units"
+(2016), section 2.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_kernels._activation import geglu, swiglu
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
@@ -18,7 +21,9 @@ _MAX_TILE = 1024  # small enough that one row keeps many multiprocessors busy
 
 
 @triton.jit
-def _silu_and_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def _gated_activation_kernel(
+    gate_up_ptr, out_ptr, WIDTH: tl.constexpr, TILE: tl.constexpr, GELU: tl.constexpr
+):
     """One program: one tile of one row."""
     TILES: tl.constexpr = tl.cdiv(WIDTH, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
@@ -27,10 +32,11 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, TILE: tl.con
     gate_ptrs = gate_up_ptr + row * (2 * WIDTH) + columns
     gate = tl.load(gate_ptrs, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    # e**-|x| is at most 1, so it cannot overflow.
-    decay = tl.exp(-tl.abs(gate))
-    sigmoid = tl.where(gate >= 0.0, 1.0, decay) / (1.0 + decay)
-    product = (gate * sigmoid * up).to(out_ptr.dtype.element_ty)
+    if GELU:
+        product = geglu(gate, up)
+    else:
+        product = swiglu(gate, up, 1.0, None, 0.0)
+    product = product.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * WIDTH + columns, product, mask=inside)
 
 
@@ -47,6 +53,18 @@ def silu_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout.
     """
+    return _gated_activation(gate_up, out, gelu=False)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    """Compute gelu(gate) * up; gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))).
+
+    Arguments, result and errors are those of `silu_and_mul`.
+    """
+    return _gated_activation(gate_up, out, gelu=True)
+
+
+def _gated_activation(gate_up: Tensor, out: Tensor | None, *, gelu: bool) -> Tensor:
     check_tensor("gate_up", gate_up, (None, None), MODEL_DTYPES, like=gate_up)
     device_of("gate_up", gate_up)
     rows, both = gate_up.shape
@@ -57,5 +75,6 @@ def silu_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     check_tensor("out", out, (rows, width), gate_up.dtype, like=gate_up)
     tile = min(triton.next_power_of_2(width), _MAX_TILE)
     grid = (rows * triton.cdiv(width, tile),)
-    _silu_and_mul_kernel[grid](gate_up, out, WIDTH=width, TILE=tile, num_warps=max(tile // 256, 1))
+    warps = max(tile // 256, 1)
+    _gated_activation_kernel[grid](gate_up, out, WIDTH=width, TILE=tile, GELU=gelu, num_warps=warps)
     return out

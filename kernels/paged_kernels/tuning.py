@@ -108,7 +108,7 @@ def block_scaled_matmul_config(rows: int) -> MatmulConfig:
     return MatmulConfig(128, 64, num_warps=8, num_stages=3, split=False)
 
 
-def w4a16_matmul_config(rows: int, block: int) -> MatmulConfig:
+def packed_matmul_config(rows: int, block: int) -> MatmulConfig:
     """Return the configuration for `rows` of 16-bit numbers and steps of `block` columns."""
     stages = 3 if block == 128 else 5
     if rows <= 16:
@@ -116,3 +116,14 @@ def w4a16_matmul_config(rows: int, block: int) -> MatmulConfig:
     if rows <= 256:
         return MatmulConfig(64, 64, num_warps=4, num_stages=stages, split=True)
     return MatmulConfig(128, 64, num_warps=8, num_stages=stages, split=False)
+
+
+def experts_config(rows: int, item_size: int) -> MatmulConfig:
+    """Return the configuration for experts with `rows` each, on average, of `item_size` bytes."""
+    if item_size == 4:  # float32 cannot use tensor cores, so registers decide
+        return MatmulConfig(16, 64, num_warps=4, num_stages=2, split=False)
+    if rows <= 16:
+        return MatmulConfig(16, 64, num_warps=4, num_stages=4, split=False)
+    if rows <= 64:
+        return MatmulConfig(64, 128, num_warps=4, num_stages=4, split=False)
+    return MatmulConfig(128, 128, num_warps=8, num_stages=3, split=False)

@@ -52,6 +52,10 @@ class ConfigFile:
         """A number above zero; without a default the key is required."""
         return float(self._checked(key, Rule(float, above=0), default))
 
+    def optional_number(self, key: str) -> float | None:
+        """A number above zero; None where the key is missing."""
+        return None if self.value(key) is None else self.number(key)
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         return bool(self._checked(key, Rule(bool), default))
@@ -68,6 +72,16 @@ class ConfigFile:
         if not isinstance(values, dict):
             raise self.error(key, f"must be an object, got {shorten(values)}")
         return ConfigFile(values, f"{self._origin}: {key}")
+
+    def with_only(self, *keys: str) -> ConfigFile:
+        """Return a copy that has no other keys than `keys`."""
+        values = {key: value for key, value in self._values.items() if key in keys}
+        return ConfigFile(values, self._origin)
+
+    def with_defaults(self, **values: Any) -> ConfigFile:
+        """Return a copy in which missing keys have the given values."""
+        present = {key: value for key, value in self._values.items() if value is not None}
+        return ConfigFile(values | present, self._origin)
 
     def _checked(self, key: str, rule: Rule, default: object) -> Any:
         value = self.value(key)

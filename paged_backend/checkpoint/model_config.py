@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.families.keys import rope_section
 from paged_backend.checkpoint.gguf.config import read_gguf_config
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.rope import Rope, read_rope
@@ -28,7 +29,7 @@ class ModelConfig(ModelShape):
     """Sizes and variants of one decoder, and the numbers that it computes with."""
 
     rms_norm_eps: float
-    rope: Rope
+    ropes: tuple[Rope, ...]  # [num_layers]
     dtype: torch.dtype  # of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     file: ConfigFile  # config.json, for keys that only one family has; or a GGUF file as such
@@ -45,11 +46,19 @@ def load_model_config(checkpoint: Path) -> ModelConfig:
     return ModelConfig(
         **{spec.name: getattr(shape, spec.name) for spec in fields(shape)},
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, shape.head_dim, shape.max_position_embeddings),
+        ropes=_read_ropes(config, shape),
         dtype=DTYPES[read_dtype(config)],
-        eos_token_ids=_eos_token_ids(checkpoint, config, shape.vocab_size),
+        eos_token_ids=read_eos_token_ids(checkpoint, config, shape.vocab_size),
         file=config,
     )
+
+
+def _read_ropes(config: ConfigFile, shape: ModelShape) -> tuple[Rope, ...]:
+    rotary = shape.variant.rotary
+    sections = rotary.sections or (rope_section(config),) * shape.num_layers
+    sizes = shape.head_dim, rotary.dim, shape.max_position_embeddings
+    ropes = {id(section): read_rope(section, *sizes) for section in sections}
+    return tuple(ropes[id(section)] for section in sections)
 
 
 def _read_config(checkpoint: Path) -> ConfigFile:
@@ -60,7 +69,8 @@ def _read_config(checkpoint: Path) -> ConfigFile:
     return ConfigFile.read(checkpoint / "config.json")
 
 
-def _eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
+def read_eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
+    """Read the tokens that end a generation, from `generation_config.json` if it has them."""
     sources = [config]
     if (checkpoint / "generation_config.json").exists():
         sources.insert(0, ConfigFile.read(checkpoint / "generation_config.json"))

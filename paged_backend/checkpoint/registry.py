@@ -6,17 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.shape import Biases, ModelShape, Windows
-from paged_backend.checkpoint.tensors import Tensors, decoder_tensors
+from paged_backend.checkpoint.decoder_tensors import decoder_tensors
+from paged_backend.checkpoint.families.gemma import gemma2, gemma3
+from paged_backend.checkpoint.families.glm4 import glm4
+from paged_backend.checkpoint.families.gpt_oss import gpt_oss
+from paged_backend.checkpoint.families.granite import granite
+from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
+from paged_backend.checkpoint.families.ministral import ministral, ministral3
+from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmoe
+from paged_backend.checkpoint.families.phi3 import phi3
+from paged_backend.checkpoint.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
+from paged_backend.checkpoint.families.smollm3 import smollm3
+from paged_backend.checkpoint.shape import ModelShape, Variant
+from paged_backend.checkpoint.tensors import Tensors
 from paged_backend.validation import shorten
 
 
-def _no_biases(config: ConfigFile) -> Biases:
-    return Biases()
-
-
-def _no_windows(config: ConfigFile, num_layers: int) -> Windows:
-    return (None,) * num_layers
+def _llama(config: ConfigFile, num_layers: int) -> Variant:
+    return Variant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,62 +31,53 @@ class Architecture:
     """Describes how to read the checkpoints of a model family and how to build its models.
 
     Attributes:
-        biases: reads which linear layers have a bias.
-        windows: reads each layer's window, given the number of layers.
-        qk_norm: whether queries and keys are normed head by head.
+        variant: reads what differs from Llama, given config.json and the number of layers.
         head_dim: where config.json has none; None stands for hidden_size / num_heads.
+        tied_embeddings: where config.json does not say whether they are.
+        own_keys: keys of config.json that `variant` reads, and that other families refuse.
         tensors: the tensors that a checkpoint of a shape holds.
         model: the class that implements :class:`~paged_backend.models.base.Model`, as
             ``module:Class``; it is imported when a model is loaded, as it needs torch.
     """
 
-    biases: Callable[[ConfigFile], Biases] = _no_biases
-    windows: Callable[[ConfigFile, int], Windows] = _no_windows
-    qk_norm: bool = False
+    variant: Callable[[ConfigFile, int], Variant] = _llama
     head_dim: int | None = None
+    tied_embeddings: bool = False
+    own_keys: tuple[str, ...] = ()
     tensors: Callable[[ModelShape], Tensors] = decoder_tensors
-    model: str = "paged_backend.models.llama:LlamaModel"
+    model: str = "paged_backend.models.decoder:Decoder"
 
 
-def _llama_biases(config: ConfigFile) -> Biases:
-    attention = config.flag("attention_bias", False)
-    return Biases(qkv=attention, output=attention, mlp=config.flag("mlp_bias", False))
-
-
-def _qwen3_biases(config: ConfigFile) -> Biases:
-    attention = config.flag("attention_bias", False)
-    return Biases(qkv=attention, output=attention)
-
-
-def _same_window(config: ConfigFile, num_layers: int) -> Windows:
-    # An absent key means Mistral 7B's window, null means none.
-    if "sliding_window" in config and config.value("sliding_window") is None:
-        return (None,) * num_layers
-    return (config.integer("sliding_window", 4096),) * num_layers
-
-
-def _windows_by_layer(config: ConfigFile, num_layers: int) -> Windows:
-    if not config.flag("use_sliding_window", False):
-        return (None,) * num_layers
-    window = config.integer("sliding_window", 4096)
-    kinds = config.value("layer_types")
-    if kinds is None:
-        first = config.integer("max_window_layers", 28, low=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        raise config.error("layer_types", f"must be a list of {num_layers} strings")
-    for kind in kinds:
-        if kind not in known:
-            raise config.error("layer_types", f"holds {shorten(kind)}; known: {', '.join(known)}")
-    return tuple(known[kind] for kind in kinds)
-
+_GEMMA_KEYS = "hidden_act", "attn_logit_softcapping", "final_logit_softcapping"
 
 ARCHITECTURES = {
-    "LlamaForCausalLM": Architecture(_llama_biases),
-    "MistralForCausalLM": Architecture(windows=_same_window),
-    "Qwen2ForCausalLM": Architecture(lambda config: Biases(qkv=True), _windows_by_layer),
-    "Qwen3ForCausalLM": Architecture(_qwen3_biases, _windows_by_layer, qk_norm=True, head_dim=128),
+    "LlamaForCausalLM": Architecture(llama),
+    "MistralForCausalLM": Architecture(mistral),
+    "MinistralForCausalLM": Architecture(ministral),
+    "MixtralForCausalLM": Architecture(mixtral),
+    "Ministral3ForCausalLM": Architecture(ministral3, head_dim=128),
+    "Qwen2ForCausalLM": Architecture(qwen2),
+    "Qwen3ForCausalLM": Architecture(qwen3, head_dim=128),
+    "Qwen2MoeForCausalLM": Architecture(qwen2_moe),
+    "Qwen3MoeForCausalLM": Architecture(qwen3_moe),
+    "Gemma2ForCausalLM": Architecture(gemma2, 256, tied_embeddings=True, own_keys=_GEMMA_KEYS),
+    "Gemma3ForCausalLM": Architecture(gemma3, 256, tied_embeddings=True, own_keys=_GEMMA_KEYS),
+    "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
+    "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
+    "GraniteForCausalLM": Architecture(granite),
+    "Olmo2ForCausalLM": Architecture(olmo2),
+    "Olmo3ForCausalLM": Architecture(olmo3),
+    "OlmoeForCausalLM": Architecture(olmoe),
+    "Phi3ForCausalLM": Architecture(phi3),
+    "SmolLM3ForCausalLM": Architecture(smollm3, tied_embeddings=True),
+}
+
+
+# The names of the same models without their output layers.
+_BASE_NAMES = {"Gemma3TextModel": "Gemma3ForCausalLM"} | {
+    name.replace("ForCausalLM", "Model"): name
+    for name in ARCHITECTURES
+    if name != "Gemma3ForCausalLM"
 }
 
 
@@ -102,10 +100,27 @@ def find_architecture(config: ConfigFile) -> str:
     names = config.value("architectures")
     if isinstance(names, list):
         for name in names:
-            if isinstance(name, str) and name in ARCHITECTURES:
-                return name
-    supported = ", ".join(ARCHITECTURES)
+            if is_supported(name):
+                return _full_name(name)
+    supported = ", ".join([*ARCHITECTURES, *_BASE_NAMES])
     raise config.error("architectures", f"must be one of {supported}; got {shorten(names)}")
+
+
+def is_supported(name: object) -> bool:
+    """Return whether this is the name of a supported architecture, with or without its head."""
+    return isinstance(name, str) and _full_name(name) in ARCHITECTURES
+
+
+def has_output_layer(config: ConfigFile) -> bool:
+    """Return False if a config.json names a model without an output layer (``LlamaModel``)."""
+    names = config.value("architectures")
+    return not isinstance(names, list) or not any(
+        isinstance(name, str) and name in _BASE_NAMES for name in names
+    )
+
+
+def _full_name(name: str) -> str:
+    return _BASE_NAMES.get(name, name)
 
 
 def tensors_of(shape: ModelShape) -> Tensors:

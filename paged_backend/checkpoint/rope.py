@@ -20,38 +20,65 @@ DEFAULT_THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Pair `i` of a head turns by `position * frequencies[i]` radians."""
+    """Pair `i` of a head turns by `position * frequencies[i]` radians.
 
-    frequencies: tuple[float, ...]  # [head_dim / 2], float32 values
-    scale: float = 1.0  # factor on the cosines and sines
+    Attributes:
+        head_dim: size of a head; its pairs beyond the frequencies do not turn.
+        frequencies: at most [head_dim / 2], float32 values.
+        scale: factor on the cosines and sines of pairs that turn.
+        long_frequencies: the frequencies of models for more positions than `short_positions`.
+        short_positions: see `long_frequencies`.
+    """
+
+    head_dim: int
+    frequencies: tuple[float, ...] = ()
+    scale: float = 1.0
+    long_frequencies: tuple[float, ...] = ()
+    short_positions: int = 0
+
+    @property
+    def dim(self) -> int:
+        """The number of a head's dimensions that turn."""
+        return 2 * len(self.frequencies)
 
     def table(self, num_positions: int, device: torch.device) -> Tensor:
         """[num_positions, head_dim] float32: each position's cosines, then its sines."""
+        is_long = self.long_frequencies and num_positions > self.short_positions
+        frequencies = self.long_frequencies if is_long else self.frequencies
         positions = torch.arange(num_positions, dtype=torch.float32, device=device)
-        angles = torch.outer(positions, torch.tensor(self.frequencies, device=device))
-        return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(self.scale)
+        angles = torch.outer(positions, torch.tensor(frequencies, device=device))
+        still = torch.zeros(num_positions, (self.head_dim - self.dim) // 2, device=device)
+        turning = angles.cos() * self.scale, angles.sin() * self.scale
+        return torch.cat((turning[0], still.cos(), turning[1], still), dim=1)
 
 
-def read_rope(config: ConfigFile, head_dim: int, max_positions: int) -> Rope:
-    """Read the rotary embedding from either form that transformers writes.
+def read_rope(
+    section: ConfigFile | None, head_dim: int, dim: int | None, max_positions: int
+) -> Rope:
+    """Read a rotary embedding.
 
-    Version 5 writes `rope_parameters`; older files have `rope_theta` beside `rope_scaling`.
+    Args:
+        section: its keys; None for a layer without one.
+        head_dim: size of a head.
+        dim: the number of a head's dimensions that turn; None for all.
+        max_positions: ``max_position_embeddings`` of the model.
 
     Raises:
         ConfigError: the scaling is not supported or lacks a key.
     """
-    scaling = config.section("rope_scaling") or config.section("rope_parameters")
-    scaling = scaling or ConfigFile({}, "")
-    for source in (config, scaling):
-        if source.value("partial_rotary_factor") not in (None, 1):
-            raise source.error("partial_rotary_factor", "is not supported unless it is 1")
-    key = "rope_type" if "rope_type" in scaling else "type"
-    kind = scaling.text(key, "default", _SCALINGS)
-    theta = scaling.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    unscaled = 1.0 / theta**exponents
-    frequencies, scale = _SCALINGS[kind](scaling, unscaled, theta, max_positions)
-    return Rope(tuple(frequencies.tolist()), scale)
+    if section is None:
+        return Rope(head_dim)
+    if dim is None and section.value("partial_rotary_factor") not in (None, 1):
+        raise section.error("partial_rotary_factor", "is not supported unless it is 1")
+    dim = dim or head_dim
+    key = "rope_type" if "rope_type" in section else "type"
+    kind = section.text(key, "default", (*_SCALINGS, *_LONG_ROPES))
+    theta = section.number("rope_theta", DEFAULT_THETA)
+    unscaled = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if kind in _LONG_ROPES:
+        return _long_rope(section, head_dim, unscaled, max_positions)
+    frequencies, scale = _SCALINGS[kind](section, unscaled, theta, max_positions)
+    return Rope(head_dim, tuple(frequencies.tolist()), scale)
 
 
 def _default(
@@ -116,15 +143,40 @@ def _yarn_scale(scaling: ConfigFile, factor: float) -> float:
     return sharpened(1)
 
 
+def _long_rope(section: ConfigFile, head_dim: int, unscaled: Tensor, max_positions: int) -> Rope:
+    """LongRoPE: a divisor for each frequency, others for models that serve long texts.
+
+    The choice depends on the length that a model serves, not on that of a sequence, whose keys in
+    the cache would have to change when it grows. vLLM chooses the same way.
+
+    Ding et al., "LongRoPE" (2024).
+    """
+    short_positions = section.integer("original_max_position_embeddings", max_positions)
+    factor = section.number("factor", max_positions / short_positions)
+    scale = section.optional_number("attention_factor")
+    if scale is None:
+        growth = math.log(factor) / math.log(short_positions) if factor > 1 else 0.0
+        scale = math.sqrt(1 + growth)
+    short, long = (
+        tuple((unscaled / _divisors(section, key, len(unscaled))).tolist())
+        for key in ("short_factor", "long_factor")
+    )
+    return Rope(head_dim, short, scale, long, short_positions)
+
+
 def _divided(
     scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
 ) -> tuple[Tensor, float]:
     """GGUF: any scaling of single frequencies, such as llama3, as one divisor for each."""
-    divisors, count = scaling.value("divisors"), len(unscaled)
-    is_list = isinstance(divisors, list) and len(divisors) == count
-    if not is_list or not all(type(divisor) is float and divisor > 0 for divisor in divisors):
-        raise scaling.error("divisors", f"must be a list of {count} numbers above zero")
-    return unscaled / torch.tensor(divisors), 1.0
+    return unscaled / _divisors(scaling, "divisors", len(unscaled)), 1.0
+
+
+def _divisors(section: ConfigFile, key: str, count: int) -> Tensor:
+    values = section.value(key)
+    is_list = isinstance(values, list) and len(values) == count
+    if not is_list or not all(type(value) in (int, float) and value > 0 for value in values):
+        raise section.error(key, f"must be a list of {count} numbers above zero")
+    return torch.tensor(values, dtype=torch.float32)
 
 
 _SCALINGS: dict[str, Callable[[ConfigFile, Tensor, float, int], tuple[Tensor, float]]] = {
@@ -134,3 +186,4 @@ _SCALINGS: dict[str, Callable[[ConfigFile, Tensor, float, int], tuple[Tensor, fl
     "yarn": _yarn,
     "divided": _divided,
 }
+_LONG_ROPES = "longrope", "su"  # the first name is the newer one

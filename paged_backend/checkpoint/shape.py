@@ -1,8 +1,12 @@
-"""The sizes of a decoder, as values; no tensors here."""
+"""The sizes of a decoder and the variants of its layers, as values; no tensors here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.moe import MoeShape
 
 Windows = tuple[int | None, ...]
 """For each layer the number of positions a token sees, its own included; None for all."""
@@ -17,9 +21,117 @@ class Biases:
     mlp: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """The checkpoint's names of a layer's norms; None where a layer has no norm.
+
+    Attributes:
+        attention_input: on the hidden states that attention reads.
+        attention_output: on the output of attention, before it is added to the hidden states.
+        mlp_input: on the hidden states that the MLP reads.
+        mlp_output: on the output of the MLP, before it is added to the hidden states.
+    """
+
+    attention_input: str | None = "input_layernorm"
+    attention_output: str | None = None
+    mlp_input: str | None = "post_attention_layernorm"
+    mlp_output: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the norms that exist."""
+        norms = self.attention_input, self.attention_output, self.mlp_input, self.mlp_output
+        return [name for name in norms if name is not None]
+
+
+class QKNorm(Enum):
+    """The numbers that share an RMS norm of the queries, or of the keys."""
+
+    HEAD = "head"  # each head
+    TOKEN = "token"  # all heads of a token together
+
+
+class Activation(Enum):
+    """The function of the gate in the MLP, by its name in Hugging Face's configurations."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """The rotary position embedding of the layers.
+
+    Attributes:
+        sections: for each layer the keys that describe its embedding; None for a layer without
+            one. Empty if config.json itself has the keys for all layers.
+        dim: the first dimensions of a head that are rotated; None for the whole head.
+        interleaved: pairs are neighbors (2i, 2i + 1) instead of (i, i + dim / 2).
+    """
+
+    sections: tuple[ConfigFile | None, ...] = ()
+    dim: int | None = None
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Factors on the queries that grow with the position: 1 + rate * ln(1 + position // period)."""
+
+    rate: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Everything in which decoders differ beside their sizes; the defaults are Llama's.
+
+    Attributes:
+        biases: the linear layers that have a bias.
+        windows: for each layer; empty if no layer has a window.
+        norms: the norms of each layer.
+        unit_offset: the weights of norms are stored minus 1.
+        qk_norm: the norm of queries and keys; None for no norm.
+        activation: of the MLP.
+        rotary: the rotary position embedding.
+        query_growth: factors on the queries; None for no factors.
+        fused_qkv: the checkpoint stores the weights of queries, keys and values as ``qkv_proj``.
+        fused_gate_up: the checkpoint stores the weights of gate and up as ``gate_up_proj``.
+        sinks: each head of the queries has a score for an extra key without a value.
+        embedding_scale: factor on the embeddings.
+        residual_scale: factor on the output of attention and MLP.
+        attention_scale: factor on the scores; None for head_dim ** -0.5.
+        attention_softcap: scores become cap * tanh(score / cap); None for no limit.
+        logits_scale: factor on the logits.
+        logits_softcap: logits become cap * tanh(logit / cap), after the factor; None for no limit.
+        moe: the mixture-of-experts layers in place of MLPs; None if there are none.
+        moe_layers: for each layer whether it is one of these; empty if all are.
+    """
+
+    biases: Biases = Biases()
+    windows: Windows = ()
+    norms: LayerNorms = LayerNorms()
+    unit_offset: bool = False
+    qk_norm: QKNorm | None = None
+    activation: Activation = Activation.SILU
+    rotary: Rotary = Rotary()
+    query_growth: QueryGrowth | None = None
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    sinks: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logits_scale: float = 1.0
+    logits_softcap: float | None = None
+    moe: MoeShape | None = None
+    moe_layers: tuple[bool, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes and variants of one decoder."""
+    """Sizes and variant of one decoder."""
 
     architecture: str  # a key of `registry.ARCHITECTURES`
     vocab_size: int
@@ -31,6 +143,48 @@ class ModelShape:
     head_dim: int
     max_position_embeddings: int  # tokens of prompt and output that the model was made for
     tied_embeddings: bool  # the output layer's weight is the embedding's
-    biases: Biases
-    qk_norm: bool  # queries and keys are normed head by head
-    windows: Windows  # [num_layers]
+    has_output_layer: bool  # False: the model is loaded for its hidden states only
+    variant: Variant
+
+    @property
+    def windows(self) -> Windows:
+        """The window of each layer."""
+        return self.variant.windows or (None,) * self.num_layers
+
+    @property
+    def moe(self) -> MoeShape | None:
+        """The mixture-of-experts layers; None if there are none."""
+        return self.variant.moe
+
+    def moe_of(self, layer: int) -> MoeShape | None:
+        """Return the mixture of experts of a layer; None if it has an MLP."""
+        has_experts = not self.variant.moe_layers or self.variant.moe_layers[layer]
+        return self.variant.moe if has_experts else None
+
+    @property
+    def attention_parts(self) -> dict[str, int]:
+        """The checkpoint's names of the weights of queries, keys and values, and their sizes."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        if self.variant.fused_qkv:
+            return {"qkv_proj": query + 2 * key}
+        return {"q_proj": query, "k_proj": key, "v_proj": key}
+
+    @property
+    def mlp_parts(self) -> dict[str, int]:
+        """The checkpoint's names of the weights of gate and up, and their sizes."""
+        inner = self.intermediate_size
+        if self.variant.fused_gate_up:
+            return {"gate_up_proj": 2 * inner}
+        return {"gate_proj": inner, "up_proj": inner}
+
+    @property
+    def qk_norm_sizes(self) -> dict[str, int]:
+        """The sizes of the norms of queries and keys, by name; empty if there are none."""
+        match self.variant.qk_norm:
+            case None:
+                return {}
+            case QKNorm.HEAD:
+                heads = 1, 1
+            case QKNorm.TOKEN:
+                heads = self.num_heads, self.num_kv_heads
+        return {"q_norm": heads[0] * self.head_dim, "k_norm": heads[1] * self.head_dim}

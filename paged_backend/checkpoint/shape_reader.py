@@ -5,19 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.registry import ARCHITECTURES, Architecture, find_architecture
+from paged_backend.checkpoint.registry import (
+    ARCHITECTURES,
+    Architecture,
+    find_architecture,
+    has_output_layer,
+)
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.validation import shorten
 
 MAX_POSITIONS = 2**24  # as many as the option max_model_len allows
 DTYPES = ("float32", "bfloat16", "float16")
 
-# Settings that no family implements, each with the values that mean "off".
+# Settings that few families implement, each with the values that mean "off".
 _OFF: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
+    "clip_qkv": (None,),
     "is_encoder_decoder": (None, False),
+    "is_causal": (None, True),
 }
 
 
@@ -30,7 +37,7 @@ def read_shape(config: ConfigFile) -> ModelShape:
     name = find_architecture(config)
     architecture = ARCHITECTURES[name]
     for key, off in _OFF.items():
-        if config.value(key) not in off:
+        if key not in architecture.own_keys and config.value(key) not in off:
             raise config.error(key, f"is {shorten(config.value(key))}, which is not supported")
     num_heads = config.integer("num_attention_heads")
     num_layers = config.integer("num_hidden_layers")
@@ -44,10 +51,9 @@ def read_shape(config: ConfigFile) -> ModelShape:
         num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=_head_dim(config, architecture, num_heads),
         max_position_embeddings=config.integer("max_position_embeddings", high=MAX_POSITIONS),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
-        biases=architecture.biases(config),
-        qk_norm=architecture.qk_norm,
-        windows=architecture.windows(config, num_layers),
+        tied_embeddings=config.flag("tie_word_embeddings", architecture.tied_embeddings),
+        has_output_layer=has_output_layer(config),
+        variant=architecture.variant(config, num_layers),
     )
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from paged_backend.checkpoint.shape import ModelShape
-
 
 class Role(Enum):
     """What a model does with a tensor."""
@@ -20,8 +18,12 @@ class Role(Enum):
     EMBEDDING = "embedding"  # looked up row by row; also the output layer where the two are tied
     HEAD = "head"  # an output layer that is separate from the embedding
     LINEAR = "linear"  # the weight of a linear layer
+    EXPERT = "expert"  # the weight of a linear layer of one expert, or of all experts
+    ROUTER = "router"  # the weight of a small linear layer that chooses or weighs experts
     BIAS = "bias"
     NORM = "norm"
+    OFFSET_NORM = "offset_norm"  # the weight of a norm minus 1
+    SINKS = "sinks"  # scores of extra keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,14 @@ class TensorSpec:
         role: what the model does with it.
         shard: the dimension along which tensor-parallel ranks divide it; None if each rank needs
             the whole tensor.
+        experts: the experts that it belongs to, which expert-parallel ranks divide; None if each
+            rank needs it. If they are several, they are the tensor's first dimension.
     """
 
     shape: tuple[int, ...]
     role: Role
     shard: int | None = None
+    experts: range | None = None
 
     @property
     def num_elements(self) -> int:
@@ -49,40 +54,10 @@ Tensors = dict[str, TensorSpec]
 """Specifications by the names that Hugging Face gives the tensors."""
 
 
-def decoder_tensors(shape: ModelShape) -> Tensors:
-    """Return the tensors of a Llama-like decoder."""
-    table = (shape.vocab_size, shape.hidden_size)
-    tensors = {"model.embed_tokens.weight": TensorSpec(table, Role.EMBEDDING, shard=0)}
-    if not shape.tied_embeddings:
-        tensors["lm_head.weight"] = TensorSpec(table, Role.HEAD, shard=0)
-    tensors["model.norm.weight"] = TensorSpec((shape.hidden_size,), Role.NORM)
-    layer = dict(_layer_tensors(shape))
-    for index in range(shape.num_layers):
-        for name, spec in layer.items():
-            tensors[f"model.layers.{index}.{name}"] = spec
-    return tensors
-
-
-def _layer_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    biases = shape.biases
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{norm}.weight", TensorSpec((hidden,), Role.NORM)
-    for name, size in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
-        yield from _linear(f"self_attn.{name}", hidden, size, biases.qkv, shard=0)
-    yield from _linear("self_attn.o_proj", query, hidden, biases.output, shard=1)
-    for name in ("gate_proj", "up_proj"):
-        yield from _linear(f"mlp.{name}", hidden, inner, biases.mlp, shard=0)
-    yield from _linear("mlp.down_proj", inner, hidden, biases.mlp, shard=1)
-    if shape.qk_norm:
-        for norm in ("q_norm", "k_norm"):
-            yield f"self_attn.{norm}.weight", TensorSpec((shape.head_dim,), Role.NORM)
-
-
-def _linear(
+def linear_tensors(
     name: str, inputs: int, outputs: int, bias: bool, shard: int
 ) -> Iterator[tuple[str, TensorSpec]]:
+    """Yield the tensors of a linear layer; `shard` is the dimension of the weight to divide."""
     yield f"{name}.weight", TensorSpec((outputs, inputs), Role.LINEAR, shard)
     if bias:  # of a layer that is divided along its inputs, one rank adds the whole bias
         yield f"{name}.bias", TensorSpec((outputs,), Role.BIAS, shard=0 if shard == 0 else None)

@@ -22,6 +22,10 @@ BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar
 
 # Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
 _IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
+# How names begin in checkpoints that leave out the prefix.
+_BASE_NAMES = "embed_tokens.", "layers.", "norm."
+# The weights with which a norm only scales rows to a root mean square of 1.
+_FILLS = {Role.NORM: 1.0, Role.OFFSET_NORM: 0.0}
 _QUERY_SCALES = re.compile(r".*\.self_attn\.(?:q_proj\.output|(?:attn\.)?(?:q|prob))_scale")
 # The names of the scales of keys and values in checkpoints of different tools.
 _KV_SCALES = re.compile(
@@ -59,7 +63,7 @@ def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
 
 
 def random_weights(parameters: Mapping[str, Parameter], tensors: Tensors, seed: int) -> None:
-    """Fill norms with 1 and the other parameters with seeded random numbers of deviation 0.02.
+    """Let norms do nothing, and fill other parameters with seeded numbers of deviation 0.02.
 
     Args:
         parameters: the memory of each tensor, by its name.
@@ -75,8 +79,8 @@ def random_weights(parameters: Mapping[str, Parameter], tensors: Tensors, seed: 
         else:
             weight = torch.empty(spec.shape, device=device)
             parameter.fill(weight, f"random tensor {name}")
-        if spec.role is Role.NORM:
-            weight.fill_(1)
+        if spec.role in _FILLS:
+            weight.fill_(_FILLS[spec.role])
         else:
             weight.normal_(0, 0.02, generator=generator)
 
@@ -113,7 +117,13 @@ def _is_ignored(name: str) -> bool:
 
 
 def _usual_name(name: str) -> str:
-    """Return the one name of a scale of keys or values; other names are returned as they are."""
+    """Return the one name of a tensor that checkpoints name differently.
+
+    Checkpoints of models without an output layer leave out the prefix ``model.``, and tools differ
+    in the names of the scales of keys and values.
+    """
+    if name.startswith(_BASE_NAMES):
+        name = f"model.{name}"
     match = _KV_SCALES.fullmatch(name)
     if match is None:
         return name

@@ -35,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_decode(kinds)
     _add_host(kinds)
     _add_quality(kinds)
+    _add_experts(kinds)
     for entry in entry_points(group=GROUP):
         entry.load().add_parser(kinds)
 
@@ -144,6 +145,25 @@ def _add_host(kinds: Subparsers) -> None:
     host.set_defaults(run=run_host)
 
 
+def _add_experts(kinds: Subparsers) -> None:
+    experts = kinds.add_parser(
+        "experts",
+        help="a CPU's products of experts, beside reading their weights",
+        description="Time the experts of one mixture-of-experts layer in processor time, in turn "
+        "with reading as many bytes as the chosen experts have. Weights, rows and choices are "
+        "random. The default sizes are those of Qwen3-30B-A3B.",
+    )
+    experts.add_argument("--num-experts", type=_count, default=128, help="default: 128")
+    experts.add_argument("--num-experts-per-tok", type=_count, default=8, help="default: 8")
+    experts.add_argument("--hidden-size", type=_count, default=2048, help="default: 2048")
+    experts.add_argument("--intermediate-size", type=_count, default=768, help="default: 768")
+    experts.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    experts.add_argument("--batch-sizes", type=_counts, default=[1, 16, 64], help="(1,16,64)")
+    experts.add_argument("--rounds", type=_count, default=15, help="timed rounds (default: 15)")
+    experts.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
+    experts.set_defaults(run=run_experts)
+
+
 def _add_quality(kinds: Subparsers) -> None:
     quality = kinds.add_parser(
         "quality",
@@ -153,7 +173,7 @@ def _add_quality(kinds: Subparsers) -> None:
         "no quantization and kv_cache_dtype auto. Then compare the distributions of both engines "
         "over the vocabulary at each token of the reference's answers. The reference of a "
         "quantized checkpoint has the same weights, dequantized to float32, with two exceptions: "
-        "where both weights and activations are int8, the reference rounds activations, too, and "
+        "where the platform multiplies in W8A8, the reference rounds activations, too, and "
         "it stores keys and values in the format that the checkpoint names. Both engines are in "
         "memory at once. By default --max-model-len is what the longest prompt and answer need.",
     )
@@ -194,6 +214,30 @@ def run_host(args: argparse.Namespace) -> int:
                 f"{batch_size:5}  {context:7}  {row.schedule_ms:8.3f}  {row.prepare_ms:7.3f}  "
                 f"{row.update_ms:6.3f}  {row.total_ms:5.3f}"
             )
+    return 0
+
+
+def run_experts(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    import torch
+
+    from paged_backend.tools.bench.experts import ExpertsSizes, measure_experts
+
+    if args.num_experts_per_tok > args.num_experts:
+        raise ConfigError(
+            f"--num-experts-per-tok must be at most {args.num_experts} (--num-experts), got "
+            f"{args.num_experts_per_tok}"
+        )
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    names = "num_experts", "num_experts_per_tok", "hidden_size", "intermediate_size", "dtype"
+    sizes = ExpertsSizes(**{name: getattr(args, name) for name in names})
+    print(" rows  experts       MB  compute  read (ms)  ratio")
+    for row in measure_experts(sizes, args.batch_sizes, args.rounds):
+        print(
+            f"{row.rows:5}  {row.chosen:7}  {row.megabytes:7.1f}  {row.compute_ms:7.2f}  "
+            f"{row.read_ms:9.2f}  {row.ratio:5.2f}"
+        )
     return 0
 
 

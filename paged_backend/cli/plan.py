@@ -6,12 +6,16 @@ import argparse
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from paged_backend.cli.options import Subparsers
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.plan.options import PlanOptions
+
+if TYPE_CHECKING:
+    from paged_backend.tools.plan.planner import Plan
 
 _ENGINE_FLAGS = (
     *("block_size", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"),
@@ -74,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         [] if args.from_results is None else read_measurements(args.from_results),
     )
     if args.json:
-        print(json.dumps(asdict(plan), indent=1))
+        print(json.dumps(_values_of(plan), indent=1))
         return 0
     from rich.console import Console
 
@@ -82,3 +86,12 @@ def run(args: argparse.Namespace) -> int:
 
     print_plan(plan, Console())
     return 0
+
+
+def _values_of(plan: Plan) -> dict[str, Any]:
+    """Return the plan for JSON; of the model's variant, it has what changes the plan."""
+    values = asdict(plan)
+    shape = values["model"]["shape"]
+    del shape["variant"]
+    shape["windows"] = plan.model.shape.windows
+    return values

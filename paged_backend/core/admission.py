@@ -77,7 +77,7 @@ class Admission:
 
         Without chunked prefill, the result is 0 if the remaining tokens exceed ``budget``.
         """
-        remaining = seq.num_tokens - len(hits) * self._kv.block_size
+        remaining = seq.num_tokens - self._kv.num_hit_tokens(hits)
         if remaining > budget and not self._config.enable_chunked_prefill:
             return 0
         return min(remaining, budget)

@@ -113,7 +113,12 @@ class BlockPool:
 
         If another block is registered with the same hash, the new block stays unregistered. Both
         blocks are kept, because a full block in a block table is never replaced.
+
+        Raises:
+            RuntimeError: the block is the null block.
         """
+        if block_id == NULL_BLOCK:
+            raise RuntimeError("the null block is registered")
         if block_hash not in self._block_by_hash:
             self._block_by_hash[block_hash] = block_id
             self._hashes[block_id] = block_hash

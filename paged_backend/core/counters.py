@@ -63,9 +63,7 @@ class EngineCounters:
     ) -> EngineStats:
         """Return all counters and histograms, and the current numbers of sequences and blocks."""
         pool = kv.pool
-        empty_slots = sum(
-            len(seq.block_ids) * kv.block_size - seq.num_computed_tokens for seq in running
-        )
+        empty_slots = sum(kv.num_empty_slots(seq) for seq in running)
         return EngineStats(
             num_waiting=num_waiting,
             num_running=len(running),

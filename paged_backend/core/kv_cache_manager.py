@@ -1,4 +1,4 @@
-"""Manages block tables: prefix hits, growth, copy-on-write, forks and release."""
+"""Manages block tables: prefix hits, growth, copy-on-write, forks, windows and release."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from paged_backend.core.block_hash import BlockHasher
-from paged_backend.core.block_pool import BlockPool
+from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
 from paged_backend.core.sequence import Sequence
+from paged_backend.kv_cache_groups import KVCacheLayout
 
 BlockCopies = list[tuple[int, int]]
 
@@ -15,11 +16,14 @@ BlockCopies = list[tuple[int, int]]
 class KVCacheManager:
     """Allocates and frees the blocks of all sequences, and finds cached prefixes.
 
-    The block table of a sequence is its ``block_ids``.
+    The block tables of a sequence are its ``block_ids``. With several groups, entry
+    ``index * num_groups + group`` is the block of a group for the tokens from
+    ``index * block_size`` on. In a group with a window, the null block replaces the blocks that no
+    later token sees. The allocated blocks of a table follow each other, up to its end.
 
     Args:
         num_blocks: size of the pool, the null block included.
-        block_size: number of tokens in a block.
+        layout: the groups of the model's layers.
         enable_prefix_caching: whether to register full blocks, so that other sequences find them.
         hash_key: the secret key of the block hashes; random by default.
     """
@@ -27,55 +31,78 @@ class KVCacheManager:
     def __init__(
         self,
         num_blocks: int,
-        block_size: int,
+        layout: KVCacheLayout,
         *,
         enable_prefix_caching: bool,
         hash_key: bytes | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
-        self.block_size = block_size
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.num_groups = layout.num_groups
+        self._sliding = tuple(layout.sliding)
+        # Blocks of different groups hold the K and V of different layers.
+        self._suffixes = [b"", *(bytes([group]) for group in range(1, layout.num_groups))]
         self._hasher = BlockHasher(hash_key) if enable_prefix_caching else None
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks that ``num_tokens`` tokens need."""
-        return -(-num_tokens // self.block_size)
-
     def num_missing_blocks(self, seq: Sequence) -> int:
-        """Return the number of blocks that the sequence lacks to have a slot for each token.
+        """Return the number of further blocks that the sequence takes to compute its tokens.
 
         After wrong drafts it may have more blocks than its tokens need.
         """
-        return max(0, self.num_blocks_for(seq.num_tokens) - len(seq.block_ids))
+        position = _first_position(seq)
+        num_held = len(seq.block_ids) - self.layout.num_invisible_blocks(position)
+        return max(0, self.layout.max_blocks(position, seq.num_tokens) - num_held)
 
     def find_prefix(self, seq: Sequence) -> list[int]:
-        """Return the prefix hits: registered blocks that hold the first tokens of the sequence.
+        """Return the prefix hits: block tables with registered blocks for the first tokens.
 
-        The hits may be used or free. They never include the last token, because a step must compute
-        it to get its logits.
+        They are as long as possible. All tokens have a block in the groups without a window. In a
+        group with a window, those tokens have one that the next token sees. The hits may be used or
+        free. They never include the last token, because a step must compute it to get its logits.
         """
-        hits: list[int] = []
-        for block_hash in self._hashes_up_to(seq, seq.num_tokens - 1):
-            block_id = self.pool.find(block_hash)
-            if block_id is None:
-                break
-            hits.append(block_id)
-        return hits
+        keys = self._keys_up_to(seq, seq.num_tokens - 1)
+        is_one_table = self.num_groups == 1 and not self._sliding
+        return self._hits_of_one_table(keys) if is_one_table else self._hits_of_groups(keys)
+
+    def num_hit_tokens(self, hits: list[int]) -> int:
+        """Return the number of tokens in the hits from :meth:`find_prefix`."""
+        return len(hits) // self.num_groups * self.block_size
 
     def num_blocks_to_admit(self, seq: Sequence, hits: list[int]) -> int:
-        """Return the number of free blocks that the sequence takes to hold all of its tokens.
+        """Return the number of free blocks that the sequence takes to compute all of its tokens.
 
         Prefix hits that another sequence uses take no free block. Hits that are free count like
         new blocks.
         """
-        idle_hits = sum(self.pool.ref_count(block_id) == 0 for block_id in hits)
-        return self.num_blocks_for(seq.num_tokens) - len(hits) + idle_hits
+        num_shared = sum(self.pool.ref_count(block_id) > 0 for block_id in hits)
+        return self.layout.max_blocks(self.num_hit_tokens(hits), seq.num_tokens) - num_shared
 
     def take_prefix(self, seq: Sequence, hits: list[int]) -> None:
         """Make the hits from :meth:`find_prefix` the first blocks of a waiting sequence."""
-        for block_id in hits:
+        for block_id in self._without_null(hits):
             self.pool.share(block_id)
         seq.block_ids = list(hits)
-        seq.num_computed_tokens = len(hits) * self.block_size
+        seq.num_computed_tokens = self.num_hit_tokens(hits)
+
+    def free_invisible_blocks(self, sequences: Iterable[Sequence]) -> None:
+        """Free the blocks that no later token of the sequences sees.
+
+        A step in flight may still read them; their next owner writes later.
+        """
+        if not self._sliding:
+            return
+        for seq in sequences:
+            position, block_ids = _first_position(seq), seq.block_ids
+            freed: list[int] = []
+            for group, window in self._sliding:
+                first = self.layout.first_visible_block(position, window)
+                place = (first - 1) * self.num_groups + group
+                while place >= 0 and block_ids[place] != NULL_BLOCK:
+                    freed.append(block_ids[place])
+                    block_ids[place] = NULL_BLOCK
+                    place -= self.num_groups
+            self.pool.release(freed)
 
     def allocate_slots(self, seq: Sequence, num_new_tokens: int) -> BlockCopies | None:
         """Allocate the blocks for the next ``num_new_tokens`` tokens of a sequence.
@@ -88,22 +115,27 @@ class KVCacheManager:
             | full blocks  | partial block  | new blocks |
                              ^ copied if its reference count is above 1
 
+        With several groups there are as many partial blocks. Only a fork shares them, so either all
+        or none of them are shared.
+
         Returns:
             The block copies, as (from, to), to carry out before the step computes the tokens.
             ``None``, without any change, if the pool has too few free blocks.
         """
-        first = seq.num_computed_tokens // self.block_size
-        shared = first < len(seq.block_ids) and self.pool.ref_count(seq.block_ids[first]) > 1
+        num_groups, block_ids = self.num_groups, seq.block_ids
+        first = seq.num_computed_tokens // self.block_size * num_groups
+        shared = first < len(block_ids) and self.pool.ref_count(block_ids[first]) > 1
         end = seq.num_computed_tokens + num_new_tokens
-        num_new_blocks = self.num_blocks_for(end) - len(seq.block_ids)
-        if num_new_blocks + shared > self.pool.num_free:
+        num_new_blocks = self.layout.num_blocks_for(end) * num_groups - len(block_ids)
+        if num_new_blocks + shared * num_groups > self.pool.num_free:
             return None
         copies: BlockCopies = []
         if shared:
-            copies.append((seq.block_ids[first], self.pool.allocate()))
-            self.pool.release([seq.block_ids[first]])
-            seq.block_ids[first] = copies[0][1]
-        seq.block_ids.extend(self.pool.allocate() for _ in range(num_new_blocks))
+            partial = block_ids[first : first + num_groups]
+            copies = [(block_id, self.pool.allocate()) for block_id in partial]
+            self.pool.release(partial)
+            block_ids[first : first + num_groups] = [target for _, target in copies]
+        block_ids.extend(self.pool.allocate() for _ in range(num_new_blocks))
         return copies
 
     def register_full_blocks(self, seq: Sequence, start: int, end: int) -> None:
@@ -113,13 +145,13 @@ class KVCacheManager:
         """
         if end // self.block_size == start // self.block_size:
             return
-        hashes = self._hashes_up_to(seq, end)
-        for index in range(start // self.block_size, len(hashes)):
-            self.pool.register(seq.block_ids[index], hashes[index])
+        keys = self._keys_up_to(seq, end)
+        for place in range(start // self.block_size * self.num_groups, len(keys)):
+            self.pool.register(seq.block_ids[place], keys[place])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child continue from the parent's computed tokens, with the same blocks."""
-        for block_id in parent.block_ids:
+        for block_id in self._without_null(parent.block_ids):
             self.pool.share(block_id)
         child.block_ids = list(parent.block_ids)
         child.block_hashes = list(parent.block_hashes)
@@ -130,31 +162,101 @@ class KVCacheManager:
 
         The last block is released first, so that the start of the prefix stays cached longest.
         """
-        self.pool.release(reversed(seq.block_ids))
+        self.pool.release(self._without_null(reversed(seq.block_ids)))
         seq.block_ids = []
         seq.num_computed_tokens = 0
+
+    def num_empty_slots(self, seq: Sequence) -> int:
+        """Return the number of slots in the blocks of a sequence that hold no token."""
+        return len(seq.block_ids) * self.block_size - seq.num_computed_tokens * self.num_groups
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Check the reference counts against the block tables of ``sequences``.
 
         Raises:
-            RuntimeError: the pool is inconsistent, or a sequence has computed tokens without a
-                block.
+            RuntimeError: the pool is inconsistent, or a sequence lacks the block of a token
+                that was computed and is still visible.
         """
         owners: Counter[int] = Counter()
         for seq in sequences:
-            owners.update(seq.block_ids)
-            if len(seq.block_ids) * self.block_size < seq.num_computed_tokens:
-                raise RuntimeError(f"sequence {seq.seq_id} has tokens without a block")
+            owners.update(self._without_null(seq.block_ids))
+            for group, window in enumerate(self.layout.windows):
+                table = seq.block_ids[group :: self.num_groups]
+                if len(table) * self.block_size < seq.num_computed_tokens:
+                    raise RuntimeError(f"sequence {seq.seq_id} has tokens without a block")
+                first = 0
+                if window is not None:
+                    first = self.layout.first_visible_block(_first_position(seq), window)
+                if NULL_BLOCK in table[first:]:
+                    raise RuntimeError(f"sequence {seq.seq_id} lacks a block that it still sees")
         self.pool.check_invariants(owners)
 
-    def _hashes_up_to(self, seq: Sequence, num_tokens: int) -> list[bytes]:
-        """Return the hashes of the full blocks in the first tokens; keep them in the sequence."""
+    def _hits_of_one_table(self, keys: list[bytes]) -> list[int]:
+        """Return the registered blocks up to the first key without one."""
+        hits: list[int] = []
+        for key in keys:
+            block_id = self.pool.find(key)
+            if block_id is None:
+                break
+            hits.append(block_id)
+        return hits
+
+    def _hits_of_groups(self, keys: list[bytes]) -> list[int]:
+        """Return the longest block tables that are a hit in all groups."""
+        num_groups = self.num_groups
+        length = len(keys) // num_groups  # of a table
+        for group, window in enumerate(self.layout.windows):
+            if window is None:
+                table = keys[group::num_groups]
+                length = next((i for i in range(length) if not self._is_cached(table[i])), length)
+        longest = -1
+        while length != longest:  # a shorter hit in one group moves the windows of the others
+            longest = length
+            for group, window in self._sliding:
+                length = self._longest_visible_hit(keys[group::num_groups], length, window)
+        hits = [self.pool.find(key) or NULL_BLOCK for key in keys[: length * num_groups]]
+        for group, window in self._sliding:
+            first = self.layout.first_visible_block(length * self.block_size, window)
+            hits[group : first * num_groups : num_groups] = [NULL_BLOCK] * first
+        return hits
+
+    def _longest_visible_hit(self, keys: list[bytes], length: int, window: int) -> int:
+        """Return the longest hit, up to ``length`` blocks, in a group with a window.
+
+        It is a number of blocks after which the next token sees registered blocks only.
+        """
+        index = length
+        while index > self.layout.first_visible_block(length * self.block_size, window):
+            index -= 1
+            if not self._is_cached(keys[index]):
+                length = index
+        return length
+
+    def _is_cached(self, key: bytes) -> bool:
+        return self.pool.find(key) is not None
+
+    def _without_null(self, block_ids: Iterable[int]) -> Iterable[int]:
+        return filter(None, block_ids) if self._sliding else block_ids
+
+    def _keys_up_to(self, seq: Sequence, num_tokens: int) -> list[bytes]:
+        """Return the keys of the full blocks in the first tokens; keep them in the sequence.
+
+        They are the hashes of the blocks, and for any group but the first, its number after it.
+        """
         if self._hasher is None:
             return []
-        size, hashes = self.block_size, seq.block_hashes
-        for index in range(len(hashes), num_tokens // size):
-            parent = hashes[-1] if hashes else self._hasher.root(seq.request.cache_keys)
+        size, num_groups, keys = self.block_size, self.num_groups, seq.block_hashes
+        for index in range(len(keys) // num_groups, num_tokens // size):
+            parent = keys[-num_groups] if keys else self._hasher.root(seq.request.cache_keys)
             tokens = seq.token_ids[index * size : (index + 1) * size]
-            hashes.append(self._hasher.block(parent, tokens))
-        return hashes[: num_tokens // size]
+            block_hash = self._hasher.block(parent, tokens)
+            keys += [block_hash + suffix for suffix in self._suffixes]
+        return keys[: num_tokens // size * num_groups]
+
+
+def _first_position(seq: Sequence) -> int:
+    """Return a position that the next token to compute has at least.
+
+    Drafts count as computed, and a wrong one is computed again.
+    """
+    return seq.num_computed_tokens - seq.num_draft_tokens

@@ -50,17 +50,31 @@ class PromptLogprobsSpec(NamedTuple):
     with_logits: bool = False  # return the logits as well
 
 
+class PoolSpec(NamedTuple):
+    """The rows of a slice that are pooled into the embedding of its sequence."""
+
+    seq_id: int
+    first_row: int  # of the slice
+    num_rows: int
+    is_first: bool  # no earlier slice has rows that are pooled
+    # If the slice ends the prompt: the number of rows that are pooled in all slices.
+    total: int | None
+
+
 class ScheduledSequence(NamedTuple):
     """One slice: consecutive tokens of one sequence for the step to compute."""
 
     seq_id: int
     token_ids: list[int]  # PLACEHOLDER for a token that the previous step is still sampling
     start: int  # position of the slice's first token
-    block_ids: list[int]  # read-only: covers every position up to the slice's end
+    # Read-only: the block tables of all groups, interleaved, up to the slice's end. An entry may be
+    # anything if no token of the slice sees its block.
+    block_ids: list[int]
     samples: tuple[SampleSpec, ...]  # at the position of each draft and after the slice
     prompt_logprobs: PromptLogprobsSpec | None = None
     first_new_block: int = 0  # index in block_ids before which nothing has changed
     num_draft_tokens: int = 0  # trailing token_ids that are guesses
+    pool: PoolSpec | None = None  # of a model that makes embeddings, which samples nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from paged_backend.core.admission import Admission
+from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.compiling import Progress
 from paged_backend.core.constraints import (
     accept_tokens,
@@ -184,13 +185,14 @@ class Scheduler:
                 in flight.
         """
         step = StepBuilder(self.config.max_num_batched_tokens)
+        self.kv.free_invisible_blocks(self._running.values())
         self._preempt_for_fairness()
         preempted = self._schedule_running(step)
         for seq, num_tokens in step.slices():
             self._register(seq, num_tokens)
         if not preempted:
             self._admit_waiting(step)
-        output = step.build(self.kv.block_size, self._siblings, self._freed_seq_ids)
+        output = step.build(self.kv.layout, self._siblings, self._freed_seq_ids)
         if output.slices:
             self._freed_seq_ids = []
             self.counters.num_steps += 1
@@ -210,6 +212,9 @@ class Scheduler:
         for (seq, start), logprobs in zip(step.prompts, result.prompt_logprobs, strict=True):
             if seq.prompt_logprobs is not None:
                 seq.prompt_logprobs[start:] = logprobs
+        if result.pooled:
+            pooled = zip(step.sampled, result.pooled, strict=True)
+            return [self._end_prompt(seq, part) for seq, part in pooled if not seq.is_finished]
         pairs = zip(step.sampled, result.token_ids, strict=True)
         return [
             self._take(seq, tokens, result.logprobs.get(index))
@@ -437,6 +442,20 @@ class Scheduler:
             seq.times if is_first else None,
         )
 
+    def _end_prompt(self, seq: Sequence, pooled: bytes) -> SequenceOutput:
+        """End a sequence that asks for an embedding, as its prompt is computed."""
+        seq.first_token_s = time.monotonic()
+        self._finish(seq, FinishReason.STOP)
+        return SequenceOutput(
+            seq.request.request_id,
+            seq.index,
+            [],
+            FinishReason.STOP,
+            seq.num_cached_tokens or 0,
+            times=seq.times,
+            pooled=pooled,
+        )
+
     def _replace_placeholders(self, seq: Sequence, token_ids: list[int]) -> None:
         # The queue counts the tokens of a waiting sequence. Wrong drafts change their number if the
         # sequence was preempted while their step was in flight.
@@ -549,5 +568,5 @@ def _view(seq: Sequence) -> SequenceView:
         num_prompt_tokens=seq.num_prompt_tokens,
         num_tokens=seq.num_tokens,
         num_computed_tokens=seq.num_computed_tokens,
-        block_ids=list(seq.block_ids),
+        block_ids=[block_id for block_id in seq.block_ids if block_id != NULL_BLOCK],
     )

@@ -32,7 +32,9 @@ class Slice(NamedTuple):
     start: int  # position of the first token
     num_tokens: int
     new_token_ids: list[int]  # tokens that have become known since the worker was told last
-    first_new_block: int  # index in the block table from which it is replaced
+    # Index from which the block tables are replaced; see KVCacheManager. The worker is not told of
+    # freed blocks that no later token sees.
+    first_new_block: int
     new_block_ids: list[int]
     # Trailing tokens of the slice that are guesses; a token is sampled at each one's position, too.
     draft_token_ids: list[int]
@@ -82,6 +84,9 @@ class ModelRunnerOutput:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # For each slice that has prompt logprobs.
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+    # From a model that makes embeddings, instead of tokens: the pooled hidden states of each
+    # sequence whose prompt ends in the step, hidden_size numbers in little-endian float32.
+    pooled: list[bytes] = field(default_factory=list)
 
 
 class TokenMasks(NamedTuple):

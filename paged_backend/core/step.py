@@ -8,6 +8,7 @@ from typing import NamedTuple
 from paged_backend.core.kv_cache_manager import BlockCopies
 from paged_backend.core.scheduler_output import NewSequence, SchedulerOutput, Slice
 from paged_backend.core.sequence import Sequence
+from paged_backend.kv_cache_groups import KVCacheLayout
 
 
 class ScheduledStep(NamedTuple):
@@ -60,14 +61,14 @@ class StepBuilder:
 
     def build(
         self,
-        block_size: int,
+        layout: KVCacheLayout,
         siblings: Mapping[int, list[Sequence]],
         freed_seq_ids: list[int],
     ) -> SchedulerOutput:
         """Return the message for the worker, with what has changed since the previous message.
 
         Args:
-            block_size: number of tokens in a block.
+            layout: the groups of the block tables.
             siblings: the other completions of a request, by the ``seq_id`` of its first completion.
                 They sample their first token in the step that computes the end of the prompt.
             freed_seq_ids: sequences that the worker must forget before the step.
@@ -86,8 +87,8 @@ class StepBuilder:
                 for sibling in siblings.get(seq.seq_id, ()):
                     new_sequences.append(_introduce(sibling))
                     sample_seq_ids.append(sibling.seq_id)
-            if copies:  # they replace the first block that is written
-                first = seq.num_computed_tokens // block_size
+            if copies:  # they replace the first blocks that are written
+                first = seq.num_computed_tokens // layout.block_size * layout.num_groups
                 seq.num_sent_blocks = min(seq.num_sent_blocks, first)
                 block_copies += copies
             drafts = self.drafts.get(seq.seq_id, [])

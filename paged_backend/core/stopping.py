@@ -33,8 +33,11 @@ def cut_at_end(
 def awaits_last_token(seq: Sequence, config: SchedulerConfig) -> bool:
     """Return True if a step in flight samples the last token that the limits allow.
 
-    The sequence must then not be scheduled again.
+    The step may also return the embedding of the whole prompt. The sequence must then not be
+    scheduled again.
     """
+    if seq.request.pooling is not None:  # the step returns an embedding in place of a token
+        return seq.num_output_placeholders > 0
     return seq.num_output_placeholders > 0 and is_full(seq, seq.num_tokens, config)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paged_backend.core.scheduled_batch import (
+    PoolSpec,
     PromptLogprobsSpec,
     SampleSpec,
     ScheduledBatch,
@@ -12,6 +13,7 @@ from paged_backend.core.scheduled_batch import (
 )
 from paged_backend.core.scheduler_output import NewSequence, SchedulerOutput, Slice
 from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.pooling_params import PoolingType
 
 
 @dataclass(slots=True)
@@ -36,9 +38,14 @@ class _State:
 
 
 class WorkerState:
-    """Turns each SchedulerOutput into a ScheduledBatch, with complete block tables."""
+    """Turns each SchedulerOutput into a ScheduledBatch, with complete block tables.
 
-    def __init__(self) -> None:
+    Args:
+        pooling: the hidden states that become embeddings; None if the model generates.
+    """
+
+    def __init__(self, pooling: PoolingType | None = None) -> None:
+        self._pooling = pooling
         self._states: dict[int, _State] = {}  # by seq_id
 
     def apply(self, output: SchedulerOutput) -> ScheduledBatch:
@@ -57,6 +64,16 @@ class WorkerState:
         state = self._states[item.seq_id]
         state.update(item)
         start, end = item.start, item.start + item.num_tokens
+        if self._pooling is not None:
+            return ScheduledSequence(
+                item.seq_id,
+                state.token_ids[start:end],
+                start,
+                state.block_ids,
+                (),
+                first_new_block=item.first_new_block,
+                pool=_pool(item, self._pooling),
+            )
         return ScheduledSequence(
             item.seq_id,
             state.token_ids[start:end],
@@ -87,3 +104,17 @@ class WorkerState:
         return SampleSpec(
             seq_id, new.params, new.seed, position, new.num_prompt_tokens, state.token_ids
         )
+
+
+def _pool(item: Slice, pooling: PoolingType) -> PoolSpec | None:
+    """Return the rows of a slice that are pooled; None without any."""
+    ends = bool(item.sample_seq_ids)
+    match pooling:
+        case PoolingType.LAST:
+            return PoolSpec(item.seq_id, item.num_tokens - 1, 1, True, 1) if ends else None
+        case PoolingType.CLS:
+            first = item.start == 0
+            return PoolSpec(item.seq_id, 0, int(first), first, 1 if ends else None)
+        case PoolingType.MEAN:
+            total = item.start + item.num_tokens if ends else None
+            return PoolSpec(item.seq_id, 0, item.num_tokens, item.start == 0, total)

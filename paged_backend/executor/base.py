@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
+from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.options.scheduling import StepLimits
+from paged_backend.pooling_params import Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,31 +21,54 @@ class WorkerInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_blocks: int  # includes the null block
-    block_size: int
+    kv_layout: KVCacheLayout
     device: str
     dtype: str
     quantization: str | None  # of the weights
+    weight_forms: Mapping[str, int]  # the number of quantized layers by the form they are kept in
+    weight_bytes: int  # of all tensors that the model holds
     kv_cache: str  # the format of keys and values
     kv_bytes_per_token: int  # in all layers, with the scales of quantized numbers
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
     supports_drafts: bool  # a step can sample several tokens of a sequence
+    pooling: Pooling | None  # how the model makes embeddings; None if it generates
+    hidden_size: int
     kernels_s: float  # to import the platform's kernels, and to compile them if necessary
     weights_s: float  # to load the weights
     prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
 
     def describe(self) -> str:
         """One line for a log."""
-        num_tokens = (self.num_blocks - 1) * self.block_size
         graphs = f", {self.num_graphs} CUDA graphs" if self.num_graphs else ""
-        weights = f" with {self.quantization} weights" if self.quantization else ""
+        task = ""
+        if self.pooling is not None:
+            normalized = ", normalized" if self.pooling.normalize else ""
+            task = f"embeddings of {self.hidden_size} numbers ({self.pooling.kind}{normalized}) in "
         return (
-            f"{self.dtype}{weights} on {self.device} with {self.attention_backend}, "
-            f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {num_tokens} tokens{graphs}; "
+            f"{task}{self.dtype}{self._weights()} on {self.device} with {self.attention_backend}, "
+            f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {self._capacity}{graphs}; "
             f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: kernels "
             f"{self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool and graphs "
             f"{self.prepare_s:.1f} s"
         )
+
+    def _weights(self) -> str:
+        size = f"{self.weight_bytes / 2**20:,.0f} MiB"
+        if self.quantization is None:
+            return f" with {size} of weights"
+        forms = ", ".join(f"{count} layers {form}" for form, count in self.weight_forms.items())
+        return f" with {size} of {self.quantization} weights ({forms or 'no layer'})"
+
+    @property
+    def _capacity(self) -> str:
+        """The tokens or sequences that fit in the KV blocks."""
+        layout, num_blocks = self.kv_layout, self.num_blocks - 1
+        if not any(layout.sliding):
+            return f"{num_blocks * layout.block_size} tokens"
+        windows = ", ".join(str(window or "none") for window in layout.windows)
+        number = layout.num_sequences(num_blocks, self.max_model_len)
+        return f"{number} x {self.max_model_len} tokens (windows of KV cache groups: {windows})"
 
 
 class Executor(Protocol):

@@ -20,8 +20,8 @@ _METADATA_DTYPES = {
     "positions": torch.int32,
     "query_start_loc": torch.int32,
     "seq_lens": torch.int32,
-    "block_table": torch.int32,
-    "slot_mapping": torch.int64,
+    "block_tables": torch.int32,
+    "slot_mappings": torch.int64,
 }
 
 
@@ -31,7 +31,9 @@ class AttentionMetadata:
 
     The step computes the last tokens of each sequence. For sequence `s`, they are the rows
     `query_start_loc[s]:query_start_loc[s + 1]` of the batch. The sequence then has `seq_lens[s]`
-    tokens in total. All tensors are contiguous.
+    tokens in total. All tensors are contiguous. Each KV cache group, in their order, has a separate
+    block table and slot mapping. An entry of a block table may be anything if no token of the step
+    sees a token of this block: the block may have another owner, so it must not be read.
 
     Raises:
         TypeError: a tensor has the wrong dtype or is not contiguous. Kernels read raw addresses.
@@ -39,19 +41,21 @@ class AttentionMetadata:
 
     query_start_loc: Tensor  # [num_seqs + 1] int32
     seq_lens: Tensor  # [num_seqs] int32, tokens in the cache, including this step's
-    block_table: Tensor  # [num_seqs, max_blocks] int32, padded with block 0
-    slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset; -1 writes nothing
+    # For each group:
+    block_tables: tuple[Tensor, ...]  # [num_seqs, max_blocks] int32, padded with block 0
+    slot_mappings: tuple[Tensor, ...]  # [num_tokens] int64, block * block_size + offset; -1: none
     positions: Tensor  # [num_tokens] int32, position of each token in its sequence
     num_decodes: int  # number of leading sequences that have exactly one token in this step
-    # Number of blocks that all decodes begin with, for a backend that can read them once for all;
-    # 0 to read them for each one. Every decode has more tokens.
+    # Number of blocks that all decodes begin with in groups without a window, for a backend that
+    # can read them once for all; 0 to read them for each one. Every decode has more tokens.
     num_shared_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name, dtype in _METADATA_DTYPES.items():
-            tensor = getattr(self, name)
-            if tensor.dtype != dtype or not tensor.is_contiguous():
-                raise TypeError(f"{name} must be contiguous and {dtype}, got {tensor.dtype}")
+            value = getattr(self, name)
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if tensor.dtype != dtype or not tensor.is_contiguous():
+                    raise TypeError(f"{name} must be contiguous and {dtype}, got {tensor.dtype}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class AttentionLayer:
     """One attention layer of a model.
 
     Attributes:
-        index: the layer's number in the KV cache.
+        index: the layer's number in the model.
         num_heads: query heads.
         num_kv_heads: heads of the keys and values; a divisor of `num_heads`.
         head_dim: size of a head.

@@ -7,28 +7,45 @@ from typing import Protocol
 
 from torch import Tensor
 
-from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 
 
-class Model(Protocol):
-    """A decoder on one device, for inference only.
+class OutputConfig(Protocol):
+    """The facts that a model runner needs about a model's output."""
 
-    The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
-    call `pack` once.
-    """
-
-    config: ModelConfig
-    max_model_len: int
-    attention_layers: Sequence[AttentionLayer]
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+    @property
+    def has_output_layer(self) -> bool:
+        """Return True if the model computes logits."""
         ...
 
-    def pack(self) -> None:
-        """Bring the filled weights into the form that the platform's kernels read."""
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a generation."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder on one device that is ready to compute, for inference only."""
+
+    @property
+    def config(self) -> OutputConfig:
+        """The model's sizes."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The largest number of tokens of prompt and output."""
+        ...
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The attention layers, in order."""
         ...
 
     def forward(
@@ -38,7 +55,9 @@ class Model(Protocol):
         meta: AttentionMetadata,
         logits_indices: Tensor | None,
     ) -> Tensor:
-        """Run all layers; returns hidden states [num_rows, hidden_size] after the final norm.
+        """Run all layers; returns what `compute_logits` reads, [num_rows, any].
+
+        For most models these are hidden states [num_rows, hidden_size] after the final norm.
 
         Args:
             input_ids: [num_tokens] the step's tokens, in the order of `meta`.
@@ -49,5 +68,24 @@ class Model(Protocol):
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits [num_rows, vocab_size] in the model's dtype from `forward`'s result."""
+        """Compute logits [num_rows, vocab_size] in the model's dtype from `forward`'s result.
+
+        A model that is loaded without its output layer (`config.has_output_layer`) has none.
+        """
+        ...
+
+
+class LoadableModel(Model, Protocol):
+    """A model whose weights are filled from a checkpoint.
+
+    The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
+    call `pack` once.
+    """
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+        ...
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
         ...

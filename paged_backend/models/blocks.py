@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.shape import Activation
+from paged_backend.checkpoint.shape import QKNorm as QKNormKind
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from paged_backend.models.layers import Kernels, QKNorm
+from paged_backend.models.head_order import row_order
+from paged_backend.models.layers import Kernels, LayerFunctions, NormWeights, QKNorm
 from paged_backend.models.linear import LinearSpec
 
 
@@ -18,7 +22,7 @@ class Attention:
     """Self-attention; queries, keys and values are computed as one product.
 
     Args:
-        config: sizes and variants of the model.
+        config: sizes and variant of the model.
         index: the layer's number.
         prefix: the name of the module in the checkpoint.
         cos_sin_cache: the layer's rotary table, see `AttentionLayer`.
@@ -28,38 +32,53 @@ class Attention:
     def __init__(
         self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
     ) -> None:
+        variant = config.variant
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
-        query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qk_norm = QKNorm(*sizes, config.rms_norm_eps, kernels) if config.qk_norm else None
+        self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
+        self._head_norm = self._token_norm = None
+        if variant.qk_norm is QKNormKind.HEAD:
+            self._head_norm = QKNorm(*sizes, config.rms_norm_eps, self._norms)
+        elif variant.qk_norm is QKNormKind.TOKEN:
+            self._token_norm = TokenNorm(config, self._norms, kernels.layers)
+        sinks = torch.empty(config.num_heads, device=kernels.device) if variant.sinks else None
         self.layer = AttentionLayer(
             index,
             *sizes,
-            scale=config.head_dim**-0.5,
+            scale=variant.attention_scale or config.head_dim**-0.5,
             cos_sin_cache=cos_sin_cache,
             window=config.windows[index],
-            qk_norm=self.qk_norm,
+            qk_norm=self._head_norm,
+            softcap=variant.attention_softcap,
+            sinks=sinks,
         )
+        self._query_size = config.num_heads * config.head_dim
+        self._query_scales = _query_scales(config, cos_sin_cache, kernels.dtype)
         scale = StoredType((config.num_kv_heads,), optional=True, one_for_all=True)
         self._kv_scales = {name: StoredTensor(scale) for name in ("k_scale", "v_scale")}
         self._device = kernels.device
-        parts = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
-        hidden, biases = config.hidden_size, config.biases
-        self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix))
-        output = LinearSpec(query, {"o_proj": hidden}, biases.output, prefix)
+        hidden, biases = config.hidden_size, variant.biases
+        order = row_order(config, config.ropes[index])
+        parts = config.attention_parts
+        self.qkv_proj = kernels.linear(LinearSpec(hidden, parts, biases.qkv, prefix, order))
+        output = LinearSpec(self._query_size, {"o_proj": hidden}, biases.output, prefix)
         self.o_proj = kernels.linear(output)
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `self_attn`."""
         parameters = self.qkv_proj.parameters() | self.o_proj.parameters()
-        if self.qk_norm is not None:
-            parameters["q_norm.weight"] = self.qk_norm.query
-            parameters["k_norm.weight"] = self.qk_norm.key
+        norm = self._head_norm or self._token_norm
+        if norm is not None:
+            parameters["q_norm.weight"] = norm.query
+            parameters["k_norm.weight"] = norm.key
+        if self.layer.sinks is not None:
+            parameters["sinks"] = self.layer.sinks
         return parameters | self._kv_scales
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
-        if self.qk_norm is not None:
-            self.qk_norm.pack()
+        self._norms.pack()
+        if self._head_norm is not None:
+            self._head_norm.pack()
         self.qkv_proj.pack()
         self.o_proj.pack()
         k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
@@ -73,18 +92,44 @@ class Attention:
 
     def attend(self, x: Tensor, backend: AttentionBackend, meta: AttentionMetadata) -> Tensor:
         """Compute attention without the output projection: [num_tokens, num_heads * head_dim]."""
-        return backend.attend(self.layer, self.qkv_proj(x), meta)
+        qkv = self.qkv_proj(x)
+        if self._token_norm is not None:
+            self._token_norm.apply(qkv)
+        if self._query_scales is not None:
+            qkv[:, : self._query_size] *= self._query_scales[meta.positions].unsqueeze(1)
+        return backend.attend(self.layer, qkv, meta)
+
+
+class TokenNorm:
+    """An RMS norm of all queries of a token together, and one of its keys (OLMo 2).
+
+    The constructor allocates the weights without values. Fill `query` [num_heads * head_dim] and
+    `key` [num_kv_heads * head_dim].
+    """
+
+    def __init__(self, config: ModelConfig, norms: NormWeights, functions: LayerFunctions) -> None:
+        self.query, self.key = (norms.empty(size) for size in config.qk_norm_sizes.values())
+        self._eps = config.rms_norm_eps
+        self._rms_norm = functions.rms_norm
+
+    def apply(self, qkv: Tensor) -> None:
+        """Apply the norms to the queries and keys of `qkv` [num_tokens, size], in place."""
+        start = 0
+        for weight in (self.query, self.key):
+            part = qkv[:, start : start + len(weight)]
+            part.copy_(self._rms_norm(part, weight, self._eps))
+            start += len(weight)
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)); gate and up are computed as one product."""
+    """down(act(gate(x)) * up(x)); gate and up are computed as one product."""
 
     def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.biases.mlp
-        parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = kernels.linear(LinearSpec(hidden, parts, bias, prefix))
+        hidden, inner = config.hidden_size, config.intermediate_size
+        bias = config.variant.biases.mlp
+        self.gate_up_proj = kernels.linear(LinearSpec(hidden, config.mlp_parts, bias, prefix))
         self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias, prefix))
-        self._silu_and_mul = kernels.layers.silu_and_mul
+        self._activate = _activations(kernels.layers)[config.variant.activation]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `mlp`."""
@@ -96,10 +141,34 @@ class GatedMLP:
         self.down_proj.pack()
 
     def activate(self, x: Tensor) -> Tensor:
-        """Compute the input of `down_proj`, silu(gate(x)) * up(x): [rows, intermediate_size]."""
-        return self._silu_and_mul(self.gate_up_proj(x))
+        """Compute the input of `down_proj`, act(gate(x)) * up(x): [rows, intermediate_size]."""
+        return self._activate(self.gate_up_proj(x))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
+        return self.down_proj(self.activate(x))
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, hidden_size] in place."""
+        self.down_proj.add_to(out, self.activate(x))
 
 
 def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
     """Return the parameters with a prefix and a dot in front of each name."""
     return {f"{prefix}.{name}": parameter for name, parameter in parameters.items()}
+
+
+def _activations(functions: LayerFunctions) -> dict[Activation, Callable[[Tensor], Tensor]]:
+    return {
+        Activation.SILU: functions.silu_and_mul,
+        Activation.GELU_TANH: functions.gelu_tanh_and_mul,
+    }
+
+
+def _query_scales(config: ModelConfig, table: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return the factor on the queries at each position of the rotary table."""
+    growth = config.variant.query_growth
+    if growth is None:
+        return None
+    periods = torch.arange(len(table), device=table.device) // growth.period
+    return (1 + growth.rate * torch.log(1 + periods.float())).to(dtype)

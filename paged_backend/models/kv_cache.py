@@ -1,14 +1,16 @@
-"""The size and shape of the KV cache: fixed blocks of tokens, the same number in every layer."""
+"""The size and shape of the KV cache: fixed blocks of tokens, of the same size in every layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
 from paged_backend.errors import ConfigError
+from paged_backend.kv_cache_groups import KVCacheGroup, group_layers
 from paged_backend.models.attention import AttentionLayer
 
 _FP8, _SCALE_BYTES = torch.float8_e4m3fn, 4
@@ -89,10 +91,13 @@ def _fp8_scales(layers: Sequence[AttentionLayer]) -> KVScales:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The shape and the format of a token's keys and values, and the number of tokens in a block.
+    """The groups of layers, the shape and format of their keys and values, and the block size.
+
+    A KV pool has one part for each layer of a group. A block id stands for the same block in all
+    parts.
 
     Attributes:
-        num_layers: layers with attention.
+        groups: the groups of the layers with attention.
         num_kv_heads: heads of the keys and of the values.
         head_dim: size of a head.
         block_size: tokens in a block.
@@ -100,7 +105,7 @@ class KVCacheSpec:
         scales: of the stored numbers.
     """
 
-    num_layers: int
+    groups: tuple[KVCacheGroup, ...]
     num_kv_heads: int
     head_dim: int
     block_size: int
@@ -109,28 +114,67 @@ class KVCacheSpec:
 
     @classmethod
     def of(
-        cls, layers: Sequence[AttentionLayer], block_size: int, stored: KVCacheFormat
+        cls,
+        layers: Sequence[AttentionLayer],
+        block_size: int,
+        stored: KVCacheFormat,
+        max_model_len: int,
     ) -> KVCacheSpec:
         """Return the spec of a model's attention layers.
 
         Raises:
-            ValueError: the layers differ in their KV heads; blocks have one size in all layers.
+            ConfigError: the layers differ in their KV heads; blocks have one size in all layers.
         """
-        sizes = {(layer.num_kv_heads, layer.head_dim) for layer in layers}
-        if len(sizes) != 1:
-            raise ValueError(f"attention layers differ in (num_kv_heads, head_dim): {sizes}")
-        ((num_kv_heads, head_dim),) = sizes
-        sizes_of_block = num_kv_heads, head_dim, block_size
-        return cls(len(layers), *sizes_of_block, stored.dtype, stored.scales)
+        first, *others = layers
+        sizes = first.num_kv_heads, first.head_dim
+        for layer in others:
+            if (layer.num_kv_heads, layer.head_dim) != sizes:
+                raise ConfigError(
+                    f"the checkpoint has {layer.num_kv_heads} KV heads of size {layer.head_dim} in "
+                    f"layer {layer.index}, but {sizes[0]} of size {sizes[1]} in layer "
+                    f"{first.index}; the KV heads of all layers must be alike"
+                )
+        groups = group_layers([layer.window for layer in layers], max_model_len)
+        return cls(groups, *sizes, block_size, stored.dtype, stored.scales)
+
+    @property
+    def group_size(self) -> int:
+        """The number of layers in a group, which is the number of parts of a KV pool."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def places(self) -> dict[int, KVCachePlace]:
+        """The place of each layer, by its number."""
+        return {
+            layer: KVCachePlace(number, part)
+            for number, group in enumerate(self.groups)
+            for part, layer in enumerate(group.layers)
+        }
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that one block takes in all layers together: keys, values and their scales."""
+        """Bytes that one block takes in all parts of a pool: keys, values and their scales."""
+        return self._layer_bytes * self.group_size * self.block_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that the keys and values of one token take in all layers."""
+        return self._layer_bytes * sum(len(group.layers) for group in self.groups)
+
+    @property
+    def _layer_bytes(self) -> int:
         head_bytes = self.head_dim * self.dtype.itemsize
         if self.scales is KVScales.TOKEN_HEAD:
             head_bytes += _SCALE_BYTES
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size * head_bytes
+        return 2 * self.num_kv_heads * head_bytes
 
     def num_blocks(self, budget_bytes: int) -> int:
         """The number of whole blocks that fit into `budget_bytes`."""
         return budget_bytes // self.bytes_per_block
+
+
+class KVCachePlace(NamedTuple):
+    """The place of the keys and values of a layer."""
+
+    group: int  # whose block table it uses
+    part: int  # of the KV pool

@@ -1,31 +1,54 @@
-"""What a model needs from its platform: norms, activations and a factory of linear layers."""
+"""What a model needs from its platform: functions on rows, and factories of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.checkpoint.moe import Routing
+from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
+from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec, RowFunction
+from paged_backend.quantization.forms import WeightForm
+from paged_backend.quantization.weight import QuantizedWeight
 
 
 class LayerFunctions(Protocol):
     """Functions on rows of hidden states; `platforms.torch.layers` is their reference."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Scale rows of `x` [rows, size] to a root mean square of 1, then by `weight` [size]."""
+        """Scale rows of `x` [rows, size] to a root mean square of 1, then by `weight` [size].
+
+        The weight has the dtype of `x` or is float32.
+        """
         ...
 
     def add_norm(
-        self, hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, eps: float
+        self, hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float
     ) -> Tensor:
         """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
         ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for the two halves of each row of `gate_up` [rows, 2 * size]."""
+        ...
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor) -> Tensor:
+        """The same with GELU, approximated by a hyperbolic tangent, instead of SiLU."""
+        ...
+
+    def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> None:
+        """Add x * sigmoid(gate) to `out` in place; both are [rows, size], `gate` is [rows, 1]."""
+        ...
+
+    def choose_experts(self, logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Return the experts of each row, for `logits` [rows, num_experts].
+
+        They are the ids int32 and weights float32, [rows, num_experts_per_tok] each. The expert
+        with the largest logit comes first; of equal ones, the expert with the lowest id does.
+        """
         ...
 
 
@@ -51,17 +74,43 @@ class Kernels(Protocol):
         """Allocate a linear layer."""
         ...
 
-    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
-        """Allocate a linear layer with int8 weights, whose input is rounded to int8 row by row.
+    @property
+    def weight_forms(self) -> Collection[WeightForm]:
+        """The forms of quantized weights that `quantized_linear` multiplies."""
+        ...
 
-        Its parameters are the ``weight`` int8 [size, inputs] of each part, the ``weight_scale``
-        float32 [size], and the ``bias``.
+    def quantized_linear(
+        self, form: WeightForm, weight: QuantizedWeight, bias: Tensor | None
+    ) -> LinearProduct:
+        """Make the product of a weight that is brought into one of `weight_forms`.
+
+        Args:
+            form: one that the weight's encoding has.
+            weight: [outputs, inputs].
+            bias: [outputs] floats.
         """
         ...
 
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        ...
+
+    @property
+    def product_experts(self) -> ProductExperts | None:
+        """Computes experts whose projections are separate products; None if it cannot."""
+        ...
+
+
+ProductExperts = Callable[
+    [ExpertsSpec, Sequence[tuple[LinearProduct, LinearProduct]]], ExpertsProduct
+]
+"""Makes experts of the products with gate and up together, and with down, of each of them."""
 
 LinearFactory = Callable[[LinearSpec, Kernels], LinearMethod]
 """Creates a linear layer for a spec, with the kernels of a platform."""
+
+ExpertsFactory = Callable[[ExpertsSpec, Kernels], ExpertsMethod]
+"""Creates the experts of a layer for a spec, with the kernels of a platform."""
 
 LINEAR_METHODS: dict[str, LinearFactory] = {}
 """Factories of quantized linear layers, by the value of the option ``quantization``."""
@@ -76,24 +125,61 @@ def register_linear_method(quantization: str, factory: LinearFactory) -> None:
 
 
 class QuantizedKernels:
-    """The kernels of a platform, with quantized linear layers instead of the dense ones.
+    """The kernels of a platform, with quantized linear layers and experts instead of dense ones.
 
     Args:
         kernels: the platform.
         factory: creates the quantized linear layers.
+        experts: creates the quantized experts.
     """
 
-    def __init__(self, kernels: Kernels, factory: LinearFactory) -> None:
+    def __init__(self, kernels: Kernels, factory: LinearFactory, experts: ExpertsFactory) -> None:
         self.device = kernels.device
         self.dtype = kernels.dtype
         self.layers = kernels.layers
-        self.int8_linear = kernels.int8_linear
+        self.weight_forms = kernels.weight_forms
+        self.quantized_linear = kernels.quantized_linear
+        self.product_experts = kernels.product_experts
         self._kernels = kernels
         self._factory = factory
+        self._experts = experts
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
         return self._factory(spec, self._kernels)
+
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        return self._experts(spec, self._kernels)
+
+
+class NormWeights:
+    """Allocates the weights of norms, and completes those that are stored minus 1.
+
+    Those are kept in float32, as adding 1 would round them too much in the model's dtype.
+
+    Args:
+        kernels: the platform.
+        unit_offset: the checkpoint has the weights minus 1.
+    """
+
+    def __init__(self, kernels: Kernels, *, unit_offset: bool) -> None:
+        self.device = kernels.device
+        self.dtype = torch.float32 if unit_offset else kernels.dtype
+        self._unit_offset = unit_offset
+        self._weights: list[Tensor] = []
+
+    def empty(self, size: int) -> Tensor:
+        """Allocate a weight [size] without values."""
+        weight = torch.empty(size, dtype=self.dtype, device=self.device)
+        self._weights.append(weight)
+        return weight
+
+    def pack(self) -> None:
+        """Complete the filled weights."""
+        if self._unit_offset:
+            for weight in self._weights:
+                weight += 1
 
 
 class QKNorm:
@@ -104,15 +190,13 @@ class QKNorm:
     """
 
     def __init__(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, kernels: Kernels
+        self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, norms: NormWeights
     ) -> None:
-        def empty(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=kernels.dtype, device=kernels.device)
-
-        self.query = empty(head_dim)
-        self.key = empty(head_dim)
+        self.query = norms.empty(head_dim)
+        self.key = norms.empty(head_dim)
         self.eps = eps
-        self.heads = empty(num_heads + num_kv_heads, head_dim)
+        shape = num_heads + num_kv_heads, head_dim
+        self.heads = torch.empty(shape, dtype=norms.dtype, device=norms.device)
         self._num_heads = num_heads
 
     def pack(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -20,12 +20,19 @@ class LinearSpec:
         parts: output size of each fused layer, by its name in the checkpoint.
         bias: whether each part has a bias.
         prefix: name of the module in the checkpoint that holds the parts.
+        row_order: for some parts, the row of the checkpoint's weight that each output is computed
+            with; the other parts have the checkpoint's order.
+        full_precision: whether a platform keeps the weight in the dtype of hidden states and an
+            option does not quantize it. The layer is small, and its rounding errors would choose
+            other experts.
     """
 
     inputs: int
     parts: Mapping[str, int]
     bias: bool = False
     prefix: str = ""
+    row_order: Mapping[str, Tensor] = field(default_factory=dict)
+    full_precision: bool = False
 
     @property
     def outputs(self) -> int:
@@ -36,8 +43,36 @@ class LinearSpec:
         """Return the name of a part's module in the checkpoint."""
         return f"{self.prefix}.{part}" if self.prefix else part
 
+    def reorder(self, parameters: Mapping[str, Parameter]) -> None:
+        """Bring filled weights and biases into the layer's row order, in place."""
+        for name, order in self.row_order.items():
+            for kind in ("weight", "bias"):
+                place = parameters.get(f"{name}.{kind}")
+                if isinstance(place, Tensor):
+                    place.copy_(place[order.to(place.device)])
 
-class LinearMethod(Protocol):
+
+class RowFunction(Protocol):
+    """Computes an output row for each input row, and can add it to what a tensor holds."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, outputs] for `x` [rows, inputs]."""
+        ...
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, outputs] in place."""
+        ...
+
+
+class LinearProduct(RowFunction, Protocol):
+    """Computes x @ weight.T + bias with a weight in the form that its kernels read."""
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
+        ...
+
+
+class LinearMethod(LinearProduct, Protocol):
     """Stores the weights of one linear layer and computes x @ weight.T + bias.
 
     The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
@@ -50,16 +85,4 @@ class LinearMethod(Protocol):
 
     def pack(self) -> None:
         """Bring the filled weight into the form that the kernels read."""
-        ...
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
-        ...
-
-    def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
-        ...
-
-    def rows(self, index: Tensor) -> Tensor:
-        """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         ...

@@ -9,8 +9,11 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.errors import ConfigError
-from paged_backend.models.base import Model
+from paged_backend.models.base import LoadableModel, Model
+from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.layers import LINEAR_METHODS, Kernels, LinearFactory, QuantizedKernels
+from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
 from paged_backend.options.model import ModelOptions
 from paged_backend.quantization.formats import Quantization, WeightFormat
@@ -38,10 +41,9 @@ def load_model(
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
-    factory = _linear_factory(config, quantization)
-    if factory is not None:
-        kernels = QuantizedKernels(kernels, factory)
-    model = build_model(model_config, resolve_max_model_len(config, model_config), kernels)
+    kernels = _quantized_kernels(config, quantization, kernels)
+    max_model_len = resolve_max_model_len(config, model_config.max_position_embeddings)
+    model = build_model(model_config, max_model_len, kernels)
     if config.load_format == "dummy":
         random_weights(model.parameters(), tensors_of(model_config), config.seed)
     else:
@@ -50,46 +52,83 @@ def load_model(
     return model
 
 
-def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels) -> Model:
+def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels) -> LoadableModel:
     """Create the model for the checkpoint's architecture; its weights are allocated, not loaded."""
     module, _, name = ARCHITECTURES[model_config.architecture].model.partition(":")
-    model: Model = getattr(import_module(module), name)(model_config, max_model_len, kernels)
+    model: LoadableModel = getattr(import_module(module), name)(
+        model_config, max_model_len, kernels
+    )
     return model
 
 
-def _linear_factory(config: ModelOptions, checkpoint: Quantization | None) -> LinearFactory | None:
-    """Return what creates quantized layers; None if none are."""
+def _quantized_kernels(
+    config: ModelOptions, checkpoint: Quantization | None, kernels: Kernels
+) -> Kernels:
+    """Return kernels that allocate quantized layers; the same kernels if none are quantized."""
     if checkpoint is not None:
         check_option(config.quantization, checkpoint)
         if config.load_format == "dummy":
             raise ConfigError(
                 "option load_format can only be auto for a quantized checkpoint, got dummy"
             )
-        return lambda spec, kernels: quantized_linear(spec, checkpoint, kernels)
-    if config.quantization is None:
-        return None
-    factories = {name: _online(kind) for name, kind in ONLINE_FORMATS.items()} | LINEAR_METHODS
-    if config.quantization not in factories:
-        allowed = " or ".join(["null", *sorted(factories)])
-        raise ConfigError(
-            f"option quantization must be {allowed}, as the checkpoint is not quantized, got "
-            f"{shorten(config.quantization)}"
+        return QuantizedKernels(
+            kernels,
+            lambda spec, platform: quantized_linear(spec, checkpoint, platform),
+            lambda spec, platform: quantized_experts(spec, checkpoint.format_of, platform),
         )
-    return factories[config.quantization]
+    name = config.quantization
+    if name is None:
+        return kernels
+    if name in LINEAR_METHODS:
+        return _with_linear_method(name, kernels)
+    if name in ONLINE_FORMATS:
+        return _online(ONLINE_FORMATS[name], kernels)
+    allowed = " or ".join(["null", *sorted(ONLINE_FORMATS | LINEAR_METHODS)])
+    raise ConfigError(
+        f"option quantization must be {allowed}, as the checkpoint is not quantized, got "
+        f"{shorten(name)}"
+    )
 
 
-def _online(weight_format: WeightFormat) -> LinearFactory:
-    """Create layers that quantize the weights of a checkpoint as they are loaded."""
-    return lambda spec, kernels: QuantizedLinear(spec, weight_format, kernels)
+def _online(weight_format: WeightFormat, kernels: Kernels) -> Kernels:
+    """Return kernels that quantize the weights of a checkpoint as they are loaded."""
+
+    def linear(spec: LinearSpec, platform: Kernels) -> LinearMethod:
+        return QuantizedLinear(spec, weight_format, platform)
+
+    return QuantizedKernels(
+        kernels,
+        _unless_full_precision(linear),
+        lambda spec, platform: experts_quantized_online(spec, weight_format, platform),
+    )
 
 
-def resolve_max_model_len(config: ModelOptions, model_config: ModelConfig) -> int:
-    """Return the option `max_model_len` if it is set, else the model's context length.
+def _with_linear_method(name: str, kernels: Kernels) -> Kernels:
+    """Return kernels with a registered linear method, which no experts can use."""
+
+    def refuse(spec: ExpertsSpec, platform: Kernels) -> ExpertsMethod:
+        raise ConfigError(
+            f"option quantization cannot be {name} for a model with experts ({spec.prefix})"
+        )
+
+    return QuantizedKernels(kernels, _unless_full_precision(LINEAR_METHODS[name]), refuse)
+
+
+def _unless_full_precision(factory: LinearFactory) -> LinearFactory:
+    """Return the factory, but for layers that no option quantizes."""
+
+    def make(spec: LinearSpec, kernels: Kernels) -> LinearMethod:
+        return kernels.linear(spec) if spec.full_precision else factory(spec, kernels)
+
+    return make
+
+
+def resolve_max_model_len(config: ModelOptions, limit: int) -> int:
+    """Return the option `max_model_len` if it is set, else the model's context length `limit`.
 
     Raises:
         ConfigError: the option exceeds the context length (`max_position_embeddings`).
     """
-    limit = model_config.max_position_embeddings
     if config.max_model_len is None:
         return limit
     if config.max_model_len > limit:

@@ -8,39 +8,47 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
-from paged_backend.errors import ConfigError
+from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.layers import Kernels
-from paged_backend.models.linear import LinearMethod, LinearSpec
-from paged_backend.quantization.formats import FormatError, Quantization, WeightFormat
-from paged_backend.quantization.weight import QuantizedWeight
+from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.models.stored_weight import StoredWeight
+from paged_backend.quantization.formats import Quantization, WeightFormat
+from paged_backend.quantization.forms import WeightForm
+from paged_backend.quantization.weight import QuantizedWeight, stacked
 
 
 class QuantizedLinear:
     """A layer that reads a weight format; see :class:`~paged_backend.models.linear.LinearMethod`.
 
-    Weights in int8 with a scale for each output are multiplied as such if the format rounds
-    activations to int8. All others are dequantized when they are packed, part by part.
+    The weight is kept in the best of its forms that the platform's kernels multiply. If there is
+    none, it is dequantized when it is packed, part by part.
+
+    Attributes:
+        form: of the packed weight; None if it is dequantized.
     """
 
     def __init__(self, spec: LinearSpec, weight_format: WeightFormat, kernels: Kernels) -> None:
         self._spec = spec
         self._format = weight_format
         self._kernels = kernels
-        self._method: LinearMethod
-        self._stored: dict[str, dict[str, StoredTensor]] = {}
-        for name, size in spec.parts.items():
-            kinds = weight_format.tensors(size, spec.inputs)
-            # Some writers of GPTQ store biases of zero for layers that have none.
-            kinds["bias"] = StoredType((size,), optional=not spec.bias)
-            self._stored[name] = {suffix: StoredTensor(kind) for suffix, kind in kinds.items()}
+        self._product: LinearProduct
+        forms = weight_format.encoding.forms(list(spec.parts.values()), spec.inputs)
+        if spec.row_order:  # blocks of rows do not survive it
+            forms = tuple(form for form in forms if form is not WeightForm.W8A8_FP8_BLOCKS)
+        self.form = next((form for form in forms if form in kernels.weight_forms), None)
+        self._stored = {
+            name: StoredWeight(
+                spec.full_name(name), weight_format, size, spec.inputs, bias=spec.bias
+            )
+            for name, size in spec.parts.items()
+        }
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the places of the stored tensors, by checkpoint name; invalid after `pack`."""
         return {
             f"{name}.{suffix}": place
-            for name, places in self._stored.items()
-            for suffix, place in places.items()
+            for name, stored in self._stored.items()
+            for suffix, place in stored.parameters().items()
         }
 
     def pack(self) -> None:
@@ -49,47 +57,61 @@ class QuantizedLinear:
         Raises:
             ConfigError: a stored tensor holds values that are wrong.
         """
-        as_int8 = self._format.int8_activations
-        self._method = (self._kernels.int8_linear if as_int8 else self._kernels.linear)(self._spec)
-        places = self._method.parameters()
+        product = None if self.form is None else self._keep(self.form)
+        if product is None:
+            self.form = None
+            product = self._dequantized()
+        self._product = product
+        self._stored.clear()
+        del self._kernels
+
+    def _keep(self, form: WeightForm) -> LinearProduct | None:
+        """Bring the weight of all parts into a form; None if their groups of inputs forbid it."""
+        stored = self._stored.items()
+        weight = stacked([self._ordered(name, part) for name, part in stored])
+        if weight is None:
+            return None
+        biases = [bias for name, part in stored if (bias := self._bias(name, part)) is not None]
+        bias = torch.cat(biases) if biases else None
+        return self._kernels.quantized_linear(form, weight, bias)
+
+    def _dequantized(self) -> LinearProduct:
+        """Fill a dense layer, part by part, and free the stored tensors of each."""
+        method = self._kernels.linear(replace(self._spec, row_order={}))
+        parameters = method.parameters()
         for name in self._spec.parts:
             stored = self._stored.pop(name)
-            weight = self._read(name, stored)
-            values = {"weight": weight.values if as_int8 else weight.dequantize()}
-            if as_int8:
-                values["weight_scale"] = _channel_scales(weight)
-            if self._spec.bias:
-                values["bias"] = stored["bias"].value
-            else:
-                _check_no_bias(stored["bias"])
+            values = {
+                "weight": self._ordered(name, stored).dequantize(),
+                "bias": self._bias(name, stored),
+            }
             for suffix, value in values.items():
-                place = places[f"{name}.{suffix}"]
-                assert isinstance(place, Tensor)
-                place.copy_(value)
-        self._method.pack()
+                if value is not None:
+                    place = parameters[f"{name}.{suffix}"]
+                    assert isinstance(place, Tensor)
+                    place.copy_(value)
+        method.pack()
+        return method
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
-        return self._method(x)
+        return self._product(x)
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
-        self._method.add_to(out, x)
+        self._product.add_to(out, x)
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
-        return self._method.rows(index)
+        return self._product.rows(index)
 
-    def _read(self, name: str, stored: dict[str, StoredTensor]) -> QuantizedWeight:
-        tensors = {suffix: place.value for suffix, place in stored.items() if place.filled}
-        for suffix in tensors:
-            if "scale" in suffix:
-                stored[suffix].check_scale()
-        try:
-            return self._format.read(tensors, self._spec.parts[name], self._spec.inputs)
-        except FormatError as error:
-            path = ".".join(filter(None, (self._spec.prefix, name)))
-            raise ConfigError(f"the checkpoint's tensor {path}.{error}") from error
+    def _ordered(self, name: str, stored: StoredWeight) -> QuantizedWeight:
+        weight, order = stored.read(), self._spec.row_order.get(name)
+        return weight if order is None else weight.with_rows(order)
+
+    def _bias(self, name: str, stored: StoredWeight) -> Tensor | None:
+        bias, order = stored.bias(), self._spec.row_order.get(name)
+        return bias if bias is None or order is None else bias[order]
 
 
 class SplitLinear:
@@ -139,14 +161,3 @@ def quantized_linear(
     return SplitLinear(
         [make(replace(spec, parts={name: spec.parts[name]}), formats[name]) for name in formats]
     )
-
-
-def _channel_scales(weight: QuantizedWeight) -> Tensor:
-    scales = weight.channel_scales()
-    assert scales is not None, "formats with int8 activations have a scale for each output"
-    return scales
-
-
-def _check_no_bias(place: StoredTensor) -> None:
-    if place.filled and bool(place.value.any()):
-        raise ConfigError(f"{place.origin} has no place in this architecture, and is not zero")

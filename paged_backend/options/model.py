@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_backend.pooling_params import PoolingType
 from paged_backend.validation import Rule, checked
 
+GENERATE, EMBED = "generate", "embed"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -24,6 +26,23 @@ class ModelOptions:
         Rule(str, optional=True),
         "folder, GGUF file or id of the tokenizer; default: the model's",
     )
+    task: str = checked(
+        "auto",
+        Rule(str, choices=("auto", GENERATE, EMBED)),
+        "embed makes embeddings; auto: embed for checkpoints that say how they are pooled (by a "
+        "modules.json, or pooling_type in a GGUF file) or have no output layer, otherwise generate",
+    )
+    pooling_type: str | None = checked(
+        None,
+        Rule(str, choices=tuple(PoolingType), optional=True),
+        "the hidden states that become an embedding: of the last token, the mean over all tokens, "
+        "or of the first token (cls); default: as the checkpoint says, or last",
+    )
+    normalize: bool | None = checked(
+        None,
+        Rule(bool, optional=True),
+        "scale embeddings to a length of 1; default: as the checkpoint says, or true",
+    )
     device: str = checked(
         "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"
     )
@@ -32,6 +51,12 @@ class ModelOptions:
         Rule(str, choices=DTYPES),
         "auto: float32 on a CPU, the checkpoint's on a GPU; on a CPU, bfloat16 halves the memory "
         "of weights, keys and values, and is faster for few sequences, with AMX for all",
+    )
+    model_impl: str = checked(
+        "auto",
+        Rule(str, choices=("auto", "paged", "vllm", "transformers")),
+        "what computes the model: paged (vllm means the same) is our implementation of its family, "
+        "transformers is its code with our attention; auto prefers paged",
     )
     load_format: str = checked(
         "auto", Rule(str, choices=("auto", "dummy")), "dummy makes random weights"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_backend.core.scheduled_batch import (
+    PoolSpec,
     PromptLogprobsSpec,
     SampleSpec,
     ScheduledBatch,
@@ -25,7 +26,7 @@ class InputBatch:
 
     input_ids: Longs  # [num_tokens]; PLACEHOLDER for a token that only the device knows
     positions: Ints  # [num_tokens]
-    slot_mapping: Longs  # [num_tokens]
+    slot_mappings: Longs  # [num_groups, num_tokens]
     query_start_loc: Ints  # [num_seqs + 1]
     seq_lens: Ints  # [num_seqs]
     logits_indices: Longs  # [num_samples] rows whose next token is sampled
@@ -34,10 +35,20 @@ class InputBatch:
     samples: list[SampleSpec]  # one for each entry of logits_indices
     prompt_indices: Longs  # rows before the prompt tokens whose log-probabilities are needed
     prompts: list[PromptLogprobsSpec]  # the specs of these rows, in order
+    pool_indices: Longs  # rows that are pooled; there are then no samples and no prompts
+    pools: list[PoolSpec]  # the specs of these rows, in order
 
     @classmethod
-    def build(cls, scheduled_batch: ScheduledBatch, block_size: int) -> InputBatch:
-        """Flatten a step; the number of array operations does not depend on its size."""
+    def build(
+        cls, scheduled_batch: ScheduledBatch, block_size: int, num_groups: int = 1
+    ) -> InputBatch:
+        """Flatten a step; the number of array operations does not depend on its size.
+
+        Args:
+            scheduled_batch: the step.
+            block_size: tokens in a block.
+            num_groups: the KV cache groups.
+        """
         items = scheduled_batch.scheduled
         lens = np.array([len(item.token_ids) for item in items], np.int32)
         starts = np.array([item.start for item in items], np.int32)
@@ -57,7 +68,7 @@ class InputBatch:
                 chain.from_iterable(item.token_ids for item in items), np.int64, num_tokens
             ),
             positions=positions,
-            slot_mapping=_slots(items, starts, lens, positions, block_size),
+            slot_mappings=_slots(items, starts, lens, positions, block_size, num_groups),
             query_start_loc=query_start_loc,
             seq_lens=starts + lens,
             logits_indices=(first_rows + sample_positions - 1).astype(np.int64),
@@ -66,24 +77,34 @@ class InputBatch:
             samples=samples,
             prompt_indices=_prompt_indices(items, query_start_loc),
             prompts=[item.prompt_logprobs for item in items if item.prompt_logprobs is not None],
+            pool_indices=_pool_indices(items, query_start_loc),
+            pools=[item.pool for item in items if item.pool is not None],
         )
 
     @property
     def needed_indices(self) -> Longs:
-        """Rows that need logits: those of the samples, then those for prompt log-probabilities."""
-        if not self.prompts:
+        """Rows whose hidden states are needed: those of the samples, then `other_indices`."""
+        if not len(self.other_indices):
             return self.logits_indices
-        return np.concatenate((self.logits_indices, self.prompt_indices))
+        return np.concatenate((self.logits_indices, self.other_indices))
+
+    @property
+    def other_indices(self) -> Longs:
+        """Rows for prompt log-probabilities, or for embeddings."""
+        return self.pool_indices if self.pools else self.prompt_indices
 
 
-def block_table(items: list[ScheduledSequence]) -> Ints:
-    """Return the block tables, padded with the null block: [num_seqs, longest table] int32."""
+def block_tables(items: list[ScheduledSequence], num_groups: int = 1) -> Ints:
+    """Return the block tables, padded with the null block.
+
+    The result is [num_groups, num_seqs, longest table] int32.
+    """
     widths = np.array([len(item.block_ids) for item in items])
     padded = np.zeros((len(items), int(widths.max())), np.int32)
     filled = np.arange(padded.shape[1]) < widths[:, None]
     ids = chain.from_iterable(item.block_ids for item in items)
     padded[filled] = np.fromiter(ids, np.int32, int(widths.sum()))
-    return padded
+    return np.ascontiguousarray(padded.reshape(len(items), -1, num_groups).transpose(2, 0, 1))
 
 
 def _prompt_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Longs:
@@ -95,21 +116,38 @@ def _prompt_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Lo
     return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
+def _pool_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Longs:
+    parts = [
+        start + item.pool.first_row + np.arange(item.pool.num_rows)
+        for item, start in zip(items, query_start_loc.tolist(), strict=False)
+        if item.pool is not None
+    ]
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+
+
 def _slots(
-    items: list[ScheduledSequence], starts: Ints, lens: Ints, positions: Ints, block_size: int
+    items: list[ScheduledSequence],
+    starts: Ints,
+    lens: Ints,
+    positions: Ints,
+    block_size: int,
+    num_groups: int,
 ) -> Longs:
-    """Return the slot of each token; reads only the blocks that the step writes."""
+    """Return the slot of each token in each group; reads only the blocks that the step writes."""
     first = starts // block_size
     counts = (starts + lens - 1) // block_size - first + 1
     written = np.fromiter(
         chain.from_iterable(
             item.block_ids[begin : begin + count]
-            for item, begin, count in zip(items, first.tolist(), counts.tolist(), strict=True)
+            for item, begin, count in zip(
+                items, (first * num_groups).tolist(), (counts * num_groups).tolist(), strict=True
+            )
         ),
         np.int64,
-        int(counts.sum()),
+        int(counts.sum()) * num_groups,
     )
     before = np.cumsum(counts) - counts - first
-    blocks = written[np.repeat(before, lens) + positions // block_size]
+    places = np.repeat(before, lens) + positions // block_size
+    blocks = np.take(written.reshape(-1, num_groups).T, places, axis=1)
     slots: Longs = blocks * block_size + positions % block_size
     return slots

@@ -85,14 +85,11 @@ def _weight_format(weights: ConfigFile, inputs: ConfigFile | None, stored: str) 
     if stored in _PLAIN:
         if bits != 8:
             raise weights.error("num_bits", f"must be 8 in the format {stored}, got {bits}")
-        if kind == "float":
-            return PlainFormat(torch.float8_e4m3fn, block, symmetric=symmetric)
-        return PlainFormat(
-            torch.int8,
-            block,
-            symmetric=symmetric,
-            int8_activations=symmetric and block[1] == 0 and _are_int8(inputs),
-        )
+        dtype = torch.float8_e4m3fn if kind == "float" else torch.int8
+        rounds_inputs = _are_rounded(inputs, kind)
+        if kind == "int" and (not symmetric or block[1] != 0):
+            rounds_inputs = False  # no kernel has int8 inputs and scales within a row
+        return PlainFormat(dtype, block, symmetric=symmetric, rounds_inputs=rounds_inputs)
     if kind != "int" or not 2 <= bits <= 8 or strategy not in ("channel", "group"):
         raise weights.error(
             "num_bits",
@@ -107,10 +104,11 @@ def _weight_format(weights: ConfigFile, inputs: ConfigFile | None, stored: str) 
     )
 
 
-def _are_int8(activations: ConfigFile | None) -> bool:
+def _are_rounded(activations: ConfigFile | None, kind: str) -> bool:
+    """Return True if the inputs of a layer are rounded to the 8-bit type of its weight."""
     if activations is None:
         return False
-    return activations.text("type", "int") == "int" and activations.integer("num_bits", 8) == 8
+    return activations.text("type", "int") == kind and activations.integer("num_bits", 8) == 8
 
 
 def _block(weights: ConfigFile, strategy: str) -> tuple[int, int]:

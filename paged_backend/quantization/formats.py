@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import StoredType
+from paged_backend.quantization.forms import Encoding
 from paged_backend.quantization.weight import QuantizedWeight
 
 BLOCKS = "model.layers."  # begins the names of the layers in the decoder's blocks
@@ -23,8 +24,8 @@ class WeightFormat(Protocol):
     """Reads weights of one format; formats that are equal store weights in the same way."""
 
     @property
-    def int8_activations(self) -> bool:
-        """Return whether the layer's input is rounded to int8, row by row."""
+    def encoding(self) -> Encoding:
+        """Return the kind of numbers that weights have when they are read."""
         ...
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:

@@ -24,12 +24,13 @@ def read_fp8(config: ConfigFile) -> Quantization:
         ConfigError: a key is missing or wrong, or the variant is not supported.
     """
     config.text("fmt", "e4m3", ("e4m3",))
-    weight_format = PlainFormat(_FP8, (0, 0))
+    weight_format = PlainFormat(_FP8, (0, 0), rounds_inputs=True)
     sizes = config.value("weight_block_size")
     if sizes is not None:
         if not (isinstance(sizes, list) and len(sizes) == 2 and all(_is_size(s) for s in sizes)):
             raise config.error("weight_block_size", f"must hold two sizes, got {shorten(sizes)}")
-        weight_format = PlainFormat(_FP8, (sizes[0], sizes[1]), scale="weight_scale_inv")
+        block = sizes[0], sizes[1]
+        weight_format = PlainFormat(_FP8, block, "weight_scale_inv", rounds_inputs=True)
     key = "ignored_layers" if "ignored_layers" in config else "modules_to_not_convert"
     format_of = _all_but(LayerNames.read_parts(config, key), weight_format)
     return Quantization("fp8", format_of, read_kv_cache_dtype(config))
@@ -47,7 +48,7 @@ def read_modelopt(config: ConfigFile) -> Quantization:
         raise section.error(
             "quant_algo", f"is {shorten(algorithm)}; supported: {', '.join(_MODELOPT)}"
         )
-    weight_format = PlainFormat(_FP8, _MODELOPT[algorithm])
+    weight_format = PlainFormat(_FP8, _MODELOPT[algorithm], rounds_inputs=True)
     key = "exclude_modules" if "exclude_modules" in section else "ignore"
     skipped = LayerNames.read_wildcards(section, key)
     format_of = _all_but(skipped, weight_format)

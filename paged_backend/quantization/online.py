@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import StoredType
-from paged_backend.quantization.round import Fp8Rounding, IntegerRounding, Rounding
+from paged_backend.quantization.forms import Encoding
+from paged_backend.quantization.round import FP8, Fp8Rounding, IntegerRounding, Rounding
 from paged_backend.quantization.weight import QuantizedWeight
 
 
@@ -18,11 +20,11 @@ class OnlineFormat:
 
     Attributes:
         rounding: the number format.
-        int8_activations: see :class:`~paged_backend.quantization.formats.WeightFormat`.
+        encoding: see :class:`~paged_backend.quantization.formats.WeightFormat`.
     """
 
     rounding: Rounding
-    int8_activations: bool = False
+    encoding: Encoding
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
         """See `WeightFormat.tensors`."""
@@ -34,8 +36,8 @@ class OnlineFormat:
 
 
 ONLINE_FORMATS = {
-    "int8": OnlineFormat(IntegerRounding(8), int8_activations=True),
-    "int4": OnlineFormat(IntegerRounding(4, group_size=32)),
-    "fp8": OnlineFormat(Fp8Rounding()),
+    "int8": OnlineFormat(IntegerRounding(8), Encoding(torch.int8, (1, 0), rounds_inputs=True)),
+    "int4": OnlineFormat(IntegerRounding(4, group_size=32), Encoding(torch.int8, (1, 32), bits=4)),
+    "fp8": OnlineFormat(Fp8Rounding(), Encoding(FP8, (1, 0), rounds_inputs=True)),
 }
 """Formats by the value of the option ``quantization``."""

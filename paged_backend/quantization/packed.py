@@ -11,6 +11,7 @@ from torch import Tensor
 from paged_backend.checkpoint.stored_tensor import StoredType
 from paged_backend.quantization.bits import num_words, unpack
 from paged_backend.quantization.formats import FormatError
+from paged_backend.quantization.forms import Encoding
 from paged_backend.quantization.weight import QuantizedWeight
 
 _INT32 = (torch.int32,)
@@ -33,7 +34,11 @@ class PackQuantizedFormat:
     group_size: int
     symmetric: bool = True
     act_order: bool = False
-    int8_activations: bool = False
+
+    @property
+    def encoding(self) -> Encoding:
+        """See `WeightFormat.encoding`."""
+        return _encoding(self.bits, self.group_size, zero_points=not self.symmetric)
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
         """See `WeightFormat.tensors`."""
@@ -54,16 +59,14 @@ class PackQuantizedFormat:
         """See `WeightFormat.read`."""
         if stored["weight_shape"].tolist() != [outputs, inputs]:
             raise FormatError(f"weight_shape must hold [{outputs}, {inputs}]")
-        offset = 2 ** (self.bits - 1)
-        values = unpack(stored["weight_packed"], self.bits, inputs) - offset
         zeros = None
         if not self.symmetric:
-            zeros = unpack(stored["weight_zero_point"].t(), self.bits, outputs).t() - offset
+            zeros = unpack(stored["weight_zero_point"].t(), self.bits, outputs).t()
         return QuantizedWeight(
-            values.to(torch.int8),
+            _signed(unpack(stored["weight_packed"], self.bits, inputs), self.bits),
             stored["weight_scale"],
             (1, self.group_size or inputs),
-            zeros,
+            _zero_points(zeros, self.bits),
             _group_index(stored, "weight_g_idx", self.group_size, inputs),
         )
 
@@ -81,7 +84,11 @@ class GptqFormat:
     bits: int
     group_size: int
     zero_offset: int
-    int8_activations: bool = False
+
+    @property
+    def encoding(self) -> Encoding:
+        """See `WeightFormat.encoding`."""
+        return _encoding(self.bits, self.group_size, zero_points=True)
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
         """See `WeightFormat.tensors`."""
@@ -97,10 +104,11 @@ class GptqFormat:
         """See `WeightFormat.read`."""
         zeros = unpack(stored["qzeros"], self.bits, outputs).t() + self.zero_offset
         return QuantizedWeight(
-            unpack(stored["qweight"].t(), self.bits, inputs),
+            _signed(unpack(stored["qweight"].t(), self.bits, inputs), self.bits),
             stored["scales"].t(),
             (1, self.group_size or inputs),
-            zeros & (2**self.bits - 1),  # version 1 stores the zero point 0 as -1
+            # Version 1 stores the zero point 0 as -1.
+            _zero_points(zeros & (2**self.bits - 1), self.bits),
             _group_index(stored, "g_idx", self.group_size, inputs),
         )
 
@@ -114,7 +122,11 @@ class AwqFormat:
     """
 
     group_size: int
-    int8_activations: bool = False
+
+    @property
+    def encoding(self) -> Encoding:
+        """See `WeightFormat.encoding`."""
+        return _encoding(_AWQ_BITS, self.group_size, zero_points=True)
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
         """See `WeightFormat.tensors`."""
@@ -128,10 +140,10 @@ class AwqFormat:
     def read(self, stored: Mapping[str, Tensor], outputs: int, inputs: int) -> QuantizedWeight:
         """See `WeightFormat.read`."""
         return QuantizedWeight(
-            _unpack_awq(stored["qweight"])[:, :outputs].t(),
+            _signed(_unpack_awq(stored["qweight"])[:, :outputs].t(), _AWQ_BITS),
             stored["scales"].t(),
             (1, self.group_size or inputs),
-            _unpack_awq(stored["qzeros"])[:, :outputs].t(),
+            _zero_points(_unpack_awq(stored["qzeros"])[:, :outputs].t(), _AWQ_BITS),
         )
 
 
@@ -139,6 +151,23 @@ def _unpack_awq(words: Tensor) -> Tensor:
     per_word = 32 // _AWQ_BITS
     numbers = unpack(words, _AWQ_BITS, words.shape[1] * per_word)
     return numbers.view(len(words), -1, per_word)[:, :, _AWQ_ORDER].flatten(1)
+
+
+def _encoding(bits: int, group_size: int, *, zero_points: bool) -> Encoding:
+    return Encoding(torch.int8, (1, group_size), bits, zero_points)
+
+
+def _signed(numbers: Tensor, bits: int) -> Tensor:
+    """Shift numbers from 0 on to both signs, as int8."""
+    return (numbers - (1 << (bits - 1))).to(torch.int8)
+
+
+def _zero_points(numbers: Tensor | None, bits: int) -> Tensor | None:
+    """Shift zero points like the numbers; None if all are then zero, as in symmetric weights."""
+    if numbers is None:
+        return None
+    zeros = _signed(numbers, bits)
+    return zeros if bool(zeros.any()) else None
 
 
 def _num_groups(inputs: int, group_size: int) -> int:

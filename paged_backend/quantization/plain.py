@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import FLOATS, StoredType
 from paged_backend.quantization.formats import blocks_of
+from paged_backend.quantization.forms import Encoding
 from paged_backend.quantization.weight import QuantizedWeight
 
 
@@ -22,14 +23,24 @@ class PlainFormat:
         block: (rows, columns) that share a scale; 0 stands for all.
         scale: the suffix of the scales' tensor.
         symmetric: whether all zero points are 0, and none are stored.
-        int8_activations: see :class:`~paged_backend.quantization.formats.WeightFormat`.
+        rounds_inputs: see :class:`~paged_backend.quantization.forms.Encoding`.
     """
 
     dtype: torch.dtype
     block: tuple[int, int]
     scale: str = "weight_scale"
     symmetric: bool = True
-    int8_activations: bool = False
+    rounds_inputs: bool = False
+
+    @property
+    def encoding(self) -> Encoding:
+        """See `WeightFormat.encoding`."""
+        return Encoding(
+            self.dtype,
+            self.block,
+            zero_points=not self.symmetric,
+            rounds_inputs=self.rounds_inputs,
+        )
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
         """See `WeightFormat.tensors`."""
@@ -37,7 +48,8 @@ class PlainFormat:
         tensors = {
             "weight": StoredType((outputs, inputs), (self.dtype,)),
             self.scale: StoredType(blocks),
-            # Static scales of activations: not needed, activations have a scale for each token.
+            # Static scales of activations are not needed: each token, which may be larger than
+            # what they were made from, has a scale from its own numbers.
             "input_scale": StoredType((1,), optional=True),
             "input_zero_point": StoredType((1,), (torch.int8, torch.int32, *FLOATS), optional=True),
         }

@@ -11,6 +11,7 @@ from paged_backend.quantization.compressed_tensors import read_compressed_tensor
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.fp8 import read_fp8, read_modelopt
 from paged_backend.quantization.gptq_awq import read_awq, read_gptq
+from paged_backend.quantization.mxfp4 import read_mxfp4
 from paged_backend.validation import shorten
 
 
@@ -26,6 +27,7 @@ QUANTIZATION_METHODS: dict[str, Callable[[ConfigFile], Quantization]] = {
     "gguf": _read_gguf,
     "gptq": read_gptq,
     "modelopt": read_modelopt,
+    "mxfp4": read_mxfp4,
 }
 """Readers of a quantization_config, by its ``quant_method``."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,10 +14,10 @@ class QuantizedWeight:
     """The weight (values - zeros) * scales, where a scale belongs to a block of values.
 
     Attributes:
-        values: [outputs, inputs] integers or float8.
+        values: [outputs, inputs] int8 or float8_e4m3fn. Integers of fewer bits have both signs.
         scales: [ceil(outputs / rows), ceil(inputs / columns)] floats for blocks of rows x columns.
         block: the block's (rows, columns).
-        zeros: zero points in the shape of `scales`; None for zero.
+        zeros: zero points in the shape of `scales`, with the range of `values`; None for zero.
         groups: [inputs] the column of `scales` that belongs to each input, if it is not
             ``input // columns`` (act-order).
     """
@@ -38,12 +39,35 @@ class QuantizedWeight:
             weight = weight - self._spread(self.zeros.to(dtype))
         return weight * self._spread(self.scales)
 
-    def channel_scales(self) -> Tensor | None:
-        """Return the scales [outputs] float32 of int8 rows; None if the weight is anything else."""
-        whole_rows = self.block[1] >= self.values.shape[1] and self.groups is None
-        if self.values.dtype != torch.int8 or self.zeros is not None or not whole_rows:
-            return None
+    def channel_scales(self) -> Tensor:
+        """Return the scales [outputs] float32 of a weight whose rows have one scale each."""
+        assert self.zeros is None and self.groups is None
+        assert self.block[1] >= self.values.shape[1]
         return self._spread_rows(self.scales)[:, 0].float()
+
+    def with_row_scales(self) -> QuantizedWeight:
+        """Return the same weight with blocks of a single row."""
+        zeros = None if self.zeros is None else self._spread_rows(self.zeros)
+        scales, block = self._spread_rows(self.scales), (1, self.block[1])
+        return replace(self, scales=scales, zeros=zeros, block=block)
+
+    def with_rows(self, index: Tensor) -> QuantizedWeight:
+        """Return the weight of the rows at `index` [count] int64, in blocks of a single row."""
+        rows = self.with_row_scales()
+        values = rows.values.view(torch.int8)[index].view(rows.values.dtype)
+        zeros = None if rows.zeros is None else rows.zeros[index]
+        return replace(rows, values=values, scales=rows.scales[index], zeros=zeros)
+
+    def order(self) -> Tensor:
+        """Return the numbers [inputs] of the columns, sorted by their groups."""
+        assert self.groups is not None
+        return self.groups.argsort(stable=True)
+
+    def in_order(self) -> QuantizedWeight:
+        """Return the weight with its columns in that order, if they are not."""
+        if self.groups is None:
+            return self
+        return replace(self, values=self.values[:, self.order()], groups=None)
 
     def _spread(self, blocks: Tensor) -> Tensor:
         """Repeat the number of each block for all of its values; size 1 stays where it suffices."""
@@ -58,3 +82,44 @@ class QuantizedWeight:
         if rows >= outputs:
             return blocks.expand(outputs, -1)
         return blocks if rows == 1 else blocks.repeat_interleave(rows, 0)[:outputs]
+
+
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """Put weights of one format below each other.
+
+    Returns None if they have different groups of inputs, or if groups are not of the same size, and
+    so can not be neighbors in one order of the columns.
+    """
+    first = weights[0]
+    if not all(_same_groups(weight.groups, first.groups) for weight in weights):
+        return None
+    if first.groups is not None and not _of_one_size(first.groups, first.block[1]):
+        return None
+    if len(weights) == 1:
+        return first
+    whole_blocks = all(len(weight.values) % first.block[0] == 0 for weight in weights[:-1])
+    if not whole_blocks or any(weight.block != first.block for weight in weights):
+        weights = [weight.with_row_scales() for weight in weights]
+    zeros = None
+    if any(weight.zeros is not None for weight in weights):
+        zeros = torch.cat(
+            [torch.zeros_like(w.scales).char() if w.zeros is None else w.zeros for w in weights]
+        )
+    values = torch.cat([weight.values.view(torch.int8) for weight in weights])
+    return QuantizedWeight(
+        values.view(first.values.dtype),
+        torch.cat([weight.scales for weight in weights]),
+        weights[0].block,
+        zeros,
+        first.groups,
+    )
+
+
+def _same_groups(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _of_one_size(groups: Tensor, size: int) -> bool:
+    """Return True if each group has `size` inputs, and the last one the rest."""
+    ordered = torch.arange(len(groups), device=groups.device) // size
+    return torch.equal(groups.sort().values, ordered)

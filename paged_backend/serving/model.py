@@ -22,9 +22,9 @@ from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_mod
 from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.metrics.vllm_metrics import VllmMetrics
+from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.drain import Drain, drain_limit_s
 from paged_backend.serving.requests.front_end import FrontEnd
-from paged_backend.serving.requests.intake import Cancelled
 from paged_backend.serving.requests.open_requests import Arrival
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.tool_use import load_tool_use

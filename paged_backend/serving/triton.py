@@ -22,7 +22,7 @@ from paged_backend.errors import (
     place_of,
 )
 from paged_backend.serving.contract import Array
-from paged_backend.serving.requests.intake import CANCELLED, Cancelled
+from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
 
 # How the messages of refused requests, and of requests with a wrong field, begin.
 _REFUSALS = ("queue_full", "rate_limited", "draining", "engine_dead")

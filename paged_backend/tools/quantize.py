@@ -63,7 +63,8 @@ def scheme_of(name: str, group_size: int) -> Scheme:
 def quantize_checkpoint(model: str, output: Path, scheme: Scheme) -> None:
     """Write a checkpoint, a folder or an id, to a new folder, with quantized linear layers.
 
-    The embedding, the output layer, norms and biases stay as they are; other files are copied.
+    The embedding, the output layer, routers, norms and biases stay as they are; other files are
+    copied.
 
     Raises:
         ConfigError: the checkpoint cannot be read or is quantized, its sizes do not fit the
@@ -89,20 +90,29 @@ def quantize_checkpoint(model: str, output: Path, scheme: Scheme) -> None:
         if path.is_file() and not path.name.endswith(_WEIGHTS):
             shutil.copyfile(path, output / path.name)
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    values["quantization_config"] = {**scheme.config, "ignore": ["lm_head"]}
+    values["quantization_config"] = {**scheme.config, "ignore": ["lm_head", *_routers(config)]}
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _linear_weights(config: ModelConfig, group_size: int) -> set[str]:
     """The names of the weights to quantize."""
-    linear = {n: spec for n, spec in tensors_of(config).items() if spec.role is Role.LINEAR}
+    quantized = Role.LINEAR, Role.EXPERT
+    linear = {n: spec for n, spec in tensors_of(config).items() if spec.role in quantized}
     for name, spec in linear.items():
+        if len(spec.shape) != 2:
+            raise ConfigError(f"{name} holds all experts of a layer, which cannot be quantized")
         if group_size and spec.shape[1] % group_size:
             raise ConfigError(
                 f"option group-size must divide the {spec.shape[1]} inputs of {name}, got "
                 f"{group_size}"
             )
     return set(linear)
+
+
+def _routers(config: ModelConfig) -> list[str]:
+    """The names of the layers that choose or weigh experts, which are not quantized."""
+    specs = tensors_of(config).items()
+    return [name.removesuffix(".weight") for name, spec in specs if spec.role is Role.ROUTER]
 
 
 def _quantized(file: Path, linear: set[str], scheme: Scheme) -> dict[str, Tensor]:

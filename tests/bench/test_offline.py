@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from checkpoints import make_checkpoint
+from error_lines import error_line
 
 from paged_backend.cli import main
 from paged_backend.errors import ConfigError
@@ -80,8 +81,7 @@ def run(*argv: str) -> int:
 def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The one line of an error."""
     assert run(*argv) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
+    return error_line(capsys.readouterr().err)
 
 
 def test_engine_and_peer_are_measured_in_rounds(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from error_lines import error_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import EOS, Oracle
@@ -32,8 +33,7 @@ def run(*argv: str) -> int:
 def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The one line of an error."""
     assert run("demo", *argv) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
+    return error_line(capsys.readouterr().err)
 
 
 def figures(tmp_path: Path, *argv: str) -> dict[str, Any]:

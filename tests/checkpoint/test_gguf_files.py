@@ -17,6 +17,7 @@ from gguf import GGUFValueType
 from gguf_vocabulary import add_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import make_engine
 
 from paged_backend.checkpoint.gguf.header import MAX_HEADER_BYTES, read_header
 from paged_backend.checkpoint.model_config import load_model_config
@@ -262,6 +263,28 @@ def test_models(change: Callable[[GgufModel], None], problem: str, tmp_path: Pat
     file = tiny(tmp_path / "m.gguf")
     change(file)
     assert problem in refused(file.close())
+
+
+@pytest.mark.parametrize(
+    ("number", "pooling"),
+    [(None, None), (0, None), (1, ("mean", True)), (2, ("cls", True)), (3, ("last", True))],
+)
+def test_a_file_says_how_it_is_pooled(
+    number: int | None, pooling: tuple[str, bool] | None, tmp_path: Path
+) -> None:
+    file = tiny(tmp_path / "m.gguf")
+    with_key("llama.pooling_type", number)(file)
+    file.close()
+    found = make_engine(tmp_path / "m.gguf").executor.info.pooling
+    assert found == pooling
+
+
+def test_pooling_of_a_reranker_is_refused(tmp_path: Path) -> None:
+    file = tiny(tmp_path / "m.gguf")
+    with_key("llama.pooling_type", 4)(file)
+    file.close()
+    with pytest.raises(ConfigError, match="pooling_type must be one of 0, 1, 2, 3; got 4"):
+        make_engine(tmp_path / "m.gguf")
 
 
 def test_a_window_of_another_family_is_refused(tmp_path: Path) -> None:

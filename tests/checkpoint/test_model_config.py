@@ -48,16 +48,16 @@ def test_reads_a_file_of_transformers_4(load: Load) -> None:
     assert config.tied_embeddings
     assert config.windows == (None, None)
     assert config.eos_token_ids == (2,)
-    assert config.rope.frequencies[0] == 1
-    assert config.rope.frequencies[4] == pytest.approx(10000**-0.5)
+    assert config.ropes[0].frequencies[0] == 1
+    assert config.ropes[0].frequencies[4] == pytest.approx(10000**-0.5)
 
 
 def test_both_forms_of_rope_are_the_same(load: Load) -> None:
     scaling = {"rope_type": "linear", "factor": 4.0}
     old = load(rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 4.0})
     new = load(rope_theta="absent", rope_parameters={**scaling, "rope_theta": 5000.0})
-    assert old.rope == new.rope
-    assert old.rope.frequencies[0] == 0.25
+    assert old.ropes == new.ropes
+    assert old.ropes[0].frequencies[0] == 0.25
 
 
 def test_version_5_names_the_dtype_otherwise(load: Load) -> None:

@@ -12,15 +12,17 @@ import random
 from collections import deque
 from collections.abc import Iterable
 
+from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.core.scheduled_batch import ScheduledBatch
+from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.executor.messages import decode_scheduler_output, encode
+from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.request import Request
@@ -29,6 +31,7 @@ from paged_backend.sampling_params import SamplingParams
 EOS = 0
 VOCAB = 50
 HASH_KEY = bytes(32)
+OUT_OF_SIGHT = -2
 
 
 def next_token(context: list[int], index_seed: int) -> int:
@@ -189,8 +192,10 @@ class EngineWithoutModel:
         fair=True,
         tenant_weights=None,
         drafter=None,
+        windows=(None,),
     ):
         self.block_size = block_size
+        self.num_groups = len(windows)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs,
@@ -201,7 +206,7 @@ class EngineWithoutModel:
             ),
             KVCacheManager(
                 num_blocks,
-                block_size,
+                KVCacheLayout(block_size, max_num_batched_tokens, tuple(windows)),
                 enable_prefix_caching=enable_prefix_caching,
                 hash_key=HASH_KEY,
             ),
@@ -270,18 +275,44 @@ class EngineWithoutModel:
                 block, slot = divmod(item.start + offset, self.block_size)
                 if token == PLACEHOLDER:
                     token = self.last_token[item.seq_id]
-                self.content[item.block_ids[block]][slot] = token
+                for block_id in item.block_ids[block * self.num_groups :][: self.num_groups]:
+                    assert block_id != NULL_BLOCK
+                    self.content[block_id][slot] = token
+
+    def _visible(self, item: ScheduledSequence) -> list[list[int | None]]:
+        """What the blocks of each group hold, as far as the first token of a slice sees it."""
+        tables = []
+        for group, window in enumerate(self.scheduler.kv.layout.windows):
+            table = item.block_ids[group :: self.num_groups]
+            row = [token for block_id in table for token in self.content[block_id]]
+            if window is not None:
+                first = max(0, item.start - window + 1)
+                row[:first] = [OUT_OF_SIGHT] * first
+            tables.append(row)
+        return tables
+
+    def _seen(self, tables: list[list[int | None]], context: list[int]) -> list[int]:
+        """The context of a sample as the block tables hold it."""
+        seen = []
+        for position, known in enumerate(context):
+            found = {table[position] for table in tables} - {OUT_OF_SIGHT}
+            assert len(found) <= 1, "block tables differ"
+            token = found.pop() if found else known
+            assert token != PLACEHOLDER
+            assert known in (PLACEHOLDER, token), "the block table holds others"
+            seen.append(token)
+        return seen
 
     def _sample(self, plan: ScheduledBatch, masks: TokenMasks | None) -> ModelRunnerOutput:
         allowed = {} if masks is None else dict(zip(masks.indices, mask_sets(masks), strict=True))
         sampled = []
         for item in plan.scheduled:
-            row = [t for block in item.block_ids for t in self.content[block]]
+            tables = self._visible(item)
+            end = item.start + len(item.token_ids)
+            self._seen(tables, self.worker_state._states[item.seq_id].token_ids[:end])
             for spec in item.samples:
-                seen = row[: spec.position]
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
-                pairs = zip(seen, spec.context, strict=True)
-                assert all(t in (PLACEHOLDER, s) for s, t in pairs), "the block table holds others"
+                seen = self._seen(tables, spec.context)
                 token = next_token(seen, spec.seed)
                 sampled.append(nearest(token, allowed.get(len(sampled))))
                 self.last_token[spec.seq_id] = sampled[-1]

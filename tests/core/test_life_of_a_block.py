@@ -1,9 +1,10 @@
-"""The worked example in docs/architecture.md, event by event."""
+"""The worked examples in docs/architecture.md, event by event."""
 
 from __future__ import annotations
 
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence
+from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -23,8 +24,30 @@ def compute(kv: KVCacheManager, seq: Sequence, new_tokens: list[int] = ()) -> No
     seq.num_computed_tokens += count
 
 
+def test_the_example_of_a_window() -> None:
+    kv = KVCacheManager(9, KVCacheLayout(4, 16, (None, 5)), enable_prefix_caching=True)
+
+    def free() -> list[int]:
+        return list(kv.pool._free)
+
+    def tables(seq: Sequence) -> tuple[list[int], list[int]]:
+        return seq.block_ids[::2], seq.block_ids[1::2]
+
+    a = make(0, list(range(1, 10)))
+    compute(kv, a)
+    assert (*tables(a), free()) == ([1, 3, 5], [2, 4, 6], [7, 8])
+    kv.free_invisible_blocks([a])
+    compute(kv, a, [10])
+    assert (*tables(a), free()) == ([1, 3, 5], [0, 4, 6], [7, 8, 2])
+    kv.release(a)
+    assert free() == [5, 6, 7, 8, 2, 4, 3, 1]
+    b = make(1, [*range(1, 9), 50])
+    compute(kv, b)
+    assert (*tables(b), free()) == ([1, 3, 5], [0, 4, 6], [7, 8, 2])
+
+
 def test_the_worked_example() -> None:
-    kv = KVCacheManager(6, 4, enable_prefix_caching=True)
+    kv = KVCacheManager(6, KVCacheLayout(4, 16), enable_prefix_caching=True)
 
     def free() -> list[int]:
         return list(kv.pool._free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from engine_without_model import EngineWithoutModel, make_request
 
 from paged_backend.executor.messages import encode
@@ -9,10 +10,11 @@ from paged_backend.executor.messages import encode
 MAX_DECODE_STEP_BYTES = 8 * 1024
 
 
-def test_a_decode_step_is_small_however_long_its_sequences_are():
+@pytest.mark.parametrize("windows", [(None,), (None, 512, 512)])
+def test_a_decode_step_is_small_however_long_its_sequences_are(windows):
     engine = EngineWithoutModel(
-        num_blocks=64 * 504, block_size=16, max_num_seqs=64, max_num_batched_tokens=2**20,
-        max_model_len=8192,
+        num_blocks=64 * 504 * len(windows), block_size=16, max_num_seqs=64,
+        max_num_batched_tokens=2**20, max_model_len=8192, windows=windows,
     )  # fmt: skip
     for number in range(64):
         prompt = [(number + token) % 50 for token in range(8000)]

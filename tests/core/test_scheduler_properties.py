@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from paged_backend.core.drafter import NoDrafter
 from paged_backend.core.seeds import derive_seed
+from paged_backend.kv_cache_groups import KVCacheLayout
 
 MAX_MODEL_LEN = 40
 
@@ -47,6 +48,9 @@ drafters = st.one_of(
     ),
     st.integers(0, 9).map(lambda seed: lambda: RandomDrafter(seed)),
 )
+windows = st.sampled_from(
+    [(None,), (None,), (5,), (1,), (None, 6), (9, None, 9), (2, 11), (None, 3, 8), (None, 39)]
+)
 actions = st.lists(
     st.one_of(
         requests.map(lambda r: ("add", r)),
@@ -61,7 +65,8 @@ actions = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(
     actions=actions,
-    num_blocks=st.integers(11, 40),  # 10 usable blocks of 4 hold one longest sequence
+    extra_blocks=st.integers(0, 30),
+    windows=windows,
     budget=st.integers(4, 48),
     chunked=st.booleans(),
     caching=st.booleans(),
@@ -70,12 +75,15 @@ actions = st.lists(
     make_drafter=drafters,
 )
 def test_any_history_keeps_the_books_and_the_tokens(
-    actions, num_blocks, budget, chunked, caching, async_scheduling, fair, make_drafter
+    actions, extra_blocks, windows, budget, chunked, caching, async_scheduling, fair, make_drafter
 ):
+    budget = budget if chunked else max(budget, MAX_MODEL_LEN)
+    # The smallest pool holds one longest sequence.
+    num_blocks = 1 + KVCacheLayout(4, budget, windows).max_blocks(0, MAX_MODEL_LEN) + extra_blocks
     engine = EngineWithoutModel(
         num_blocks=num_blocks,
         max_num_seqs=4,
-        max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
+        max_num_batched_tokens=budget,
         max_model_len=MAX_MODEL_LEN,
         enable_chunked_prefill=chunked,
         enable_prefix_caching=caching,
@@ -83,6 +91,7 @@ def test_any_history_keeps_the_books_and_the_tokens(
         fair=fair,
         tenant_weights={"b": 3},
         drafter=make_drafter(),
+        windows=windows,
     )
     accepted, aborted = {}, set()
     for kind, value in actions:

@@ -182,6 +182,7 @@ _WRONG_PROMPTS: SearchStrategy[tuple[dict[str, Any], str]] = st.one_of(
     st.just(({"input_ids": []}, "prompt")),
     st.just(({"text_input": MARK, "image": [MARK]}, "image")),
     st.just(({"text_input": MARK, "embedding_request": MARK}, "embedding_request")),
+    st.just(({"text_input": MARK, "task": "embed"}, "task")),
     st.integers(2048, 9999).map(
         lambda n: ({"input_ids": MARK_IDS * (n // 2 + 1)}, "p")
     ),  # prompt or input_ids

@@ -27,13 +27,19 @@ _MARK = "PAGED_FAULT_TEST"  # inherited by every process below a server, and kep
 
 @contextmanager
 def serve_demo(tmp_path: Path, instances: int = 1, **options: object) -> Iterator[RunningServer]:
-    """A server of the demo model with these options of ``1/model.json``; it is ready.
+    """A server of the demo model with these options of ``1/model.json``; it is ready."""
+    write_model_repository(tmp_path / "repository", MODEL, {"model": "demo", **options}, instances)
+    with serve_repository(tmp_path) as server:
+        yield server
+
+
+@contextmanager
+def serve_repository(tmp_path: Path) -> Iterator[RunningServer]:
+    """A server of the models in the folder ``repository``; it is ready.
 
     Whatever happens to it, no process of it may be left after the ``with`` block.
     """
-    repository = tmp_path / "repository"
-    write_model_repository(repository, MODEL, {"model": "demo", **options}, instances)
-    with start_server(repository, environment={_MARK: str(tmp_path)}) as server:
+    with start_server(tmp_path / "repository", environment={_MARK: str(tmp_path)}) as server:
         yield server
     wait_for(lambda: not left_of(tmp_path), ORPHAN_TIMEOUT_S, "a process outlives its server")
 

@@ -16,8 +16,8 @@ from paged_backend.serving.requests import refusal_log
 from paged_backend.serving.requests.refusal_log import RefusalLog
 
 START = (
-    r"I the engine runs demo: float32 on cpu with CpuAttention, 7 KV blocks in float32 for 112 "
-    r"tokens; loaded in \d+\.\d s: kernels \d+\.\d s, weights \d+\.\d s, "
+    r"I the engine runs demo: float32 with \d+ MiB of weights on cpu with CpuAttention, 7 KV "
+    r"blocks in float32 for 112 tokens; loaded in \d+\.\d s: kernels \d+\.\d s, weights \d+\.\d s, "
     r"KV pool and graphs \d+\.\d s"
 )
 END = "E the engine ended: killed by SIGKILL"

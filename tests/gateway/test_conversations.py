@@ -42,7 +42,7 @@ def messages_of(body: ResponsesRequest | MessagesRequest) -> list[dict[str, Any]
 def test_recorded_requests_are_read(request_):
     body = read_body(json.dumps(request_["body"]).encode(), BODIES[request_["path"]])
     assert body.routed()["messages"] == request_["messages"]
-    options = body.tool_options if request_["path"] != "/v1/responses" else body.sampling()
+    options = body.tool_options if request_["path"] != "/v1/responses" else body.engine_fields()
     names = [tool["function"]["name"] for tool in options.get("tools", [])]
     assert names == request_["tools"]
 
@@ -134,7 +134,7 @@ def test_an_answer_that_the_client_has_begun_goes_on():
 )
 def test_choices_of_a_response(choice, expected):
     tool = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": None}
-    sampling = response(tools=[tool, {"type": "shell"}], tool_choice=choice).sampling()
+    sampling = response(tools=[tool, {"type": "shell"}], tool_choice=choice).engine_fields()
     assert sampling["tool_choice"] == expected
     function = {"name": "f", "parameters": SCHEMA}
     assert sampling["tools"] == [{"type": "function", "function": function}]
@@ -166,7 +166,7 @@ def test_choices_of_a_message(choice, expected):
 def test_tools_of_which_none_is_a_function_are_no_tools():
     search = {"type": "web_search", "name": "web_search"}
     assert message(tools=[search], tool_choice={"type": "auto"}).tool_options == {}
-    assert response(tools=[search], tool_choice="auto").sampling().keys() == {"max_tokens"}
+    assert response(tools=[search], tool_choice="auto").engine_fields().keys() == {"max_tokens"}
 
 
 def test_sampling_of_a_message():
@@ -178,7 +178,7 @@ def test_sampling_of_a_message():
         temperature=0.5,
         metadata={"user_id": "u"},
     )
-    assert body.sampling() == {
+    assert body.engine_fields() == {
         "max_tokens": 5,
         "stop": ["\n"],
         "thinking_token_budget": 1024,
@@ -192,11 +192,13 @@ def test_sampling_of_a_message():
 
 def test_formats_of_a_response():
     form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
-    assert response(text={"format": form, "verbosity": "low"}).sampling()["response_format"] == {
+    assert response(text={"format": form, "verbosity": "low"}).engine_fields()[
+        "response_format"
+    ] == {
         "type": "json_schema",
         "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
     }
-    assert "response_format" not in response(text={"format": {"type": "text"}}).sampling()
+    assert "response_format" not in response(text={"format": {"type": "text"}}).engine_fields()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_formats_of_a_response():
 )
 def test_errors_of_a_response_name_the_field(fields, param):
     with pytest.raises(ApiError) as caught:
-        response(**fields).sampling()
+        response(**fields).engine_fields()
     assert caught.value.body["error"]["param"] == param
 
 
@@ -256,5 +258,5 @@ RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "x"}
 )
 def test_errors_of_a_message_name_the_field(fields, param):
     with pytest.raises(ApiError) as caught:
-        message(**fields).sampling()
+        message(**fields).engine_fields()
     assert caught.value.body["error"]["param"] == param

@@ -140,9 +140,9 @@ def test_a_fault_is_logged_without_its_text(server, tmp_path):
     before = """
 from paged_client.gateway.options import GatewayOptions
 from paged_client.gateway.schema import CompletionRequest
-def sampling(self):
+def engine_fields(self):
     raise ValueError(self.prompt)
-CompletionRequest.sampling = sampling
+CompletionRequest.engine_fields = engine_fields
 """
     file = tmp_path / "log"
     with running_gateway("--triton", server.running.grpc_url, before=before, log=file) as gateway:

@@ -49,7 +49,7 @@ def test_a_restricted_route_needs_its_header(server: Server) -> None:
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
-        (("everything", "key", "value"), "the groups are inference, model-repository"),
+        (("everything", "key", "value"), "the groups are inference, embedding, model-repository"),
         (("health,health", "key", "value"), "the group health is given twice"),
         (("health", "a key", "value"), "must be printable ASCII without spaces"),
         (("health", "key", ""), "must be printable ASCII without spaces"),

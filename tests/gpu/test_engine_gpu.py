@@ -9,6 +9,8 @@ from checkpoints import FAMILIES
 from masking import MaskingExecutor
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 
+from paged_backend.quantization.online import ONLINE_FORMATS
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA device"),
@@ -43,9 +45,38 @@ def test_chunks_and_preemption(async_scheduling, tmp_path):
     assert engine.stats().num_preemptions > 0
 
 
-def test_nothing_is_compiled_after_warm_up(tmp_path, monkeypatch):
+QUANTIZED = {"fp8": "W8A8 fp8", "int8": "W8A8 int8", "int4": "W4A16"}
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_quantized_weights(quantization, tmp_path):
+    """Tokens depend neither on the batch nor on graphs; most are those of dequantized weights."""
+    form = QUANTIZED[quantization]
+    if form == "W8A8 fp8" and torch.cuda.get_device_capability() < (8, 9):
+        form = "W8A16 fp8"
+    oracle = Oracle("smollm", tmp_path)
+    rounding = ONLINE_FORMATS[quantization].rounding
+    for parameter in oracle.model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = rounding.quantize(parameter.data).dequantize()
+    options = {"device": "cuda", "dtype": "float16", "quantization": quantization}
+    engine = make_engine(tmp_path, max_num_seqs=32, **options)
+    assert engine.executor.info.weight_forms == {form: 13}
+    work = mixed_work(32)
+    answers = tokens_of(run(engine, work))
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "enforce_eager": True}
+    assert tokens_of(run(make_engine(tmp_path, **limits, **options), work)) == answers
+    first = sum(a[0] == oracle.generate(p, 1)[0] for (p, _), a in zip(work, answers, strict=True))
+    assert first > 16
+
+
+@pytest.mark.parametrize("quantization", [None, *QUANTIZED])
+def test_nothing_is_compiled_after_warm_up(quantization, tmp_path, monkeypatch):
     Oracle("llama3", tmp_path)
-    engine = make_engine(tmp_path, device="cuda", max_num_seqs=32)
+    options = {"dtype": "float16", "quantization": quantization, "enforce_eager": True}
+    engine = make_engine(
+        tmp_path, device="cuda", max_num_seqs=32, **options if quantization else {}
+    )
     compiled: list[str] = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr)

@@ -26,7 +26,7 @@ NO_PORTS = PORTS[:-2]
 SECRET = "key-that-only-the-gateway-may-see"
 FIRST_START = (
     "paged-backend: compiling kernels for this processor: this start takes longer than the next\n"
-    "paged-backend: the engine runs demo: float32 on cpu with CpuAttention, .* s\n"
+    "paged-backend: the engine runs demo: float32 with .* on cpu with CpuAttention, .* s\n"
     "paged-backend: the small model demo knows little: .*\n"
 )
 # Modules and packages that the launcher's children import.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import MODEL, Server
+from documented_commands import answer_of, curl_commands
 from gateway.gateways import running_gateway
 from paged_client import Answer, Client
 
@@ -151,38 +150,22 @@ def test_the_demo_shows_a_call_and_a_constrained_answer() -> None:
     assert 'model   {"name": "os.path.join", "summary": "' in done.stdout
 
 
-ROOT = Path(__file__).parents[2]
-CURL = re.compile(r"(?:^|`)(curl [^`]+?)(?:`|\n(?=```|\S))", re.MULTILINE)
-
-
-def commands() -> list[str]:
-    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-    return [command for page in pages for command in CURL.findall(page.read_text())]
-
-
 def test_the_curl_commands_of_the_documents_are_answered(
     tools_server: Server, server: Server
 ) -> None:
-    found = commands()
+    found = [command for command in curl_commands() if "embed" not in command]
     assert len(found) >= 5
     with running_gateway("--triton", server.running.grpc_url) as gateway:
         for documented in found:
             serving = tools_server if "tools" in documented else server
-            triton = serving.running.http_url.removeprefix("http://")
-            command = documented.replace("localhost:8000", triton)
-            command = command.replace("localhost:9000", gateway.address)
-            words = [*shlex.split(command), "--silent", "--fail-with-body"]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-            assert done.returncode == 0, (command, done.stdout)
+            body = answer_of(documented, serving.running.http_url, gateway.address)
             answers = [
-                json.loads(line.removeprefix("data: "))
-                for line in done.stdout.split("\n\n")
-                if line
+                json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line
             ]
             answer = answers[-1]
             if "choices" in answer:
-                assert answer["choices"][0]["message"]["content"], command
+                assert answer["choices"][0]["message"]["content"], documented
             else:
                 text = "".join(part["text_output"] for part in answers)
-                assert text.strip() or json.loads(answer["tool_calls"]), command
-                assert "<|im_start|>" not in text, command  # the prompt of a chat
+                assert text.strip() or json.loads(answer["tool_calls"]), documented
+                assert "<|im_start|>" not in text, documented  # the prompt of a chat

@@ -313,7 +313,7 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
     # Said by the first start on a machine; tests/integration/test_children.py has one.
     expected = (
         "(paged-backend: compiling kernels for this processor.*\n)?"
-        "paged-backend: the engine runs demo: float32 on cpu .*\n"
+        "paged-backend: the engine runs demo: float32 with .* on cpu .*\n"
         'paged-backend: the small model demo knows little: ask "What does abs do\\?" .*\n'
     )
     assert re.fullmatch(expected, errors), errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -91,6 +92,21 @@ class Batch:
     def empty_lse(self) -> Tensor:
         """A poisoned log-sum-exp."""
         return torch.full((len(self.qkv), self.num_heads), torch.nan, device=self.device)
+
+    def without_tokens_before(self, window: int) -> Batch:
+        """A copy with poison for tokens that no query sees; their blocks are not in the table."""
+        hidden = copy(self)
+        hidden.kv_cache, hidden.kv_scales = self.kv_cache.clone(), self.kv_scales.clone()
+        hidden.block_table = self.block_table.clone()
+        poison = self._poisoned(1)[0, :, :, 0].to(self.device)
+        for seq, (queries, keys) in enumerate(self.lengths):
+            first = max(0, keys - queries - window + 1)
+            for key in range(first):
+                block = self.block_table[seq, key // self.block_size]
+                hidden.kv_cache[block, :, :, key % self.block_size] = poison
+                hidden.kv_scales[block, :, :, key % self.block_size] = torch.nan
+            hidden.block_table[seq, : first // self.block_size] = 2**30
+        return hidden
 
     def _poisoned(self, num_blocks: int) -> Tensor:
         dtype = self.cache_dtype or self.dtype

@@ -56,6 +56,25 @@ def test_tokens_are_the_same(cascades, tmp_path):
     assert set(cascades) == {2}
 
 
+def test_only_layers_without_a_window_share_blocks(cascades, tmp_path):
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    oracle = Oracle("qwen3-window", tmp_path, intermediate_size=40, **layers)
+    engine = make_engine(
+        oracle.folder,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        kv_cache_memory_bytes=2**20,
+        block_size=8,
+        max_num_seqs=3,
+        max_num_batched_tokens=16,
+        disable_cascade_attn=False,
+    )
+    run(engine, [(PREFIX, 1)])
+    cascades.clear()
+    work: Work = [(PREFIX + [5], 3), (PREFIX + [9, 8], 3)]
+    oracle.confirm(work, tokens_of(run(engine, work)))
+    assert set(cascades) == {2}
+
+
 def test_warming_up_runs_each_size(cascades, tmp_path):
     oracle = Oracle("smollm", tmp_path, num_hidden_layers=1, intermediate_size=40)
     engine = make_engine(

@@ -72,6 +72,14 @@ def test_prefix_hits(oracle):
     assert [outputs[str(i)][0].num_cached_tokens for i in range(2)] == [32, 48]
 
 
+# Together they have all that a family may have: see `Variant`.
+@pytest.mark.parametrize("family", ["gemma2", "glm4", "olmo3"])
+def test_families(tmp_path, family):
+    oracle = Oracle(family, tmp_path, intermediate_size=40)
+    work = short(2, seed=3)
+    oracle.confirm(work, tokens_of(run(engine_for(oracle), work)))
+
+
 SAMPLED = [
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 5},
@@ -144,6 +152,59 @@ def test_windows_and_norms_of_heads(family, tmp_path):
     engine = engine_for(oracle)
     work = [(prompt[:40], 3) for prompt, _ in mixed_work(2, seed=3)]
     oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+@pytest.fixture(scope="module")
+def window_oracle(tmp_path_factory) -> Oracle:
+    """A window of 9 tokens in the first of two layers."""
+    options = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+    return Oracle("qwen3-window", tmp_path_factory.mktemp("window"), **TINY, **options)
+
+
+def test_blocks_before_the_window_are_freed_and_not_read(window_oracle):
+    engine = engine_for(
+        window_oracle,
+        block_size=8,
+        max_num_batched_tokens=16,
+        enable_prefix_caching=False,
+    )
+    kv, pool = engine.scheduler.kv, engine.executor.model_runner._attention._pool
+    assert kv.layout.windows == (9, None)
+    free, freed = kv.free_invisible_blocks, []
+
+    def free_and_spoil(sequences):
+        num_used = kv.pool.num_used
+        free(sequences)
+        freed.append(num_used - kv.pool.num_used)
+        pool[:, [0, *kv.pool._free]] = torch.nan
+
+    kv.free_invisible_blocks = free_and_spoil
+    work: Work = [(prompt[:28], 3) for prompt, _ in mixed_work(3, seed=4)]
+    window_oracle.confirm(work, tokens_of(run(engine, work)))
+    assert sum(freed) > 0
+    assert kv.pool.num_used == 0
+
+
+def test_groups_with_prefix_hits_and_a_graph(window_oracle):
+    """As graphs do, with the launches of each shape made anew instead of replayed."""
+    engine = engine_for(window_oracle, block_size=8)
+    steps, replayed = engine.executor.model_runner, []
+
+    def capture(shape: StepShape):
+        def replay() -> torch.Tensor:
+            replayed.append(shape)
+            return steps._run(shape)
+
+        return replay
+
+    steps._graphs = StepGraphs([StepShape.decodes(3), StepShape.chunk(32)], capture)
+    first = [(7 * i + 3) % 190 + 3 for i in range(25)]
+    run(engine, [(first, 2)])
+    later: Work = [(first[:20] + [5, 6], 2), (first + [9], 3)]
+    outputs = run(engine, later)
+    window_oracle.confirm(later, tokens_of(outputs))
+    assert [outputs[str(i)][0].num_cached_tokens for i in range(2)] == [16, 24]
+    assert set(replayed) == {StepShape.decodes(3), StepShape.chunk(32)}
 
 
 def test_forks_copy_what_they_write(oracle):

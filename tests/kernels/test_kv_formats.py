@@ -13,6 +13,7 @@ import torch
 from oracle import Oracle, make_engine, run, tokens_of
 
 from paged_backend.engine import Engine
+from paged_backend.kv_cache_groups import KVCacheGroup
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.platforms.gpu.attention import TritonAttention
@@ -109,8 +110,8 @@ def make_meta(
     return AttentionMetadata(
         query_start_loc=ints([0, *accumulate(queries for queries, _ in seqs)]),
         seq_lens=ints([keys for _, keys in seqs]),
-        block_table=ints(table),
-        slot_mapping=ints(slots, torch.int64),
+        block_tables=(ints(table),),
+        slot_mappings=(ints(slots, torch.int64),),
         positions=ints([position for places in positions for position in places]),
         num_decodes=sum(queries == 1 for queries, _ in seqs),
     )
@@ -132,7 +133,7 @@ def attended(
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMATS)
 def test_a_layer_is_that_of_torchs_attention(device, dtype, scales):
-    spec = KVCacheSpec(2, KV_HEADS, DIM, BLOCK, dtype, scales)
+    spec = KVCacheSpec((KVCacheGroup(None, (0, 1)),), KV_HEADS, DIM, BLOCK, dtype, scales)
     sinks = torch.tensor([0.5, 1.0, -1.0, 2.0], device=device)
     layer = replace(make_layer(scales, device), softcap=2.0, window=9, sinks=sinks)
     kernels = attended(TritonAttention(spec, 7, transfer_to(device)), layer, device)
@@ -142,7 +143,7 @@ def test_a_layer_is_that_of_torchs_attention(device, dtype, scales):
 
 def test_scales_of_a_checkpoint_are_no_matter_to_other_formats(device):
     """A checkpoint may have scales and its cache be stored in the dtype of the model."""
-    spec = KVCacheSpec(2, KV_HEADS, DIM, BLOCK, torch.float32)
+    spec = KVCacheSpec((KVCacheGroup(None, (0, 1)),), KV_HEADS, DIM, BLOCK, torch.float32)
     with_scales, without = (
         attended(TritonAttention(spec, 7, transfer_to(device)), make_layer(scales, device), device)
         for scales in (KVScales.STATIC, KVScales.NONE)

@@ -28,6 +28,12 @@ def test_norm_equals_the_reference(width: int, dtype: torch.dtype, device: torch
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weight_in_float32_is_not_rounded(dtype: torch.dtype, device: torch.device) -> None:
+    x, weight = torch.randn(3, 100).to(device, dtype), 1 + torch.randn(100).to(device)
+    assert_normed(rms_norm(x, weight, EPS), reference.rms_norm(x, weight, EPS))
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_addition_and_norm_equal_the_reference(
@@ -95,6 +101,7 @@ def test_bad_calls_name_the_argument(device: torch.device) -> None:
         "weight": [
             lambda: rms_norm(x, weight[:32], EPS),
             lambda: rms_norm(x, weight.half(), EPS),
+            lambda: rms_norm(x.half(), weight.bfloat16(), EPS),
             lambda: rms_norm(x, weight.to("meta"), EPS),
         ],
         "residual": [

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
-from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.moe import MoeShape, Routing
+from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
+from paged_backend.kv_cache_groups import KVCacheGroup, KVCacheLayout
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.models.loader import build_model
 from paged_backend.options.scheduling import GPU_LIMITS
@@ -28,7 +30,12 @@ from paged_backend.tools.plan.model_file import find_config
 from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES
 from paged_backend.tools.plan.prices import cost_per_million, read_prices
 from paged_backend.tools.plan.roofline import Roofline
-from paged_backend.tools.plan.sizes import KvSizes, count_parameters, prompt_attention_flops
+from paged_backend.tools.plan.sizes import (
+    KvSizes,
+    count_parameters,
+    prompt_attention_flops,
+    share_of_experts,
+)
 
 KIB, GIB = 2**10, 2**30
 BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]
@@ -140,7 +147,8 @@ def test_kv_bytes_of_llama_3() -> None:
 @pytest.mark.parametrize("name", ["demo", "smollm2-135m", "llama-3-70b"])
 def test_the_engine_makes_blocks_of_as_many_bytes(name: str) -> None:
     shape = shape_of(name)
-    heads = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    group = KVCacheGroup(None, tuple(range(shape.num_layers)))
+    heads = ((group,), shape.num_kv_heads, shape.head_dim)
     spec = KVCacheSpec(*heads, block_size=32, dtype=torch.float16)
     assert spec.bytes_per_block == 32 * kv(shape, "float16").bytes_per_token
     spec = KVCacheSpec(*heads, 32, torch.int8, KVScales.TOKEN_HEAD)
@@ -166,11 +174,11 @@ def test_kv_bytes_by_dtype(kind: str, kib: int) -> None:
 
 
 def test_a_window_bounds_what_is_read_but_not_what_is_kept() -> None:
-    shape = replace(LLAMA_8B, windows=(4096,) * 32)
+    shape = replace(LLAMA_8B, variant=Variant(windows=(4096,) * 32))
     assert kv(shape).bytes_per_token == 128 * KIB
     assert kv(shape).bytes_seen(4000) == 4000 * 128 * KIB
     assert kv(shape).bytes_seen(32768) == 4096 * 128 * KIB
-    half = replace(LLAMA_8B, windows=(4096, None) * 16)
+    half = replace(LLAMA_8B, variant=Variant(windows=(4096, None) * 16))
     assert kv(half).bytes_seen(8192) == (4096 + 8192) * 64 * KIB
 
 
@@ -187,7 +195,7 @@ def test_gpus_share_heads_until_there_are_none_left() -> None:
 
 def planner(shape: ModelShape, gpu: str, block_size: int = 16) -> MemoryPlanner:
     limits = EngineConfig().step_limits(GPU_LIMITS)
-    return MemoryPlanner(shape, BF16, KV16, find_gpu(gpu), 0.9, block_size, limits)
+    return MemoryPlanner(shape, BF16, KV16, find_gpu(gpu), 0.9, block_size, limits, 8192)
 
 
 def test_memory_of_llama_3_8b_on_an_h200() -> None:
@@ -200,6 +208,15 @@ def test_memory_of_llama_3_8b_on_an_h200() -> None:
     assert memory.num_blocks == memory.pool_bytes // (16 * 128 * KIB) - 1  # the null block
     assert memory.num_sequences(8192) == memory.num_blocks // 512
     assert memory.num_sequences(8193) == memory.num_blocks // 513
+
+
+def test_windows_leave_room_for_more_sequences() -> None:
+    full = planner(LLAMA_8B, "h200").divide(1)
+    half = planner(replace(LLAMA_8B, variant=Variant(windows=(512, None) * 16)), "h200").divide(1)
+    assert half.num_blocks == pytest.approx(2 * full.num_blocks, abs=3)  # of half the layers
+    # Beside the 512 blocks of 8192 tokens without a window: 33 of a decode, 512 of one prefill.
+    assert half.num_sequences(8192) == 1 + (half.num_blocks - 1024) // 545
+    assert half.layout.blocks_of_decode(8192) == 545
 
 
 def test_the_least_number_of_gpus() -> None:
@@ -232,6 +249,9 @@ def test_equal_lengths_by_hand() -> None:
     assert lengths.mean_held == 13.5
     assert lengths.mean_slots(4) == 4 * 22 / 6
     assert lengths.mean_slots(1) == 13.5
+    assert lengths.mean_blocks(KVCacheLayout(4, 64)) == 22 / 6
+    # The last token sees those from 5 ... 10 on: 1, 1, 1, 2, 2, 2 blocks are freed.
+    assert lengths.mean_blocks(KVCacheLayout(4, 64, (None, 6))) == (2 * 22 - 9) / 6
 
 
 def test_lengths_weigh_by_the_steps_that_they_run() -> None:
@@ -283,7 +303,7 @@ def test_prefill_roofline_by_hand() -> None:
 
 
 def test_prompt_attention_within_a_window() -> None:
-    shape = replace(LLAMA_8B, windows=(3,))
+    shape = replace(LLAMA_8B, variant=Variant(windows=(3,)))
     assert prompt_attention_flops(shape, 5) == 4 * 4096 * (1 + 2 + 3 + 3 + 3)
     assert prompt_attention_flops(shape, 2) == 4 * 4096 * (1 + 2)
 
@@ -351,3 +371,43 @@ def test_costs_by_hand() -> None:
 def test_wrong_prices(prices: list[str]) -> None:
     with pytest.raises(ConfigError, match="^--price: "):
         read_prices(prices, 2)
+
+
+# Experts
+
+
+@pytest.fixture
+def mixture() -> ModelShape:
+    """Qwen3-30B-A3B, but for the norms of its heads."""
+    routing = Routing(8, norm_topk_prob=True)
+    moe = MoeShape(hidden_size=2048, num_experts=128, intermediate_size=768, routing=routing)
+    return replace(
+        LLAMA_8B,
+        vocab_size=151_936,
+        hidden_size=2048,
+        num_layers=48,
+        num_kv_heads=4,
+        variant=Variant(moe=moe),
+    )
+
+
+def test_parameters_of_a_mixture_of_experts(mixture: ModelShape) -> None:
+    parameters = count_parameters(mixture)
+    assert parameters.experts == 48 * 128 * 3 * 2048 * 768
+    assert parameters.linear == 48 * (2 * 4096 * 2048 + 2 * 512 * 2048)
+    assert parameters.rest == 48 * (2 * 2048 + 128 * 2048) + 2048
+    assert 30.5e9 < parameters.total < 30.6e9  # published as 30.5B
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose(mixture: ModelShape) -> None:
+    parameters = count_parameters(mixture)
+    assert share_of_experts(LLAMA_8B, 1) == 1
+    assert share_of_experts(mixture, 1) == 8 / 128
+    assert share_of_experts(mixture, 2) == pytest.approx(1 - (120 / 128) ** 2)
+    unread = parameters.bytes_of_step(BF16) - parameters.bytes_of_step(BF16, 8 / 128)
+    assert unread == 2 * parameters.experts * 120 // 128
+    gpu = GPUS["h200"]
+    step = Roofline(mixture, BF16, KV16, gpu, 1).decode(1, 1)
+    active = 3.35e9 - 151_936 * 2048  # published as 3.3B, of which the embedding is looked up
+    assert step.bound == "memory"
+    assert step.seconds == pytest.approx(2 * active / gpu.bytes_per_s, rel=0.01)

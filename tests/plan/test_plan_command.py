@@ -227,14 +227,66 @@ def test_mistakes_are_one_line(
     assert refusal(capsys, *argv).startswith(problem)
 
 
-def test_a_quantized_checkpoint_needs_a_dtype(
+def quantized(folder: Path, config: dict[str, Any]) -> str:
+    """Llama-3-8B with a quantization_config."""
+    values = json.loads((ROOT / "loadtest/models/llama-3-8b/config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": config}))
+    return str(folder)
+
+
+LINEAR, REST = 6_979_321_856, 8_030_261_248 - 6_979_321_856
+OUTPUTS = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)  # of all linear layers
+BLOCKS = LINEAR // 128**2
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True}
+FP8 = {"quant_method": "modelopt", "quant_algo": "FP8"}
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "kv"),
+    [
+        (AWQ | {"group_size": 128}, LINEAR * 66.5 / 128, "bfloat16"),
+        (AWQ | {"group_size": 48}, 2 * LINEAR, "bfloat16"),  # no kernel has these groups
+        (FP8 | {"kv_cache_quant_algo": "FP8"}, LINEAR + 4 * OUTPUTS, "fp8"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            LINEAR + 4 * BLOCKS,
+            "bfloat16",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 8, "group_size": -1, "dynamic": {"-:.*_proj": {}}},
+            2 * LINEAR,
+            "bfloat16",
+        ),
+    ],
+)
+def test_a_quantized_checkpoint_as_a_gpu_keeps_it(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    config: dict[str, Any],
+    weights: float,
+    kv: str,
+) -> None:
+    model = plan(capsys, quantized(tmp_path, config), "--gpu", "h200")["model"]
+    assert model["dtype"] == config["quant_method"]
+    assert model["kv_cache_dtype"] == kv
+    # Four bits of zero points for each of 32 or 112 groups of a row are whole words.
+    assert model["weight_bytes"] == weights + 2 * REST
+
+
+def test_a_quantized_output_layer_is_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    values = json.loads((ROOT / "loadtest/models/llama-30m/config.json").read_text())
-    values["quantization_config"] = {"quant_method": "awq"}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    assert refusal(capsys, str(tmp_path)).startswith("--dtype: must be int8, fp8 or int4")
-    assert main(["plan", str(tmp_path), "--dtype", "int4"]) == 0
+    config = AWQ | {"group_size": 128}
+    plain = plan(capsys, quantized(tmp_path, config))["model"]["weight_bytes"]
+    with_head = plan(capsys, quantized(tmp_path, config | {"lm_head": True}))["model"]
+    head = 128256 * 4096
+    assert with_head["weight_bytes"] == plain - 2 * head + head * 66.5 / 128
+
+
+def test_a_wrong_quantization_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = quantized(tmp_path, {"quant_method": "awq"})
+    assert "bits" in refusal(capsys, folder)
+    assert main(["plan", folder, "--dtype", "int4"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from platforms.amx_emulation import amx_or_emulation
-from platforms.test_attention import NUM_LAYERS, RAGGED, Batch
+from platforms.test_attention import (
+    GROUPS,
+    RAGGED,
+    Batch,
+    dense,
+    hide_what_is_out_of_sight,
+)
 from platforms.test_kv_formats import make_batch
 from torch import Tensor
 
@@ -40,6 +46,19 @@ def assert_close(got: Tensor, wanted: Tensor) -> None:
 def test_ragged_batch(block_size: int, window: int | None) -> None:
     batch = make_batch(BF16, heads=4, head_dim=32, block_size=block_size)
     assert_close(*batch.run(make_backend(batch), window=window))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 256])
+@pytest.mark.parametrize("window", [1, 40, 130])
+def test_blocks_before_the_window_are_not_read(block_size: int, window: int) -> None:
+    batch = make_batch(BF16, [(1, 660), (95, 700)], heads=4, head_dim=32, block_size=block_size)
+    backend = make_backend(batch)
+    batch.step(backend, [(0, 600), (0, 600)], window=window)
+    hide_what_is_out_of_sight(batch, backend, 601 - window)
+    got = batch.step(backend, [(600, 601), (600, 700)], window=window)
+    layer = batch.layer(0, window)
+    whole = [dense(qkv, layer, batch.as_stored) for qkv in batch.qkv]
+    assert_close(got, torch.cat((whole[0][600:601], whole[1][600:])))
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
@@ -79,5 +98,5 @@ def test_what_a_block_holds_after_the_last_token_does_not_count() -> None:
     [(64, 16, True), (96, 64, True), (64, 8, False), (80, 16, False), (16, 16, False)],
 )
 def test_shapes_that_fit(head_dim: int, block_size: int, wanted: bool) -> None:
-    spec = KVCacheSpec(NUM_LAYERS, 2, head_dim, block_size, torch.bfloat16)
+    spec = KVCacheSpec(GROUPS, 2, head_dim, block_size, torch.bfloat16)
     assert fits(spec) == wanted

@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from paged_backend.errors import ConfigError
+from paged_backend.kv_cache_groups import KVCacheGroup
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.torch.attention import TorchAttention
 
 NUM_LAYERS = 2
+GROUPS = (KVCacheGroup(None, tuple(range(NUM_LAYERS))),)
 # (queries in the step, keys in the cache after it)
 RAGGED = [(1, 1), (1, 17), (5, 18), (33, 33), (16, 300), (1, 160)]
 
@@ -107,8 +110,8 @@ class Batch:
         return AttentionMetadata(
             query_start_loc=counts.cumsum(0).int(),
             seq_lens=torch.tensor([last for _, last in spans], dtype=torch.int32),
-            block_table=table,
-            slot_mapping=torch.cat(slots),
+            block_tables=(table,),
+            slot_mappings=(torch.cat(slots),),
             positions=torch.cat(positions),
             num_decodes=longer[0] if longer else len(spans),
         )
@@ -149,7 +152,7 @@ def make_batch(
     lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, block_size: int
 ) -> Batch:
     torch.manual_seed(0)
-    spec = KVCacheSpec(NUM_LAYERS, kv_heads, head_dim, block_size, torch.float32)
+    spec = KVCacheSpec(GROUPS, kv_heads, head_dim, block_size, torch.float32)
     return Batch(lengths, spec, heads)
 
 
@@ -210,12 +213,41 @@ def test_slot_minus_one_writes_nothing(make: Make) -> None:
     backend = make_backend(make, batch)
     _, wanted = batch.run(backend)
     meta = batch.meta([(19, 20)])
-    meta.slot_mapping.fill_(-1)
+    meta.slot_mappings[0].fill_(-1)
     layer = batch.layer(0, None)
     backend.attend(layer, torch.randn_like(batch.qkv[0][-1:]), meta)
     query_only = batch.qkv[0][-1:].clone()
     query_only[:, 32:] = torch.nan  # key and value must come from the cache
     assert_close(backend.attend(layer, query_only, meta), wanted)
+
+
+def hide_what_is_out_of_sight(batch: Batch, backend: AttentionBackend, first: int) -> None:
+    """Copy a block of NaN over the blocks before position `first`, and over the null block."""
+    tables, qkv, size = batch.tables, batch.qkv, batch.spec.block_size
+    spoiled = min(set(range(1, batch.num_blocks)) - set(torch.cat(tables).tolist()))
+    batch.tables, batch.qkv = [torch.tensor([spoiled]).int()], [qkv[0][:size] * torch.nan]
+    batch.step(backend, [(0, size)])
+    batch.tables, batch.qkv = tables, qkv
+    gone = [block for table in tables for block in table[: first // size].tolist()]
+    backend.copy_blocks([(spoiled, block) for block in [0, *gone]])
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 256])
+@pytest.mark.parametrize("window", [1, 20, 130, 300])
+def test_blocks_before_the_window_are_not_read(make: Make, block_size: int, window: int) -> None:
+    batch = make_batch([(1, 660), (1, 700)], 4, 2, 16, block_size)
+    batch.options = {"softcap": 3.0} if window == 20 else {}
+    backend = make_backend(make, batch)
+    batch.step(backend, [(0, 600), (0, 600)], window=window)
+    for spans in ([(600, 601), (600, 605)], [(601, 660), (605, 700)]):
+        hide_what_is_out_of_sight(batch, backend, spans[0][0] - window + 1)
+        got = batch.step(backend, spans, window=window)
+        layer = batch.layer(0, window)
+        wanted = [
+            dense(qkv, layer, batch.as_stored)[start:end]
+            for qkv, (start, end) in zip(batch.qkv, spans, strict=True)
+        ]
+        assert_close(got, torch.cat(wanted))
 
 
 def test_copied_blocks_serve_in_every_layer(make: Make) -> None:
@@ -244,11 +276,36 @@ def test_metadata_of_another_dtype_or_with_gaps() -> None:
     good = make_batch([(1, 20)], 2, 2, head_dim=16, block_size=16).meta([(0, 20)])
     with pytest.raises(TypeError, match="seq_lens must be contiguous and torch.int32"):
         replace(good, seq_lens=good.seq_lens.long())
-    with pytest.raises(TypeError, match="slot_mapping must be contiguous"):
-        replace(good, slot_mapping=good.slot_mapping[::2])
+    with pytest.raises(TypeError, match="slot_mappings must be contiguous"):
+        replace(good, slot_mappings=(good.slot_mappings[0][::2],))
+
+
+def test_layers_with_other_heads_are_refused() -> None:
+    rotary = make_rotary(4, 16)
+    layers = [
+        AttentionLayer(index, 4, kv_heads, 16, 1.0, rotary) for index, kv_heads in ((0, 4), (1, 2))
+    ]
+    with pytest.raises(ConfigError, match="has 2 KV heads of size 16 in layer 1, but 4 of size 16"):
+        KVCacheSpec.of(layers, 16, KVCacheFormat(torch.float32), 128)
+
+
+def test_a_group_with_an_unused_place() -> None:
+    layers = [
+        AttentionLayer(index, 4, 4, 16, 1.0, make_rotary(4, 16), window=window)
+        for index, window in enumerate([8, 8, None, 8, 8, None, 8, 8, 8, 8, 8])
+    ]
+    spec = KVCacheSpec.of(layers, 16, KVCacheFormat(torch.float32), 128)
+    layers_of_groups = [(0, 1), (3, 4), (6, 7), (8, 9), (10,), (2, 5)]
+    assert [group.layers for group in spec.groups] == layers_of_groups
+    assert spec.places[4] == (1, 1)
+    assert spec.places[5] == (5, 1)
+    token_of_layer = 2 * 4 * 16 * 4
+    assert spec.bytes_per_block == 2 * 16 * token_of_layer
+    assert spec.bytes_per_token == 11 * token_of_layer
 
 
 def test_block_count_from_a_budget() -> None:
-    spec = KVCacheSpec(8, 4, 64, 16, torch.float32)
+    group = KVCacheGroup(None, tuple(range(8)))
+    spec = KVCacheSpec((group,), 4, 64, 16, torch.float32)
     assert spec.bytes_per_block == 2 * 8 * 4 * 64 * 16 * 4
     assert spec.num_blocks(10 * spec.bytes_per_block - 1) == 9

@@ -28,18 +28,20 @@ def test_norm_heads_leaves_the_values_alone(rows: int) -> None:
     assert torch.equal(ours[:, 72:], qkv[:, 72:])
 
 
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_tanh_and_mul"])
 @pytest.mark.parametrize("rows", ROWS)
-def test_silu_and_mul(rows: int) -> None:
+def test_gated_activations(rows: int, name: str) -> None:
     gate_up = torch.randn(rows, 2 * 37) * 5
-    torch.testing.assert_close(cpu_layers.silu_and_mul(gate_up), layers.silu_and_mul(gate_up))
+    ours, theirs = getattr(cpu_layers, name)(gate_up), getattr(layers, name)(gate_up)
+    torch.testing.assert_close(ours, theirs)
 
 
-def test_silu_of_extremes() -> None:
-    gates = torch.tensor([[-1e4, -200.0, -87.0, -1e-20, 0.0, 1e-20, 88.0, 1e30]])
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_gated_activations_of_extremes(name: str) -> None:
+    gates = torch.tensor([[-1e4, -200.0, -87.0, -1e-20, 0.0, 1e-20, 88.0, 1e18]])
     gate_up = torch.cat((gates, torch.ones_like(gates)), dim=1)
-    torch.testing.assert_close(
-        cpu_layers.silu_and_mul(gate_up), layers.silu_and_mul(gate_up), atol=1e-30, rtol=1e-6
-    )
+    ours, theirs = getattr(cpu_layers, name)(gate_up), getattr(layers, name)(gate_up)
+    torch.testing.assert_close(ours, theirs, atol=1e-30, rtol=1e-6)
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:

@@ -18,20 +18,23 @@ from paged_backend.platforms.gpu.cuda_graphs import (
     decode_sizes,
 )
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.input_batch import InputBatch, block_table
+from paged_backend.platforms.input_batch import InputBatch, block_tables
 from paged_backend.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 
 
-def make_plan(slices: list[tuple[int, int, int]], seed: int = 0) -> ScheduledBatch:
+def make_plan(
+    slices: list[tuple[int, int, int]], seed: int = 0, num_groups: int = 1
+) -> ScheduledBatch:
     """One sequence for each (first position, number of tokens, number of samples)."""
     rng = np.random.default_rng(seed)
     scheduled = []
     for seq_id, (start, count, num_samples) in enumerate(slices):
         tokens = rng.integers(0, 100, count).tolist()
-        blocks = rng.permutation(1000)[: -(-(start + count) // BLOCK_SIZE)].tolist()
+        num_blocks = -(-(start + count) // BLOCK_SIZE) * num_groups
+        blocks = rng.permutation(1000)[:num_blocks].tolist()
         spec = SampleSpec(seq_id, SamplingParams(), 0, start + count, 1, tokens)
         scheduled.append(ScheduledSequence(seq_id, tokens, start, blocks, (spec,) * num_samples))
     return ScheduledBatch(scheduled, [], [])
@@ -43,37 +46,50 @@ slices = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(slices)
-def test_flat_arrays_of_a_plan(slices):
-    plan = make_plan(slices)
-    batch = InputBatch.build(plan, BLOCK_SIZE)
+@given(slices, st.integers(1, 3))
+def test_flat_arrays_of_a_plan(slices, num_groups):
+    plan = make_plan(slices, num_groups=num_groups)
+    batch = InputBatch.build(plan, BLOCK_SIZE, num_groups)
     tokens, positions, slots, starts, lasts = [], [], [], [0], []
     for item in plan.scheduled:
         for offset, token in enumerate(item.token_ids):
             position = item.start + offset
             tokens.append(token)
             positions.append(position)
-            block = item.block_ids[position // BLOCK_SIZE]
-            slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
+            first = position // BLOCK_SIZE * num_groups
+            blocks = item.block_ids[first : first + num_groups]
+            slots.append([block * BLOCK_SIZE + position % BLOCK_SIZE for block in blocks])
         starts.append(len(tokens))
         lasts += [len(tokens) - 1] * len(item.samples)
     assert batch.input_ids.tolist() == tokens
     assert batch.positions.tolist() == positions
-    assert batch.slot_mapping.tolist() == slots
+    assert batch.slot_mappings.T.tolist() == slots
+    assert batch.slot_mappings.flags.c_contiguous
     assert batch.query_start_loc.tolist() == starts
     assert batch.logits_indices.tolist() == lasts
     assert batch.seq_lens.tolist() == [start + count for start, count, _ in slices]
     leading = next((i for i, (_, count, _) in enumerate(slices) if count != 1), len(slices))
     assert batch.num_decodes == leading
     dtypes = {"positions": np.int32, "query_start_loc": np.int32, "seq_lens": np.int32}
-    for name in ("input_ids", "slot_mapping", "logits_indices", *dtypes):
+    for name in ("input_ids", "slot_mappings", "logits_indices", *dtypes):
         assert getattr(batch, name).dtype == dtypes.get(name, np.int64), name
 
 
 def test_block_tables_are_padded_with_the_null_block():
     plan = make_plan([(0, 9, 1), (0, 30, 1)])
     first, second = (item.block_ids for item in plan.scheduled)
-    assert block_table(plan.scheduled).tolist() == [first + [0, 0], second]
+    assert block_tables(plan.scheduled).tolist() == [[first + [0, 0], second]]
+
+
+def test_block_tables_of_groups_are_separate():
+    tables = block_tables(step(([1, 2, 3, 4], 0), ([5, 6], 0)), 2)
+    assert tables.tolist() == [[[1, 3], [5, 0]], [[2, 4], [6, 0]]]
+    assert tables.flags.c_contiguous
+    on_device = BlockTables(3, 2, 2, Transfer(CPU, pinned=False))
+    on_device.update(step(([1, 2, 3, 4], 0), ([5, 6], 0)), [2, 0])
+    selected = on_device.select(torch.tensor([2, 0]))
+    assert [table[:, :2].tolist() for table in selected] == tables.tolist()
+    assert all(table.is_contiguous() and table.data_ptr() % 16 == 0 for table in selected)
 
 
 def step(*tables: tuple[list[int], int]) -> list[ScheduledSequence]:
@@ -98,7 +114,7 @@ class WatchedTransfer(Transfer):
 
 def test_block_tables_on_a_device_take_only_what_is_new():
     transfer = WatchedTransfer()
-    tables, sent = BlockTables(4, 5, transfer), transfer.sent
+    tables, sent = BlockTables(4, 5, 1, transfer), transfer.sent
     tables.update(step(([7, 8], 0), ([9], 0)), [2, 0])
     assert tables.tensor.tolist()[0] == [9, 0, 0, 0, 0]
     assert tables.tensor.tolist()[2] == [7, 8, 0, 0, 0]

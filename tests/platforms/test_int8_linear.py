@@ -10,11 +10,11 @@ import torch
 from platforms.amx_emulation import amx_or_emulation
 from torch import Tensor
 
-from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.platforms.cpu import int8_kernels
 from paged_backend.platforms.cpu.int8_kernels import Instructions
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.torch.int8_linear import TorchInt8Linear, quantize_rows
+from paged_backend.quantization.weight import QuantizedWeight
 
 
 @pytest.fixture(scope="module", params=["AMX", "VNNI", "AVX2"])
@@ -28,23 +28,15 @@ def kind(request: pytest.FixtureRequest) -> Iterator[Instructions]:
         yield chosen
 
 
-def filled(linear: LinearMethod, seed: int = 0) -> LinearMethod:
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in linear.parameters().items():
-        assert isinstance(parameter, Tensor)
-        if parameter.dtype == torch.int8:
-            parameter.random_(-128, 128, generator=generator)
-        elif name.endswith("scale"):
-            parameter.uniform_(0.001, 0.1, generator=generator)
-        else:
-            parameter.normal_(generator=generator)
-    linear.pack()
-    return linear
-
-
-def layers(spec: LinearSpec, kind: Instructions) -> tuple[LinearMethod, LinearMethod]:
-    reference = TorchInt8Linear(spec, torch.float32, torch.device("cpu"))
-    return filled(CpuInt8Linear(spec, kind)), filled(reference)
+def layers(
+    inputs: int, outputs: int, kind: Instructions, *, bias: bool = False
+) -> tuple[CpuInt8Linear, TorchInt8Linear]:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.empty(outputs, inputs, dtype=torch.int8).random_(-128, 128, generator=generator)
+    scales = torch.empty(outputs, 1).uniform_(0.001, 0.1, generator=generator)
+    weight = QuantizedWeight(values, scales, (1, inputs))
+    biases = torch.randn(outputs, generator=generator) if bias else None
+    return CpuInt8Linear(weight, biases, kind), TorchInt8Linear(weight, biases, torch.float32)
 
 
 def integers(linear: TorchInt8Linear, x: Tensor) -> Tensor:
@@ -60,7 +52,7 @@ def integers(linear: TorchInt8Linear, x: Tensor) -> Tensor:
 def test_products_equal_an_emulation_in_int64(
     kind: Instructions, inputs: int, outputs: int
 ) -> None:
-    linear, reference = layers(LinearSpec(inputs, {"a": outputs}), kind)
+    linear, reference = layers(inputs, outputs, kind)
     for rows in (0, 1, 2, 7, 8, 16, 17, 33, 100):
         x = torch.randn(rows, inputs)
         x[rows // 2 :] *= 1e-3
@@ -69,20 +61,20 @@ def test_products_equal_an_emulation_in_int64(
 
 
 def test_biases_and_sums(kind: Instructions) -> None:
-    linear, reference = layers(LinearSpec(70, {"q": 33, "k": 20}, bias=True), kind)
+    linear, reference = layers(70, 53, kind, bias=True)
     x, residual = torch.randn(19, 70), torch.randn(19, 53)
     torch.testing.assert_close(linear(x), reference(x))
     total = residual.clone()
     linear.add_to(total, x)
     torch.testing.assert_close(total, residual + reference(x))
-    linear, reference = layers(LinearSpec(70, {"a": 53}), kind)
+    linear, reference = layers(70, 53, kind)
     total = residual.clone()
     linear.add_to(total, x)
     torch.testing.assert_close(total, residual + reference(x))
 
 
 def test_a_row_does_not_depend_on_its_batch(kind: Instructions) -> None:
-    linear, _ = layers(LinearSpec(576, {"a": 200}), kind)
+    linear, _ = layers(576, 200, kind)
     x, residual = torch.randn(70, 576), torch.randn(70, 200)
     together, added = linear(x), residual.clone()
     linear.add_to(added, x)
@@ -94,7 +86,7 @@ def test_a_row_does_not_depend_on_its_batch(kind: Instructions) -> None:
 
 
 def test_extreme_rows(kind: Instructions) -> None:
-    linear, reference = layers(LinearSpec(130, {"a": 20}), kind)
+    linear, reference = layers(130, 20, kind)
     x = torch.zeros(6, 130)
     x[1], x[2], x[3, 0], x[4] = 3e38, -1e-38, 1.0, torch.arange(130) - 64.5
     assert torch.equal(linear(x), reference(x))
@@ -102,7 +94,7 @@ def test_extreme_rows(kind: Instructions) -> None:
 
 
 def test_rows_of_the_weight(kind: Instructions) -> None:
-    linear, reference = layers(LinearSpec(20, {"a": 37}), kind)
+    linear, reference = layers(20, 37, kind)
     index = torch.tensor([36, 0, 15, 16, 36])
     assert torch.equal(linear.rows(index), reference.rows(index))
 

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from platforms.test_attention import (
+    GROUPS,
     NUM_LAYERS,
     RAGGED,
     Batch,
@@ -58,7 +59,7 @@ def make_batch(
 ) -> Batch:
     """A batch without rotation, so that the stored numbers follow from the input alone."""
     torch.manual_seed(0)
-    spec = KVCacheSpec(NUM_LAYERS, 2, head_dim, block_size, stored.dtype, stored.scales)
+    spec = KVCacheSpec(GROUPS, 2, head_dim, block_size, stored.dtype, stored.scales)
     batch = Batch(lengths, spec, heads)
     longest = max(total for _, total in lengths)
     batch.rotary = torch.cat(
@@ -178,7 +179,17 @@ def test_what_a_platform_does_not_store() -> None:
 
 
 def test_capacity() -> None:
-    spec = KVCacheSpec(8, 4, 64, 16, torch.float32)
+    spec = KVCacheSpec(GROUPS, 4, 64, 16, torch.float32)
     int8 = replace(spec, dtype=torch.int8, scales=KVScales.TOKEN_HEAD)
-    assert int8.bytes_per_block == 2 * 8 * 4 * (64 + 4) * 16
+    assert int8.bytes_per_block == 2 * NUM_LAYERS * 4 * (64 + 4) * 16
     assert spec.bytes_per_block / int8.bytes_per_block > 3.5
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_scales_before_the_window_are_not_read(dtype: torch.dtype) -> None:
+    batch = make_batch(KVCacheFormat(dtype, KVScales.TOKEN_HEAD), [(1, 300)])
+    backend = CpuAttention(batch.spec, batch.num_blocks)
+    batch.step(backend, [(0, 299)], window=40)
+    wanted = batch.step(backend, [(299, 300)], window=40)
+    backend._scales[:, [0, *batch.tables[0][: (299 - 39) // 16].tolist()]] = torch.nan
+    assert torch.equal(batch.step(backend, [(299, 300)], window=40), wanted)

@@ -49,3 +49,16 @@ def test_a_step_gives_up_its_graph_only_for_many_tokens():
     assert count_shared_blocks(decodes(8, 40), SIZE, graph=True) == 0
     assert count_shared_blocks(decodes(65, 128), SIZE, graph=True) == 128
     assert count_shared_blocks(decodes(64, 128), SIZE, graph=True) == 0
+
+
+def test_only_groups_without_a_window_count() -> None:
+    batch = decodes(8, 40)
+    others = [list(reversed(item.block_ids)) for item in batch]
+    groups = [
+        item._replace(block_ids=[b for pair in zip(ids, item.block_ids, strict=True) for b in pair])
+        for item, ids in zip(batch, others, strict=True)
+    ]
+    assert count_shared_blocks(groups, SIZE, False, (64, None)) == 40
+    assert count_shared_blocks(groups, SIZE, False, (None, 64)) == 0
+    assert count_shared_blocks(groups, SIZE, False, (None, None)) == 0
+    assert count_shared_blocks(groups, SIZE, False, (64, 64)) == 0

@@ -182,6 +182,34 @@ def test_a_float_checkpoint_is_quantized_as_it_is_loaded(name: str, tmp_path: Pa
     assert tokens_of(run(small, work)) == answers
 
 
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+TOKEN_FLOAT8 = TOKEN_INT8 | {"type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("config", "rounds_inputs"),
+    [
+        (ct("float-quantized", FLOAT8, input_activations=TOKEN_FLOAT8), True),
+        (ct("float-quantized", FLOAT8), False),
+        (ct("int-quantized", INT8, input_activations=TOKEN_INT8), True),
+        (ct("int-quantized", INT8, input_activations=TOKEN_FLOAT8), False),
+        (ct("int-quantized", INT8 | {"symmetric": False}, input_activations=TOKEN_INT8), False),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, True),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, True),
+        (awq_config(32), False),
+    ],
+)
+def test_which_formats_round_the_inputs_of_layers(
+    config: dict[str, Any], rounds_inputs: bool, tmp_path: Path
+) -> None:
+    values = ConfigFile({"quantization_config": config}, "config.json")
+    quantization = read_quantization(tmp_path, values)
+    assert quantization is not None
+    weight_format = quantization.format_of("model.layers.0.mlp.up_proj")
+    assert weight_format is not None
+    assert weight_format.encoding.rounds_inputs == rounds_inputs
+
+
 # --- checkpoints that are wrong -----------------------------------------------------------------
 
 WEIGHT = "model.layers.0.self_attn.q_proj"

@@ -24,6 +24,12 @@ from paged_client.gateway.bodies import BodyReader, body_of
 from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.documentation import document
 from paged_client.gateway.drain import GatewayDrain
+from paged_client.gateway.embeddings_api.route import embed, rerank, score
+from paged_client.gateway.embeddings_api.schema import (
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
 from paged_client.gateway.limits import RequestLimits
@@ -96,6 +102,9 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
+    "/v1/rerank": RerankRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -107,6 +116,9 @@ def _add_routes(app: FastAPI) -> None:
     app.post("/v1/responses")(create_response)
     app.post("/v1/messages")(create_message)
     app.post("/v1/messages/count_tokens")(count_tokens)
+    app.post("/v1/embeddings")(embed)
+    app.post("/v1/score")(score)
+    app.post("/v1/rerank")(rerank)
     app.get("/v1/models")(list_models)
     app.get("/v1/models/{model}")(show_model)
     app.post("/tokenize")(tokenize)

@@ -9,7 +9,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from paged_client import AsyncClient, Chunk, ClientError, ModelInfo, Unavailable, UnknownModel
+from paged_client import (
+    AsyncClient,
+    Chunk,
+    ClientError,
+    Embedding,
+    ModelInfo,
+    Unavailable,
+    UnknownModel,
+)
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.metrics import GatewayMetrics
 from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
@@ -206,6 +214,28 @@ class BackendPool:
             except Unavailable as caught:
                 error = caught
                 if has_begun or caught.reason == "rate_limited":
+                    break
+        raise error
+
+    async def embed(self, request: BackendRequest) -> Embedding:
+        """Return the embedding of a request's prompt."""
+        error = _nobody(request.model)
+        hashes = prefix_hashes(request.model, request.params.get("cache_salt", ""), request.prompt)
+        for backend in self._attempts(request.model, hashes):
+            try:
+                with backend.in_use():
+                    stream = backend.client(request.model).stream_embedding(
+                        request.prompt,
+                        add_special_tokens=request.add_special_tokens,
+                        **request.params,
+                    )
+                    with self._drain.watching(stream):
+                        async with stream:
+                            (embedding,) = [item async for item in stream]
+                            return embedding
+            except Unavailable as caught:
+                error = caught
+                if caught.reason == "rate_limited":
                     break
         raise error
 

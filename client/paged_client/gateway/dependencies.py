@@ -11,7 +11,7 @@ from paged_client.gateway.auth import tenant_of
 from paged_client.gateway.backend_pool import BackendPool
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.options import GatewayOptions
-from paged_client.gateway.schema import SamplingFields
+from paged_client.gateway.schema import EngineFields
 
 
 async def _pool(request: Request) -> BackendPool:  # FastAPI would run a plain function in a thread
@@ -23,12 +23,12 @@ async def _pool(request: Request) -> BackendPool:  # FastAPI would run a plain f
 Servers: TypeAlias = Annotated[BackendPool, Depends(_pool)]
 
 
-def engine_params(request: Request, body: SamplingFields) -> dict[str, Any]:
+def engine_params(request: Request, body: EngineFields) -> dict[str, Any]:
     """Return the engine's fields of a request. Raises ApiError.
 
     With API keys, a request can neither name a tenant nor overtake others by a negative priority.
     """
-    params, tenant = body.sampling(), tenant_of(request)
+    params, tenant = body.engine_fields(), tenant_of(request)
     if tenant is None:
         return params
     if body.tenant is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from paged_client import AsyncStream, RequestCancelled
 from paged_client.gateway.errors import ApiError
@@ -15,7 +16,7 @@ class GatewayDrain:
     def __init__(self) -> None:
         self._has_begun = False
         self._is_over = False
-        self._streams: set[AsyncStream] = set()
+        self._streams: set[AsyncStream[Any]] = set()
 
     def begin(self) -> None:
         """Refuse requests from now on."""
@@ -33,7 +34,7 @@ class GatewayDrain:
             raise _stops()
 
     @contextmanager
-    def watching(self, stream: AsyncStream) -> Iterator[None]:
+    def watching(self, stream: AsyncStream[Any]) -> Iterator[None]:
         """Track a running stream; raises ApiError if ``end_streams`` cancels it."""
         self._streams.add(stream)
         try:

@@ -18,7 +18,7 @@ _HEAD = re.compile(r"[a-z_]*")
 _TOO_LONG = re.compile(r"has \d+ (tokens; at most|characters, more than can become) (\d+) tokens")
 _MAX_MODEL_LEN = re.compile(r"max_model_len \((\d+)\)")
 # The engine's field names that differ from OpenAI's, with OpenAI's names.
-_NAMES = {"text_input": "prompt", "input_ids": "prompt"}
+_NAMES = {"text_input": "prompt", "input_ids": "prompt", "task": "model"}
 _MESSAGES_PATH = "/v1/messages"  # below it errors have Anthropic's format
 _ANTHROPIC_TYPES = {
     401: "authentication_error",

@@ -7,6 +7,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
@@ -118,7 +119,8 @@ def short(text: str) -> str:
     return shown if len(shown) <= MAX_NAME_LENGTH else shown[: MAX_NAME_LENGTH - 3] + "..."
 
 
-def _list_of_one(value: Any) -> Any:
+def list_of_one(value: Any) -> Any:
+    """Return a list with a string; other values are returned as they are."""
     return [value] if isinstance(value, str) else value
 
 
@@ -169,7 +171,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 StopStrings = Annotated[
     list[StopString],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
-    BeforeValidator(_list_of_one, json_schema_input_type=str | list[str]),
+    BeforeValidator(list_of_one, json_schema_input_type=str | list[str]),
 ]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -183,10 +185,26 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(RequestBody):
-    """Fields of every request for new tokens; most are vLLM's."""
+class EngineFields(RequestBody):
+    """Fields of every request that goes to the engine."""
 
     model: str | None = Field(None, max_length=256, description="may be left out if it is the only")
+    priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    tenant: str | None = Field(None, max_length=256, description="only without API keys")
+    timeout_s: float | None = Field(None, gt=0, le=86400)
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Return the fields that the engine takes under the same names."""
+        return given(self, _ENGINE_FIELDS)
+
+
+_ENGINE_FIELDS = tuple(name for name in EngineFields.model_fields if name != "model")
+
+
+class SamplingFields(EngineFields):
+    """Fields of every request for new tokens; most are vLLM's."""
+
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
@@ -203,17 +221,13 @@ class SamplingFields(RequestBody):
     logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_few_biases)] | None = None
     allowed_token_ids: AllowedIds | None = None
     bad_words: list[BadWord] | None = Field(None, max_length=128, fail_fast=True)
-    priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
-    cache_salt: str | None = Field(None, min_length=1, max_length=256)
-    tenant: str | None = Field(None, max_length=256, description="only without API keys")
-    timeout_s: float | None = Field(None, gt=0, le=86400)
     # The engine reads it; an object or its text.
     structured_outputs: dict[str, Any] | str | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=INT32_MAX)
 
-    def sampling(self) -> dict[str, Any]:
+    def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
-        values = given(self, _SAMPLING_FIELDS)
+        values = super().engine_fields() | given(self, _SAMPLING_FIELDS)
         if self.seed is not None:
             values["seed"] = self.seed % 2**64
         if self.allowed_token_ids is not None:
@@ -222,7 +236,9 @@ class SamplingFields(RequestBody):
 
 
 _SAMPLING_FIELDS = tuple(
-    name for name in SamplingFields.model_fields if name not in ("model", "stream")
+    name
+    for name in SamplingFields.model_fields
+    if name not in EngineFields.model_fields and name != "stream"
 )
 
 
@@ -255,9 +271,9 @@ class GenerateRequest(SamplingFields):
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError.field("prompt_logprobs", "is only for stream: false")
 
-    def sampling(self) -> dict[str, Any]:
+    def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
-        return super().sampling() | given(self, _GENERATE_FIELDS)
+        return super().engine_fields() | given(self, _GENERATE_FIELDS)
 
 
 _GENERATE_FIELDS = tuple(
@@ -397,10 +413,10 @@ class ChatRequest(GenerateRequest, ChatOptions):
         """Return the prompt."""
         return self._prompt
 
-    def sampling(self) -> dict[str, Any]:
+    def engine_fields(self) -> dict[str, Any]:
         """Return the engine's fields; without a limit a completion may fill the context."""
         limits = (self.max_completion_tokens, self.max_tokens)
-        values = super().sampling()
+        values = super().engine_fields()
         values["max_tokens"] = next((limit for limit in limits if limit is not None), None)
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
@@ -416,30 +432,23 @@ class ChatRequest(GenerateRequest, ChatOptions):
 TextOrIds: TypeAlias = str | Ids
 
 
-def _prompts(value: Any) -> list[TextOrIds]:
-    """Return the prompts of a completion request; a single prompt becomes a list of one."""
+def prompts(name: str, max_number: int, value: Any) -> list[TextOrIds]:
+    """Return the prompts in the field ``name``; a single prompt becomes a list of one.
+
+    Raises ApiError.
+    """
     if isinstance(value, str):
         return [value]
-    if not isinstance(value, list) or not value:
-        raise _no_prompt()
-    if isinstance(value[0], int):
-        return [_prompt_of_ids(value)]
-    if len(value) > MAX_PROMPTS:
-        raise ApiError.field("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
-    if all(isinstance(item, str) for item in value):
-        return value
-    return [_prompt_of_ids(item) for item in value]
-
-
-def _prompt_of_ids(value: Any) -> Ids:
-    ids = token_ids(value)
-    if not ids:
-        raise _no_prompt()
-    return ids
-
-
-def _no_prompt() -> ApiError:
-    return ApiError.field("prompt", "must be a text, token ids, or a list of either")
+    if isinstance(value, list) and value:
+        if len(value) > max_number and not isinstance(value[0], int):
+            raise ApiError.field(name, f"at most {max_number} prompts, got {len(value)}")
+        if all(isinstance(item, str) for item in value):
+            return value
+        several = [value] if isinstance(value[0], int) else value
+        ids = [found for found in map(token_ids, several) if found]
+        if len(ids) == len(several):
+            return list(ids)
+    raise ApiError.field(name, "must be a text, token ids, or a list of either")
 
 
 class CompletionRequest(GenerateRequest):
@@ -448,7 +457,8 @@ class CompletionRequest(GenerateRequest):
     prompt: Annotated[
         list[TextOrIds],
         PlainValidator(
-            _prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+            partial(prompts, "prompt", MAX_PROMPTS),
+            json_schema_input_type=str | list[str] | list[int] | list[list[int]],
         ),
     ]
     max_tokens: int | None = Field(16, ge=0, le=INT32_MAX)
@@ -471,9 +481,9 @@ class CompletionRequest(GenerateRequest):
         if len(self.prompt) * (self.n or 1) > MAX_PROMPTS:
             raise ApiError.field("n", f"at most {MAX_PROMPTS} answers to all prompts together")
 
-    def sampling(self) -> dict[str, Any]:
+    def engine_fields(self) -> dict[str, Any]:
         """Return the engine's fields; it generates a token even if only the prompt is wanted."""
-        values = super().sampling()
+        values = super().engine_fields()
         values["max_tokens"] = 16 if self.max_tokens is None else max(self.max_tokens, 1)
         if self.logprobs is not None:
             values["logprobs"] = self.logprobs

@@ -59,6 +59,10 @@ def read_gguf_config(path: Path) -> ConfigFile:
     return config
 
 
+GGUF_POOLING = "gguf_pooling_type"
+"""Our name for the key that says how a file's model makes embeddings, a number."""
+
+
 def gguf_config(file: GgufFile) -> ConfigFile:
     """Convert the metadata of a file to the values of a config.json.
 
@@ -86,6 +90,7 @@ def gguf_config(file: GgufFile) -> ConfigFile:
         "dtype": _dtype(file),
         "eos_token_id": list(end_tokens(metadata)),
         "quantization_config": {"quant_method": "gguf"},
+        GGUF_POOLING: keys.value("pooling_type"),
     }
     return ConfigFile(values, str(file.path))
 

@@ -193,13 +193,22 @@ def _prepare(step: Step, scratch: Scratch, rows: int) -> None:
 
 @device_function
 def _find(
-    step: Step, scratch: Scratch, pool: Any, place: Any, num_keys: int, token_bytes: int
+    step: Step,
+    scratch: Scratch,
+    pool: Any,
+    place: Any,
+    skipped: int,
+    num_keys: int,
+    token_bytes: int,
 ) -> Any:
-    """Fill in the addresses of each KEYS tokens of a chunk in a pool; returns their number."""
+    """Fill in the addresses of each KEYS tokens of a chunk in a pool; returns their number.
+
+    The addresses of skipped tokens stay as they are.
+    """
     seq, head, base = place
     _, kv_heads, numbers = pool.shape
     groups = (num_keys + KEYS - 1) // KEYS
-    for group in range(groups):
+    for group in range(skipped // KEYS, groups):
         position = base + group * KEYS
         block = step.table[seq, position // step.block_size] * kv_heads + head
         address = np.int64(pool.ctypes.data) + block * numbers * 2
@@ -209,21 +218,33 @@ def _find(
 
 @device_function
 def _score(
-    step: Step, scratch: Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
+    step: Step,
+    scratch: Scratch,
+    rows: int,
+    seq: int,
+    head: int,
+    base: int,
+    skipped: int,
+    num_keys: int,
 ) -> None:
     """Multiply queries by the keys of a chunk."""
     head_dim, chunk = scratch.queries.shape[1], scratch.scores.shape[1]
-    groups = _find(step, scratch, step.keys, (seq, head, base), num_keys, 4)
+    groups = _find(step, scratch, step.keys, (seq, head, base), skipped, num_keys, 4)
     if groups % _TILES:  # the scores after the last key do not count
         scratch.addresses[groups] = scratch.addresses[groups - 1]
+    first = skipped // KEYS
+    if first % _TILES:  # neither do those before the first key
+        first -= 1
+        scratch.addresses[first] = scratch.addresses[first + 1]
     for row in range(0, rows, _TILES * ROWS):
         _multiply_keys(
             2 if rows - row > ROWS else 1,
             np.int64(_SCORE_CONFIG.ctypes.data),
             np.int64(scratch.rounded_queries.ctypes.data) + row * head_dim * 2,
-            *(np.int64(head_dim * 2), np.int64(scratch.addresses.ctypes.data)),
-            *((groups + 1) // _TILES, step.block_size * 4),
-            *(np.int64(scratch.scores.ctypes.data) + row * chunk * 4, np.int64(chunk * 4)),
+            *(np.int64(head_dim * 2), np.int64(scratch.addresses.ctypes.data) + first * 8),
+            *((groups - first + 1) // _TILES, step.block_size * 4),
+            np.int64(scratch.scores.ctypes.data) + (row * chunk + first * KEYS) * 4,
+            np.int64(chunk * 4),
             head_dim // HEAD_DIM,
         )
 
@@ -256,11 +277,19 @@ def _copy_last_values(step: Step, scratch: Scratch, group: int, count: int) -> N
 
 @device_function
 def _add_values(
-    step: Step, scratch: Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
+    step: Step,
+    scratch: Scratch,
+    rows: int,
+    seq: int,
+    head: int,
+    base: int,
+    skipped: int,
+    num_keys: int,
 ) -> None:
     """Add the values of a chunk, weighted, to the sums."""
     head_dim, chunk = scratch.queries.shape[1], scratch.scores.shape[1]
-    groups = _find(step, scratch, step.values, (seq, head, base), num_keys, head_dim * 2)
+    place, first = (seq, head, base), skipped // KEYS
+    groups = _find(step, scratch, step.values, place, skipped, num_keys, head_dim * 2)
     _round_weights(scratch, rows, num_keys, groups * KEYS)
     if num_keys % KEYS:
         _copy_last_values(step, scratch, groups - 1, num_keys % KEYS)
@@ -268,9 +297,9 @@ def _add_values(
         _multiply_values(
             2 if rows - row > ROWS else 1,
             np.int64(_VALUE_CONFIG.ctypes.data),
-            np.int64(scratch.rounded_weights.ctypes.data) + row * chunk * 2,
-            *(np.int64(chunk * 2), np.int64(scratch.addresses.ctypes.data), groups),
-            np.int64(head_dim * 4),
+            np.int64(scratch.rounded_weights.ctypes.data) + (row * chunk + first * KEYS) * 2,
+            *(np.int64(chunk * 2), np.int64(scratch.addresses.ctypes.data) + first * 8),
+            *(groups - first, np.int64(head_dim * 4)),
             *(np.int64(scratch.sums.ctypes.data) + row * head_dim * 4, np.int64(head_dim * 4)),
             head_dim // HEAD_DIM,
         )

@@ -22,22 +22,23 @@ _NO_WINDOW = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Layer:
     """What a layer's kernels read: its part of the pool, and constants of the layer."""
 
     layer: AttentionLayer
+    group: int  # whose block table it uses
     tensors: tuple[Tensor, ...]  # keys, values, scales, sinks; kept alive
     addresses: tuple[int, ...]  # of the tensors
     constants: tuple[int, ...]  # the kernels' last arguments
 
 
 class CpuAttention(AttentionBackend):
-    """Owns a pool of keys and a pool of values [layers, blocks, kv_heads, head_dim * block_size].
+    """Owns pools of keys and of values [group_size, blocks, kv_heads, head_dim * block_size].
 
     Keys are [head_dim, block_size] there, and values are [block_size, head_dim]; both are read
     along their last dimension. On AMX, pairs of numbers of the first dimension lie together.
-    Scales, if each token and head has them, are [layers, blocks, 2, kv_heads, block_size] float32:
-    those of the keys, then those of the values.
+    Scales, if each token and head has them, are float32 [group_size, blocks, 2, kv_heads,
+    block_size]: those of the keys, then those of the values.
 
     Args:
         spec: the shape and format of the pool.
@@ -50,33 +51,34 @@ class CpuAttention(AttentionBackend):
         self._num_blocks = num_blocks
         self._write, self._attend = amx_kernels() if amx else vector_kernels(spec.dtype)
         numbers = spec.head_dim * spec.block_size
-        shape = spec.num_layers, num_blocks, spec.num_kv_heads, numbers
+        shape = spec.group_size, num_blocks, spec.num_kv_heads, numbers
         self._keys, self._values = (torch.zeros(shape, dtype=spec.dtype) for _ in range(2))
         scale_blocks = num_blocks if spec.scales is KVScales.TOKEN_HEAD else 0
         self._scales = torch.ones(
-            spec.num_layers, scale_blocks, 2, spec.num_kv_heads, spec.block_size
+            spec.group_size, scale_blocks, 2, spec.num_kv_heads, spec.block_size
         )
-        self._places: dict[int, _Place] = {}
+        self._layers: dict[int, _Layer] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         qkv = qkv.contiguous()
         if layer.qk_norm is not None:
             norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
-        place = self._place(layer)
+        prepared = self._prepared(layer)
+        table = meta.block_tables[prepared.group]
         out = torch.empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         arguments = (
             qkv.data_ptr(),
             layer.cos_sin_cache.data_ptr(),
             meta.query_start_loc.data_ptr(),
             meta.seq_lens.data_ptr(),
-            meta.block_table.data_ptr(),
-            meta.slot_mapping.data_ptr(),
-            *place.addresses,
+            table.data_ptr(),
+            meta.slot_mappings[prepared.group].data_ptr(),
+            *prepared.addresses,
             out.data_ptr(),
             qkv.shape[0],
             layer.cos_sin_cache.shape[0],
-            *meta.block_table.shape,
-            *place.constants,
+            *table.shape,
+            *prepared.constants,
         )
         self._write(*arguments)
         self._attend(*arguments)
@@ -88,13 +90,14 @@ class CpuAttention(AttentionBackend):
                 if pool.numel():
                     pool[:, target] = pool[:, source]
 
-    def _place(self, layer: AttentionLayer) -> _Place:
-        place = self._places.get(layer.index)
-        if place is None or place.layer is not layer:
+    def _prepared(self, layer: AttentionLayer) -> _Layer:
+        prepared = self._layers.get(layer.index)
+        if prepared is None or prepared.layer is not layer:
+            group, part = self._spec.places[layer.index]
             tensors = (
-                self._keys[layer.index],
-                self._values[layer.index],
-                self._scales_of(layer),
+                self._keys[part],
+                self._values[part],
+                self._scales_of(layer, part),
                 _sinks_of(layer),
             )
             constants = (
@@ -109,14 +112,14 @@ class CpuAttention(AttentionBackend):
                 _NO_WINDOW if layer.window is None else layer.window,
             )
             addresses = tuple(tensor.data_ptr() for tensor in tensors)
-            place = _Place(layer, tensors, addresses, constants)
-            self._places[layer.index] = place
-        return place
+            prepared = _Layer(layer, group, tensors, addresses, constants)
+            self._layers[layer.index] = prepared
+        return prepared
 
-    def _scales_of(self, layer: AttentionLayer) -> Tensor:
+    def _scales_of(self, layer: AttentionLayer, part: int) -> Tensor:
         """Return the scales that the kernels read: the layer's part of the pool, or static ones."""
         if self._spec.scales is not KVScales.STATIC:
-            return self._scales[layer.index]
+            return self._scales[part]
         assert layer.k_scale is not None and layer.v_scale is not None
         scales = torch.stack((layer.k_scale, layer.v_scale))
         return scales.unsqueeze(-1).expand(-1, -1, self._spec.block_size).contiguous()

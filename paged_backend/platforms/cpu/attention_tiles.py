@@ -209,10 +209,10 @@ def _load(
 
 
 @device_function
-def _cap(scratch: Scratch, rows: int, num_keys: int, softcap: Any) -> None:
+def _cap(scratch: Scratch, rows: int, skipped: int, num_keys: int, softcap: Any) -> None:
     """Replace scores by softcap * tanh(score / softcap)."""
     for row in range(rows):
-        for i in range(num_keys):
+        for i in range(skipped, num_keys):
             score = scratch.scores[row, i]
             power = exp2(-abs(score) * (_TWO_LOG2E / softcap))
             capped = softcap * (_ONE - power) / (_ONE + power)
@@ -261,8 +261,10 @@ class Products:
     Attributes:
         rows: query rows (queries times heads of a group) that share one pass over the keys.
         prepare: (step, scratch, rows), called when the queries of a tile are loaded.
-        score: (step, scratch, rows, seq, head, base, num_keys); multiplies queries by the keys from
-            position `base` on. Scores after `num_keys` may be anything.
+        score: (step, scratch, rows, seq, head, base, skipped, num_keys); multiplies queries by the
+            keys from position `base` on. The first `skipped` keys, which are whole blocks, must not
+            be read: they are out of every window, and their blocks may have other owners. Scores
+            of these keys, and after `num_keys`, may be anything.
         add_values: the same arguments; adds the values, weighted by the scores, to the sums.
     """
 
@@ -287,16 +289,18 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
         end = position + count
         _load(step, scratch, start, rows, position, head, group)
         prepare(step, scratch, rows)
-        for base in range(max(0, position - step.window + 1) // chunk * chunk, end, chunk):
+        begin = max(0, position - step.window + 1)
+        for base in range(begin // chunk * chunk, end, chunk):
             num_keys = min(chunk, end - base)
-            score(step, scratch, rows, seq, head, base, num_keys)
+            skipped = max(0, begin - base) // step.block_size * step.block_size
+            score(step, scratch, rows, seq, head, base, skipped, num_keys)
             if step.softcap > 0:
-                _cap(scratch, rows, num_keys, step.softcap)
+                _cap(scratch, rows, skipped, num_keys, step.softcap)
             for row in range(rows):
                 here = position + row // group - base
                 first = min(max(0, here - step.window + 1), num_keys)
                 _weigh(scratch, row, first, min(here + 1, num_keys), num_keys)
-            add_values(step, scratch, rows, seq, head, base, num_keys)
+            add_values(step, scratch, rows, seq, head, base, skipped, num_keys)
         _store(step, scratch, start, rows, head, group)
 
     @device_variant(stored.name)

@@ -30,7 +30,7 @@ from paged_backend.platforms.cpu.threads import (
 from paged_backend.platforms.cpu.tiles import LANES, Float32
 
 _INT32 = ir.IntType(32)
-_MANY_ROWS = 12  # from here on, converting the weights first is faster
+MANY_ROWS = 12  # from here on, converting the weights first is faster
 
 
 class BFloat16Pairs(Float32):
@@ -115,7 +115,7 @@ def _unpack_rows(context: Any, source: Any, target: Any, rows: Any) -> Any:
 
 
 @device_function
-def _unpack(panels: int, numbers: int, memory: Any) -> Any:
+def unpack(panels: int, numbers: int, memory: Any) -> Any:
     """Convert panels of pairs to panels of float32 words."""
     address = np.int64(memory.ctypes.data)
     _unpack_rows(panels, address, numbers // (2 * LANES))
@@ -123,7 +123,7 @@ def _unpack(panels: int, numbers: int, memory: Any) -> Any:
 
 
 _multiply_pairs = make_multiply_panels(BFloat16Pairs())
-_multiply_unpacked = make_multiply_panels(Float32(), _unpack, word_bytes=2)
+_multiply_unpacked = make_multiply_panels(Float32(), unpack, word_bytes=2)
 
 
 def _multiply_few_rows(arguments: Any) -> None:
@@ -171,7 +171,7 @@ def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, add: int
         add: 1 to add to what `out` holds, else 0.
     """
     rows, columns = out.shape
-    if 0 < rows < _MANY_ROWS:
+    if 0 < rows < MANY_ROWS:
         places = x.data_ptr(), panels.data_ptr(), out.data_ptr()
         _few_rows()(*places, rows, depth // 2, columns, add, x.shape[1])
         return

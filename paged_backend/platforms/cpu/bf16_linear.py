@@ -10,6 +10,7 @@ from paged_backend.platforms.cpu import amx, bf16_kernels
 from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import round_rows
 from paged_backend.platforms.cpu.in_place import InPlaceProduct
+from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.torch.linear import TorchLinear
 
 
@@ -26,18 +27,15 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
 
     def __init__(self, spec: LinearSpec, *, on_amx: bool) -> None:
         super().__init__(spec, torch.bfloat16, torch.device("cpu"))
-        self._num_panels = -(-spec.outputs // LANES)
+        self._num_outputs = spec.outputs
         self._steps = -(-spec.inputs // DEPTH)
         self._panels = torch.empty(0)
         self._on_amx = on_amx
 
     def pack(self) -> None:
         """Make the panels, and free the plain weight."""
-        shape = self._num_panels * LANES, self._steps * DEPTH
-        padded = torch.zeros(shape, dtype=torch.bfloat16)
-        padded[: self._spec.outputs, : self._spec.inputs] = self._weight
-        pairs = padded.view(self._num_panels, LANES, self._steps * DEPTH // 2, 2)
-        self._panels = pairs.transpose(1, 2).contiguous()
+        super().pack()
+        self._panels = make_panels(self._weight, self._steps * DEPTH, values_per_word=2)
         if self._bias is not None:
             self._bias = self._bias.float()
         del self._weight

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-from paged_backend.models.linear import LinearSpec
-
 
 class InPlaceProduct(ABC):
-    """Implements the calls of a `LinearMethod` by one product that is stored or added in place."""
+    """Implements the calls of a `LinearProduct` by one that is stored or added in place."""
 
-    _spec: LinearSpec
+    _num_outputs: int
     _bias: Tensor | None
-
-    @functools.cached_property
-    def _num_outputs(self) -> int:
-        return self._spec.outputs
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs] float32."""

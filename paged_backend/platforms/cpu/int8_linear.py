@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.amx import ROWS, TILE_CONFIG
 from paged_backend.platforms.cpu.in_place import InPlaceProduct
 from paged_backend.platforms.cpu.int8_kernels import (
@@ -16,6 +15,7 @@ from paged_backend.platforms.cpu.int8_kernels import (
 )
 from paged_backend.platforms.cpu.tiles import LANES
 from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
+from paged_backend.quantization.weight import QuantizedWeight
 
 _TILE_CONFIG: int = TILE_CONFIG.ctypes.data
 
@@ -24,33 +24,33 @@ class CpuInt8Linear(InPlaceProduct, TorchInt8Linear):
     """An int8 weight in panels of 16 outputs; each panel has a row of words per step of the depth.
 
     A word holds four values with VNNI and AMX, and half a word holds two with AVX2. See
-    `Kernels.int8_linear`.
+    :class:`~paged_backend.models.linear.LinearProduct`.
     """
 
-    def __init__(self, spec: LinearSpec, instructions: Instructions | None = None) -> None:
-        super().__init__(spec, torch.float32, torch.device("cpu"))
+    def __init__(
+        self,
+        weight: QuantizedWeight,
+        bias: Tensor | None,
+        instructions: Instructions | None = None,
+    ) -> None:
+        super().__init__(weight, bias, torch.float32)
+        del self._weight  # the panels hold its values
         self._instructions = instructions or supported_instructions()[0]
-        self._panels = self._corrections = torch.empty(0)
-        self._addresses: tuple[int, ...] = ()
-        self._depth = -(-spec.inputs // DEPTH) * DEPTH
-
-    def pack(self) -> None:
-        """Make the panels, and free the plain weight."""
-        outputs, inputs = self._weight.shape
-        num_panels, values = -(-outputs // LANES), self._instructions.values
+        self._num_outputs, self._inputs = weight.values.shape
+        self._depth = -(-self._inputs // DEPTH) * DEPTH
+        num_panels, values = -(-self._num_outputs // LANES), self._instructions.values
         padded = torch.zeros(num_panels * LANES, self._depth, dtype=torch.int8)
-        padded[:outputs, :inputs] = self._weight
+        padded[: self._num_outputs, : self._inputs] = weight.values
         steps = padded.view(num_panels, LANES, self._depth // values, values)
         self._panels = steps.transpose(1, 2).contiguous()
         self._corrections = padded.sum(1, dtype=torch.int32) * -self._instructions.offset
         constants = (self._panels, self._scales, self._corrections)
         self._addresses = tuple(tensor.data_ptr() for tensor in constants)
-        del self._weight
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         values = self._panels[index // LANES, :, index % LANES].flatten(1)
-        return values[:, : self._spec.inputs] * self._scales[index].unsqueeze(1)
+        return values[:, : self._inputs] * self._scales[index].unsqueeze(1)
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         rows, inputs = x.shape

@@ -6,7 +6,7 @@ Each kernel loads a row from memory once.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numba
@@ -14,23 +14,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.models.linear import LinearMethod
-from paged_backend.platforms.cpu.math import exp2
-from paged_backend.platforms.cpu.threads import ParallelKernel, claim, device_function, floats
+from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
+from paged_backend.models.linear import RowFunction
+from paged_backend.platforms.cpu.math import exp, sigmoid, swiglu
+from paged_backend.platforms.cpu.threads import (
+    ParallelKernel,
+    claim,
+    device_function,
+    float_bits,
+    float_of,
+    floats,
+    ints,
+)
 
-_LOG2E = np.float32(math.log2(math.e))
 _ONE = np.float32(1.0)
+# Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), section 2.
+_GELU_SLOPE, _GELU_CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)
+_NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that there is no infinity
+_SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID, Scoring.SOFTMAX_OF_TOP)
+_SOFTMAX, _SIGMOID = 0, 1
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `platforms.torch.layers.rms_norm`."""
     x = x.contiguous()
     out = torch.empty_like(x)
-    _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, _bits(eps))
+    _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, float_bits(eps))
     return out
 
 
-def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     linear.add_to(hidden, x)
     return rms_norm(hidden, weight, eps)
@@ -38,21 +51,52 @@ def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, ep
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
     """See `platforms.torch.layers.norm_heads`; `qkv` must be contiguous."""
-    _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, _bits(eps))
+    _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, float_bits(eps))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See `platforms.torch.layers.silu_and_mul`."""
+    return activate(gate_up, SwiGLU())
+
+
+def activate(gate_up: Tensor, activation: SwiGLU) -> Tensor:
+    """Compute an activation [rows, size] for the two halves of each row of `gate_up`."""
+    return _gated(gate_up, _swiglu, *activation_bits(activation))
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """See `platforms.torch.layers.gelu_tanh_and_mul`."""
+    return _gated(gate_up, _gelu_tanh_and_mul())
+
+
+def _gated(gate_up: Tensor, kernel: ParallelKernel, *arguments: int) -> Tensor:
     gate_up = gate_up.contiguous()
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, size)
-    _silu_and_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
+    kernel(gate_up.data_ptr(), out.data_ptr(), rows, size, *arguments)
     return out
 
 
 @cache
-def _bits(value: float) -> int:
-    return int(np.float64(value).view(np.int64))
+def activation_bits(activation: SwiGLU) -> tuple[int, int, int]:
+    """Return the parameters of an activation as arguments of a kernel."""
+    limit = _NO_LIMIT if activation.limit is None else activation.limit
+    return float_bits(activation.alpha), float_bits(limit), float_bits(activation.up_offset)
+
+
+def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
+    """See `platforms.torch.layers.add_gated`; all tensors must be contiguous."""
+    _add_gated()(out.data_ptr(), x.data_ptr(), gate.data_ptr(), *out.shape)
+
+
+def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """See `platforms.torch.layers.choose_experts`; `logits` must be contiguous."""
+    shape = len(logits), routing.num_experts_per_tok
+    ids, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
+    places = logits.data_ptr(), ids.data_ptr(), weights.data_ptr()
+    scoring = _SCORINGS.index(routing.scoring)
+    _choose_experts()(*places, *logits.shape, shape[1], scoring, int(routing.norm_topk_prob))
+    return ids, weights
 
 
 @device_function
@@ -61,8 +105,7 @@ def _norm_scale(values: Any, eps_bits: int) -> Any:
     total = np.float32(0.0)
     for i in range(len(values)):
         total += values[i] * values[i]
-    eps = np.float32(np.int64(eps_bits).view(np.float64))
-    return _ONE / np.sqrt(total / np.float32(len(values)) + eps)
+    return _ONE / np.sqrt(total / np.float32(len(values)) + float_of(eps_bits))
 
 
 def _rms_norm_rows(arguments: Any) -> None:
@@ -90,19 +133,97 @@ def _norm_heads_rows(arguments: Any) -> None:
         row = claim(arguments)
 
 
-def _silu_and_mul_rows(arguments: Any) -> None:
+def _swiglu_rows(arguments: Any) -> None:
+    _, address, out_address, rows, size, alpha, limit, up_offset = numba.carray(arguments, 8)
+    numbers = float_of(alpha), float_of(limit), float_of(up_offset)
+    gate_up, out = floats(address, (rows, 2, size)), floats(out_address, (rows, size))
+    row = claim(arguments)
+    while row < rows:
+        for i in range(size):
+            out[row, i] = swiglu(gate_up[row, 0, i], gate_up[row, 1, i], *numbers)
+        row = claim(arguments)
+
+
+def _gelu_tanh_and_mul_rows(arguments: Any) -> None:
     _, address, out_address, rows, size = numba.carray(arguments, 5)
     gate_up, out = floats(address, (rows, 2, size)), floats(out_address, (rows, size))
     row = claim(arguments)
     while row < rows:
         for i in range(size):
             gate = gate_up[row, 0, i]
-            power = exp2(-abs(gate) * _LOG2E)  # exp(-|gate|) never overflows
-            sigmoid = (_ONE if gate >= 0 else power) / (_ONE + power)
-            out[row, i] = gate * sigmoid * gate_up[row, 1, i]
+            # (1 + tanh(x)) / 2 is the sigmoid of 2x.
+            twice = _GELU_SLOPE * gate * (_ONE + _GELU_CUBE * gate * gate)
+            out[row, i] = gate * sigmoid(twice) * gate_up[row, 1, i]
+        row = claim(arguments)
+
+
+def _add_gated_rows(arguments: Any) -> None:
+    _, out_address, address, gate_address, rows, size = numba.carray(arguments, 6)
+    out, x = floats(out_address, (rows, size)), floats(address, (rows, size))
+    gate = floats(gate_address, rows)
+    row = claim(arguments)
+    while row < rows:
+        factor = sigmoid(gate[row])
+        for i in range(size):
+            out[row, i] += x[row, i] * factor
+        row = claim(arguments)
+
+
+@device_function
+def _take_largest(logits: Any, taken: Any) -> Any:
+    """Return the index of the largest logit that is not taken, the first of equal ones."""
+    best = 0
+    while taken[best]:
+        best += 1
+    for i in range(best + 1, len(logits)):
+        if not taken[i] and logits[i] > logits[best]:
+            best = i
+    taken[best] = True
+    return best
+
+
+@device_function
+def _softmax_sum(logits: Any, largest: Any) -> Any:
+    """Return the sum of exp(logit - largest)."""
+    total = np.float32(0.0)
+    for i in range(len(logits)):
+        total += exp(logits[i] - largest)
+    return total
+
+
+def _choose_experts_of_rows(arguments: Any) -> None:
+    _, address, ids_at, weights_at, rows, num_experts, top_k, scoring, norm = numba.carray(
+        arguments, 9
+    )
+    all_logits = floats(address, (rows, num_experts))
+    ids, weights = ints(ids_at, (rows, top_k)), floats(weights_at, (rows, top_k))
+    taken, chosen = np.empty(num_experts, np.bool_), np.empty(top_k, np.float32)
+    row = claim(arguments)
+    while row < rows:
+        logits = all_logits[row]
+        taken[:] = False
+        for rank in range(top_k):
+            ids[row, rank] = _take_largest(logits, taken)
+            chosen[rank] = logits[ids[row, rank]]
+        if scoring == _SIGMOID:
+            for rank in range(top_k):
+                weights[row, rank] = sigmoid(chosen[rank])
+        else:
+            total = _softmax_sum(logits if scoring == _SOFTMAX else chosen, chosen[0])
+            for rank in range(top_k):
+                weights[row, rank] = exp(chosen[rank] - chosen[0]) / total
+        if norm:
+            total = np.float32(0.0)
+            for rank in range(top_k):
+                total += weights[row, rank]
+            for rank in range(top_k):
+                weights[row, rank] /= total
         row = claim(arguments)
 
 
 _rms_norm = ParallelKernel(_rms_norm_rows)
 _norm_heads = ParallelKernel(_norm_heads_rows)
-_silu_and_mul = ParallelKernel(_silu_and_mul_rows)
+_swiglu = ParallelKernel(_swiglu_rows)
+_add_gated = cache(partial(ParallelKernel, _add_gated_rows))
+_choose_experts = cache(partial(ParallelKernel, _choose_experts_of_rows))
+_gelu_tanh_and_mul = cache(partial(ParallelKernel, _gelu_tanh_and_mul_rows))

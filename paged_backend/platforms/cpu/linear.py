@@ -37,14 +37,15 @@ class CpuLinear(InPlaceProduct, TorchLinear):
 
     def __init__(self, spec: LinearSpec) -> None:
         super().__init__(spec, torch.float32, torch.device("cpu"))
-        self._outputs = spec.outputs
+        self._num_outputs = spec.outputs
         self._panels = torch.empty(0)
 
     def pack(self) -> None:
         """Make the panels, and free the plain weight."""
-        num_panels = -(-self._outputs // LANES)
+        super().pack()
+        num_panels = -(-self._num_outputs // LANES)
         self._panels = torch.zeros(num_panels, self._spec.inputs, LANES)
-        full = self._outputs // LANES
+        full = self._num_outputs // LANES
         whole = self._weight[: full * LANES].view(full, LANES, self._spec.inputs)
         self._panels[:full] = whole.transpose(1, 2)
         if full < num_panels:
@@ -58,7 +59,7 @@ class CpuLinear(InPlaceProduct, TorchLinear):
 
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         places = x.data_ptr(), self._panels.data_ptr(), out.data_ptr()
-        _linear(*places, *x.shape, self._outputs, add)
+        _linear(*places, *x.shape, self._num_outputs, add)
 
 
 @device_function

@@ -18,6 +18,9 @@ _C1, _C2, _C3, _C4, _C5, _C6 = (
     np.float32(math.log(2) ** power / math.factorial(power)) for power in range(1, 7)
 )
 
+_LOG2E = np.float32(math.log2(math.e))
+_ONE = np.float32(1.0)
+
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
 def maximum(context: Any, a: Any, b: Any) -> Any:
@@ -40,3 +43,27 @@ def exp2(x: Any) -> Any:
     fraction = f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
     power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
     return power + power * fraction
+
+
+@device_function
+def exp(x: Any) -> Any:
+    """Compute e to the power of a float32 that is at most 0."""
+    return exp2(x * _LOG2E)
+
+
+@device_function
+def sigmoid(x: Any) -> Any:
+    """Compute 1 / (1 + exp(-x)) for a float32."""
+    power = exp(-abs(x))  # never overflows
+    return (_ONE if x >= 0 else power) / (_ONE + power)
+
+
+@device_function
+def swiglu(gate: Any, up: Any, alpha: Any, limit: Any, up_offset: Any) -> Any:
+    """Compute (up + up_offset) * gate * sigmoid(alpha * gate) for clamped float32.
+
+    Gate is at most the limit, and up is between its negative and the limit.
+    """
+    gate = min(gate, limit)
+    up = max(min(up, limit), -limit)
+    return (up + up_offset) * (gate * sigmoid(alpha * gate))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend
+from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.platforms.cpu import amx_attention, layers
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
+from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import CpuLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.torch.product_experts import ProductExperts
+from paged_backend.quantization.forms import WeightForm
+from paged_backend.quantization.weight import QuantizedWeight
 
 
 class CpuPlatform(TorchPlatform):
@@ -24,15 +32,22 @@ class CpuPlatform(TorchPlatform):
         super().__init__(torch.float32)
         use_threads_of_torch()
         self.layers = layers
+        self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
         return CpuLinear(spec)
 
-    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
-        """Allocate a linear layer with int8 weights."""
-        return CpuInt8Linear(spec)
+    def quantized_linear(
+        self, form: WeightForm, weight: QuantizedWeight, bias: Tensor | None
+    ) -> LinearProduct:
+        """Bring a weight into the form `W8A8_INT8`."""
+        return CpuInt8Linear(weight, bias)
+
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        return CpuExperts(spec, self.linear_dtype)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
@@ -55,6 +70,8 @@ class BFloat16Platform(CpuPlatform):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
+        if spec.full_precision:
+            return CpuLinear(spec)
         return BFloat16Linear(spec, on_amx=self._amx)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:

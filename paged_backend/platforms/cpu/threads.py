@@ -244,6 +244,18 @@ def claim(arguments: Any) -> Any:
     return _add(arguments, 0, 1)
 
 
+def float_bits(value: float) -> int:
+    """Return the bits of a float64, for an argument of a kernel."""
+    bits: int = np.float64(value).view(np.int64).item()
+    return bits
+
+
+@device_function
+def float_of(bits: int) -> Any:
+    """Return the float32 whose float64 has the bits of a kernel's argument."""
+    return np.float32(np.int64(bits).view(np.float64))
+
+
 @device_function
 def array_at(address: int, shape: Any, dtype: Any) -> Any:
     """Return the array with a shape and a dtype at an address."""

@@ -48,11 +48,18 @@ def _make_products(stored: StoredNumbers) -> Products:
 
     @device_variant(stored.name)
     def score(
-        step: Step, scratch: Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
+        step: Step,
+        scratch: Scratch,
+        rows: int,
+        seq: int,
+        head: int,
+        base: int,
+        skipped: int,
+        num_keys: int,
     ) -> None:
         """Multiply queries by the keys of a chunk, one or two blocks at a time."""
         head_dim, block_size = step.out.shape[2], step.block_size
-        offset = 0
+        offset = skipped
         while offset < num_keys:
             keys = keys_of(step, seq, head, base + offset)
             count, next_panel = 1, LANES * size // 4
@@ -68,18 +75,25 @@ def _make_products(stored: StoredNumbers) -> Products:
             )
             offset += count * block_size
         if has_scales:
-            for offset in range(0, num_keys, block_size):
+            for offset in range(skipped, num_keys, block_size):
                 block = step.table[seq, (base + offset) // block_size]
                 scale_scores(step, scratch, rows, (block, 0, head), offset, block_size)
 
     @device_variant(stored.name)
     def add_values(
-        step: Step, scratch: Scratch, rows: int, seq: int, head: int, base: int, num_keys: int
+        step: Step,
+        scratch: Scratch,
+        rows: int,
+        seq: int,
+        head: int,
+        base: int,
+        skipped: int,
+        num_keys: int,
     ) -> None:
         """Add the values of a chunk, weighted, to the sums, block by block."""
         _, kv_heads, numbers = step.values.shape
         block_size, head_dim = step.block_size, step.out.shape[2]
-        for offset in range(0, num_keys, block_size):
+        for offset in range(skipped, num_keys, block_size):
             block = step.table[seq, (base + offset) // block_size]
             here = min(block_size, num_keys - offset)
             if has_scales:

@@ -21,7 +21,7 @@ Pairs = list[tuple[int, int]]
 
 
 class TritonAttention(AttentionBackend):
-    """Owns a pool [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim] of K and V.
+    """Owns a pool [group_size, num_blocks, 2, num_kv_heads, block_size, head_dim] of K and V.
 
     The pool starts with zeros, because kernels may multiply unwritten values by a weight of 0. If
     each token and head has a scale, these are in a separate pool, without the last dimension.
@@ -30,23 +30,26 @@ class TritonAttention(AttentionBackend):
     def __init__(self, spec: KVCacheSpec, num_blocks: int, transfer: Transfer) -> None:
         self._transfer = transfer
         self._has_static_scales = spec.scales is KVScales.STATIC
-        heads = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, spec.block_size)
+        self._places = spec.places
+        heads = (spec.group_size, num_blocks, 2, spec.num_kv_heads, spec.block_size)
         self._pool = torch.zeros(*heads, spec.head_dim, dtype=spec.dtype, device=transfer.device)
         self._scales: Tensor | None = None
         if spec.scales is KVScales.TOKEN_HEAD:
             self._scales = torch.zeros(heads, dtype=torch.float32, device=transfer.device)
         self._meta: AttentionMetadata | None = None
-        self._plans: dict[int | None, DecodePlan | CascadePlan] = {}  # of that step, by window
+        # Of that step, by window, and by group if the plan depends on its block table.
+        self._plans: dict[tuple[int | None, int | None], DecodePlan | CascadePlan] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
-        cache, qk_norm = self._pool[layer.index], layer.qk_norm
-        scales = self._scales_of(layer)
+        group, part = self._places[layer.index]
+        cache, qk_norm = self._pool[part], layer.qk_norm
+        scales = self._scales_of(layer, part)
         fused_qk_norm_rope_cache(
             qkv,
             meta.positions,
             layer.cos_sin_cache,
             cache,
-            meta.slot_mapping,
+            meta.slot_mappings[group],
             num_heads=layer.num_heads,
             q_norm=None if qk_norm is None else qk_norm.query,
             k_norm=None if qk_norm is None else qk_norm.key,
@@ -60,12 +63,12 @@ class TritonAttention(AttentionBackend):
         attended = paged_attention(
             q,
             cache,
-            meta.block_table,
+            meta.block_tables[group],
             meta.seq_lens,
             meta.query_start_loc,
             params,
             num_decodes=meta.num_decodes,
-            plan=self._plan(q, cache, meta, layer.window),
+            plan=self._plan(q, cache, meta, group, layer.window),
         )
         return attended.flatten(1)
 
@@ -78,34 +81,37 @@ class TritonAttention(AttentionBackend):
             if self._scales is not None:
                 copy_blocks(self._scales, self._scales, sources, targets)
 
-    def _scales_of(self, layer: AttentionLayer) -> dict[str, Tensor | None]:
+    def _scales_of(self, layer: AttentionLayer, part: int) -> dict[str, Tensor | None]:
         """Return the scales of a layer's cache by the kernels' names for them."""
         if self._scales is not None:
-            return {"kv_scales": self._scales[layer.index]}
+            return {"kv_scales": self._scales[part]}
         if self._has_static_scales:
             return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
         return {}
 
     def _plan(
-        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
+        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, group: int, window: int | None
     ) -> DecodePlan | CascadePlan | None:
-        """Return the plan of the decodes; layers with the same window share it."""
+        """Return the plan of the decodes; layers with the same window share it.
+
+        If it has shared blocks, only the layers of a group share it.
+        """
         if not meta.num_decodes:
             return None
         if self._meta is not meta:
             self._meta, self._plans = meta, {}
-        if window not in self._plans:
-            self._plans[window] = _new_plan(q[: meta.num_decodes], cache, meta, window)
-        return self._plans[window]
-
-
-def _new_plan(
-    q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
-) -> DecodePlan | CascadePlan:
-    lengths, shared = meta.seq_lens[: len(q)], meta.num_shared_blocks
-    if shared and window is None:  # with a window, the shared blocks may be out of sight
-        return plan_cascade(q, cache, meta.block_table[: len(q)], lengths, num_shared_blocks=shared)
-    return plan_decode(q, cache, lengths, window=window)
+        # With a window, the shared blocks may be out of sight.
+        num_shared = meta.num_shared_blocks if window is None else 0
+        key = window, group if num_shared else None
+        if key not in self._plans:
+            q, lengths = q[: meta.num_decodes], meta.seq_lens[: meta.num_decodes]
+            table = meta.block_tables[group][: meta.num_decodes]
+            self._plans[key] = (
+                plan_cascade(q, cache, table, lengths, num_shared_blocks=num_shared)
+                if num_shared
+                else plan_decode(q, cache, lengths, window=window)
+            )
+        return self._plans[key]
 
 
 def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:

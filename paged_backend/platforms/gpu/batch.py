@@ -79,14 +79,27 @@ class Staging:
 
 
 class BlockTables:
-    """The block table of each row's sequence: `tensor` is [num_rows, max_blocks] int32.
+    """The block tables of each row's sequence, interleaved as in `ScheduledSequence`.
 
-    Entries after a sequence's last block are stale, and are not used.
+    `tensor` is [num_rows, max_blocks * num_groups] int32. Entries after a sequence's last block are
+    stale, and are not used. With several groups, `max_blocks` is rounded up, so that the table of
+    each group begins at a multiple of 16 bytes.
     """
 
-    def __init__(self, num_rows: int, max_blocks: int, transfer: Transfer) -> None:
+    def __init__(self, num_rows: int, max_blocks: int, num_groups: int, transfer: Transfer) -> None:
         self._transfer = transfer
-        self.tensor = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=transfer.device)
+        self._num_groups = num_groups
+        if num_groups > 1:
+            max_blocks = -(-max_blocks // 4) * 4
+        self.tensor = torch.zeros(
+            num_rows, max_blocks * num_groups, dtype=torch.int32, device=transfer.device
+        )
+
+    def select(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the block tables of rows [num_seqs] int64: [num_seqs, max_blocks] by group."""
+        num_blocks = self.tensor.shape[1] // self._num_groups
+        tables = self.tensor.index_select(0, rows).view(len(rows), num_blocks, self._num_groups)
+        return tables.permute(2, 0, 1).contiguous().unbind()
 
     def update(self, scheduled: Sequence[ScheduledSequence], rows: Sequence[int]) -> None:
         """Send the blocks that sequences in these rows got since their last step."""

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from paged_kernels.choose_experts import choose_experts as choose_experts_kernel
 from paged_kernels.rms_norm import add_rms_norm, rms_norm
-from paged_kernels.silu_and_mul import silu_and_mul
+from paged_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 from torch import Tensor
 
-from paged_backend.models.linear import LinearMethod
+from paged_backend.checkpoint.moe import Routing
+from paged_backend.models.linear import RowFunction
 
-__all__ = ["add_norm", "rms_norm", "silu_and_mul"]
+__all__ = [
+    "add_gated",
+    "add_norm",
+    "choose_experts",
+    "gelu_tanh_and_mul",
+    "rms_norm",
+    "silu_and_mul",
+]
 
 
-def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     return add_rms_norm(linear(x), hidden, weight, eps)
+
+
+def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
+    """See `platforms.torch.layers.add_gated`."""
+    out.addcmul_(x, gate.sigmoid())
+
+
+def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """See `platforms.torch.layers.choose_experts`."""
+    return choose_experts_kernel(
+        logits.contiguous(),
+        routing.num_experts_per_tok,
+        scoring=routing.scoring.value,
+        normalize=routing.norm_topk_prob,
+    )

@@ -19,6 +19,7 @@ from paged_kernels.token_masks import apply_token_masks
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import (
+    PoolSpec,
     PromptLogprobsSpec,
     SampleSpec,
     ScheduledBatch,
@@ -28,6 +29,7 @@ from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
+from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import (
@@ -42,6 +44,7 @@ from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.shared_prefix import MIN_SEQS, count_shared_blocks
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.sampling.logprobs import (
     cut_prompts,
     places_with_logprobs,
@@ -93,6 +96,29 @@ class LaunchedGpuStep:
         return InFlightOutput(tokens, self.batch, logprobs, self.prompt_logprobs)
 
 
+@dataclass(frozen=True, slots=True)
+class InFlightEmbeddings:
+    """The embeddings of a step that the device may still compute; see PendingOutput."""
+
+    pooled: Arrival | None  # None if no prompt ends in the step
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the device."""
+        rows = [] if self.pooled is None else pooled_bytes(self.pooled.wait_for_array())
+        return ModelRunnerOutput([], pooled=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedEmbeddings:
+    """A step of a model that makes embeddings; see LaunchedStep."""
+
+    pooled: Arrival | None
+
+    def sample(self, masks: TokenMasks | None = None) -> InFlightEmbeddings:
+        """Return the embeddings to wait for; there is nothing to sample."""
+        return InFlightEmbeddings(self.pooled)
+
+
 class GpuModelRunner:
     """Owns the persistent buffers, the sampler state and the graphs of one model."""
 
@@ -100,7 +126,7 @@ class GpuModelRunner:
         self,
         model: Model,
         attention: AttentionBackend,
-        block_size: int,
+        spec: KVCacheSpec,
         limits: StepLimits,
         transfer: Transfer,
         *,
@@ -109,15 +135,20 @@ class GpuModelRunner:
         self._model = model
         self._cascade = cascade  # read blocks that all decodes share once for all of them
         self._attention = attention
-        self._block_size = block_size
+        self._block_size = spec.block_size
+        self._windows = [group.window for group in spec.groups]
+        self._num_groups = len(spec.groups)
+        self._slot_mappings = [f"slot_mapping {group}" for group in range(self._num_groups)]
         self._transfer = transfer
         self._max_num_seqs = limits.max_num_seqs
         self._max_num_batched_tokens = limits.max_num_batched_tokens
+        self._makes_embeddings = not model.config.has_output_layer
+        self._pooler = Pooler(transfer.send)
         self._rows = Rows(self._max_num_seqs)
         self._sampled: set[int] = set()  # seq_ids whose parameters the device has
         num_rows = self._max_num_seqs + 1
-        max_blocks = -(-model.max_model_len // block_size)
-        self._tables = BlockTables(num_rows, max_blocks, transfer)
+        max_blocks = -(-model.max_model_len // spec.block_size)
+        self._tables = BlockTables(num_rows, max_blocks, self._num_groups, transfer)
         self._sampler = DeviceSampler(
             num_rows, model.config.vocab_size, frozenset(model.config.eos_token_ids), transfer
         )
@@ -126,7 +157,6 @@ class GpuModelRunner:
             {
                 "input_ids": (torch.int64, tokens),
                 "positions": (torch.int32, tokens),
-                "slot_mapping": (torch.int64, tokens),
                 "query_start_loc": (torch.int32, seqs + 1),
                 "seq_lens": (torch.int32, seqs),
                 "table_rows": (torch.int64, seqs),
@@ -134,11 +164,13 @@ class GpuModelRunner:
                 "sample_rows": (torch.int64, seqs),
                 "sample_row_or_none": (torch.int32, seqs),
                 "sample_positions": (torch.int32, seqs),
+                **{name: (torch.int64, tokens) for name in self._slot_mappings},
             },
             transfer,
         )
+        num_logits = 0 if self._makes_embeddings else seqs
         self._logits = torch.empty(
-            seqs, model.config.vocab_size, dtype=torch.float32, device=transfer.device
+            num_logits, model.config.vocab_size, dtype=torch.float32, device=transfer.device
         )
         self._graphs: StepGraphs | None = None
 
@@ -158,10 +190,10 @@ class GpuModelRunner:
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
-    def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedGpuStep:
+    def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedGpuStep | LaunchedEmbeddings:
         """Launch the forward pass of a step."""
         self._release(scheduled_batch.freed_seq_ids)
-        batch = InputBatch.build(scheduled_batch, self._block_size)
+        batch = self._input_batch(scheduled_batch)
         rows = [self._rows[item.seq_id] for item in scheduled_batch.scheduled]
         sample_rows = [self._rows[spec.seq_id] for spec in batch.samples]
         self._tables.update(scheduled_batch.scheduled, rows)
@@ -171,6 +203,8 @@ class GpuModelRunner:
         shape, before_prompts = self._launch(
             batch, rows, sample_rows, scheduled_batch.scheduled[: batch.num_decodes]
         )
+        if self._makes_embeddings:
+            return LaunchedEmbeddings(self._pool(before_prompts, batch.pools))
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
         return LaunchedGpuStep(self, batch, shape, prompts)
 
@@ -200,10 +234,20 @@ class GpuModelRunner:
         return arrival, DeviceLogprobs(untouched, chosen, specs, self._transfer)
 
     def warm_up(self) -> None:
-        """Run each kind of step once on the null block, so that every kernel is compiled."""
-        for num_seqs in sorted({1, self._max_num_seqs}):
+        """Run each kind of step once on the null block, so that every kernel is compiled.
+
+        Products with quantized weights, and experts, have kernels for few rows, for more, and for
+        many. The rows are tokens, and sequences in the output layer. `run_largest` has the most
+        tokens.
+        """
+        most_tokens, most_seqs = self._max_num_batched_tokens, self._max_num_seqs
+        for num_seqs in (*_powers_of_four(most_seqs), most_seqs):
             self._run_idle(num_seqs, num_seqs)
-        self._run_idle(min(self._max_num_batched_tokens, self._max_num_seqs + 1), 1)
+        self._run_idle(min(most_tokens, most_seqs + 1), 1)
+        for num_tokens in _powers_of_four(most_tokens):
+            if num_tokens > most_seqs:
+                num_seqs = -(-num_tokens // self._model.max_model_len)
+                self._run_idle(num_tokens, min(num_seqs, most_seqs))
         self._attention.copy_blocks([(0, 0)])
         if self._cascade and self._model.max_model_len > self._block_size:
             self._warm_up_cascade()
@@ -214,10 +258,15 @@ class GpuModelRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture CUDA graphs, on buffers that contain padding only."""
+        """Capture CUDA graphs, on buffers that contain padding only.
+
+        A model that makes embeddings has none: its steps are prompts of any length.
+        """
+        if self._makes_embeddings:
+            return
         shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
         pool = torch.cuda.graph_pool_handle()
-        nothing = InputBatch.build(ScheduledBatch([], [], []), self._block_size)
+        nothing = self._input_batch(ScheduledBatch([], [], []))
 
         def capture(shape: StepShape) -> Replay:
             self._send(nothing, [], [], shape)
@@ -233,9 +282,13 @@ class GpuModelRunner:
         for index, length in enumerate(lengths):
             length = min(length, self._model.max_model_len)
             seq_id, tokens = -1 - index, [0] * length
-            spec = SampleSpec(seq_id, params, 0, length, length, tokens)
-            blocks = [0] * -(-length // self._block_size)
-            scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
+            blocks = [0] * (-(-length // self._block_size) * self._num_groups)
+            if self._makes_embeddings:
+                pool = PoolSpec(seq_id, 0, length, True, length)
+                scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (), pool=pool))
+            else:
+                spec = SampleSpec(seq_id, params, 0, length, length, tokens)
+                scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
         everything = TokenMasks([0], b"\xff" * (-(-self._model.config.vocab_size // 32) * 4))
         self.launch(ScheduledBatch(scheduled, [], [])).sample(everything).result()
         self._release([item.seq_id for item in scheduled])
@@ -245,15 +298,19 @@ class GpuModelRunner:
         """Run decodes that share the null block; each power of two may need other kernels."""
         sizes = {MIN_SEQS << shift for shift in range(12)} | {self._max_num_seqs}
         for size in sorted(size for size in sizes if MIN_SEQS <= size <= self._max_num_seqs):
-            item = ScheduledSequence(-1, [0], self._block_size, [0, 0], ())
-            batch = InputBatch.build(ScheduledBatch([item] * size, [], []), self._block_size)
+            item = ScheduledSequence(-1, [0], self._block_size, [0, 0] * self._num_groups, ())
+            batch = self._input_batch(ScheduledBatch([item] * size, [], []))
             rows = [self._rows.padding] * size
             shape = StepShape(size, size, 0, size)
             self._send(batch, rows, [], shape)
             self._run(shape, 1)
 
+    def _input_batch(self, scheduled_batch: ScheduledBatch) -> InputBatch:
+        return InputBatch.build(scheduled_batch, self._block_size, self._num_groups)
+
     def _release(self, seq_ids: list[int]) -> None:
         self._sampled.difference_update(seq_ids)
+        self._pooler.release(seq_ids)
         self._rows.release(seq_ids)
 
     def _admit(self, rows: list[int], samples: list[SampleSpec]) -> None:
@@ -274,12 +331,13 @@ class GpuModelRunner:
             len(rows),
             len(sample_rows),
             batch.num_decodes,
-            len(batch.prompt_indices),
+            len(batch.other_indices),
         )
         captured = None if self._graphs is None else self._graphs.fit(shape)
         shared = 0
         if self._cascade:
-            shared = count_shared_blocks(decodes, self._block_size, graph=captured is not None)
+            has_graph = captured is not None
+            shared = count_shared_blocks(decodes, self._block_size, has_graph, self._windows)
         if shared:
             captured = None
         self._send(batch, rows, sample_rows, captured or shape)
@@ -300,7 +358,6 @@ class GpuModelRunner:
             {
                 "input_ids": _padded(input_ids, shape.num_tokens, 0),
                 "positions": _padded(batch.positions, shape.num_tokens, 0),
-                "slot_mapping": _padded(batch.slot_mapping, shape.num_tokens, -1),
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
                 "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
                 "table_rows": _padded(table_rows, shape.num_seqs, self._rows.padding),
@@ -310,6 +367,10 @@ class GpuModelRunner:
                 "sample_rows": _padded(sampled, shape.num_samples, self._rows.padding),
                 "sample_row_or_none": _padded(sampled.astype(np.int32), shape.num_samples, -1),
                 "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
+                **{
+                    name: _padded(slots, shape.num_tokens, -1)
+                    for name, slots in zip(self._slot_mappings, batch.slot_mappings, strict=True)
+                },
             }
         )
 
@@ -322,8 +383,8 @@ class GpuModelRunner:
         meta = AttentionMetadata(
             query_start_loc=part("query_start_loc", shape.num_seqs + 1),
             seq_lens=part("seq_lens", shape.num_seqs),
-            block_table=self._tables.tensor.index_select(0, part("table_rows", shape.num_seqs)),
-            slot_mapping=part("slot_mapping", shape.num_tokens),
+            block_tables=self._tables.select(part("table_rows", shape.num_seqs)),
+            slot_mappings=tuple([part(name, shape.num_tokens) for name in self._slot_mappings]),
             positions=part("positions", shape.num_tokens),
             num_decodes=shape.num_decodes,
             num_shared_blocks=num_shared_blocks,
@@ -339,8 +400,14 @@ class GpuModelRunner:
             None if all_sampled else part("logits_indices", num_rows),
         )
         num_samples = shape.num_samples
-        self._logits[:num_samples].copy_(self._model.compute_logits(hidden[:num_samples]))
+        if num_samples:
+            self._logits[:num_samples].copy_(self._model.compute_logits(hidden[:num_samples]))
         return hidden[num_samples:]
+
+    def _pool(self, hidden: Tensor, specs: list[PoolSpec]) -> Arrival | None:
+        if not specs:
+            return None
+        return self._transfer.receive(self._pooler.pool(hidden, specs))
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
         rows = np.array(masks.indices, np.int32)
@@ -357,6 +424,11 @@ class GpuModelRunner:
             logits = self._model.compute_logits(part).float()
             sent = self._transfer.send(np.array(token_ids, np.int32))
             yield DeviceLogprobs(logits, sent, specs, self._transfer)
+
+
+def _powers_of_four(largest: int) -> list[int]:
+    """Return the powers of four below a number."""
+    return [4**exponent for exponent in range(largest.bit_length()) if 4**exponent < largest]
 
 
 def _padded(values: IntArray, length: int, filler: int) -> IntArray:

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
+from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.models.layers import LayerFunctions
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.layers import LayerFunctions, ProductExperts
+from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
-from paged_backend.platforms.gpu.int8_linear import TritonInt8Linear
+from paged_backend.platforms.gpu.experts import TritonExperts
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
+from paged_backend.quantization.forms import WeightForm
+from paged_backend.quantization.weight import QuantizedWeight
 
 
 class GpuPlatform:
@@ -40,10 +45,13 @@ class GpuPlatform:
         self.device = device
         self.dtype = self.linear_dtype = dtype
         self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8)
-        if interpreted or torch.cuda.get_device_capability(device) >= (8, 9):
+        has_fp8 = interpreted or torch.cuda.get_device_capability(device) >= (8, 9)
+        if has_fp8:
             self.kv_dtypes = (*self.kv_dtypes, torch.float8_e4m3fn)
+        self.weight_forms = weight_forms(dtype, fp8=has_fp8)
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
+        self.product_experts: ProductExperts | None = None
         self._interpreted = interpreted
         self._transfer = Transfer(device, pinned=not interpreted)
 
@@ -51,9 +59,15 @@ class GpuPlatform:
         """Allocate a linear layer."""
         return TorchLinear(spec, self.dtype, self.device)
 
-    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
-        """Allocate a linear layer with int8 weights."""
-        return TritonInt8Linear(spec, self.dtype, self.device)
+    def quantized_linear(
+        self, form: WeightForm, weight: QuantizedWeight, bias: Tensor | None
+    ) -> LinearProduct:
+        """Bring a weight into one of `weight_forms`, with copies of all tensors on the device."""
+        return quantized_product(form, weight, bias, self.dtype, self.device)
+
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        return TritonExperts(spec, self.dtype, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
@@ -103,9 +117,7 @@ class GpuPlatform:
         cascade: bool = False,
     ) -> GpuModelRunner:
         attention = self.attention(spec, num_blocks)
-        return GpuModelRunner(
-            model, attention, spec.block_size, limits, self._transfer, cascade=cascade
-        )
+        return GpuModelRunner(model, attention, spec, limits, self._transfer, cascade=cascade)
 
     def _peak_of_largest_step(self, model: Model, spec: KVCacheSpec, limits: StepLimits) -> int:
         """Bytes that a step takes besides weights and pool, measured on a pool of one block."""

@@ -26,27 +26,45 @@ Llama-3-8B, which are 17 GB, in 4 ms.
 """
 
 
-def count_shared_blocks(decodes: Sequence[ScheduledSequence], block_size: int, graph: bool) -> int:
+def count_shared_blocks(
+    decodes: Sequence[ScheduledSequence],
+    block_size: int,
+    graph: bool,
+    windows: Sequence[int | None] = (None,),
+) -> int:
     """Return the number of blocks that decodes share, or 0 if cascade attention is not worth it.
 
     Args:
         decodes: sequences with one token each.
         block_size: tokens in a block.
         graph: whether a CUDA graph could replay the step without cascade attention.
+        windows: the window of each KV cache group. Only blocks of groups without one are counted.
     """
-    if len(decodes) < MIN_SEQS:
+    groups = [group for group, window in enumerate(windows) if window is None]
+    if len(decodes) < MIN_SEQS or not groups:
         return 0
-    first = decodes[0].block_ids
     # The block of a step's own token is not shared, even if it is full now.
-    full = min(item.start for item in decodes) // block_size
+    num_shared = min(item.start for item in decodes) // block_size
     least = -(-MIN_TOKENS // block_size)
-    if full < least or any(item.block_ids[least - 1] != first[least - 1] for item in decodes):
+    for group in groups:
+        if num_shared < least:
+            return 0
+        num_shared = _count_in_group(decodes, num_shared, least, group, len(windows))
+    saved = num_shared * block_size * (len(decodes) - 1) * len(groups) // len(windows)
+    worth = num_shared >= least and (not graph or saved >= MIN_SAVED_OF_GRAPH)
+    return num_shared if worth else 0
+
+
+def _count_in_group(
+    decodes: Sequence[ScheduledSequence], most: int, least: int, group: int, num_groups: int
+) -> int:
+    """Return the number of shared blocks in a group, up to `most`; 0 if they are below `least`."""
+    first, place = decodes[0].block_ids, (least - 1) * num_groups + group
+    if any(item.block_ids[place] != first[place] for item in decodes):
         return 0  # as in most steps, found without reading the tables
-    shared = first[:full]
+    shared = first[group : most * num_groups : num_groups]
     for item in decodes:
-        ids = item.block_ids[: len(shared)]
+        ids = item.block_ids[group : len(shared) * num_groups : num_groups]
         if ids != shared:
             shared = shared[: int((np.array(ids) != np.array(shared)).argmax())]
-    saved = len(shared) * block_size * (len(decodes) - 1)
-    worth = len(shared) >= least and (not graph or saved >= MIN_SAVED_OF_GRAPH)
-    return len(shared) if worth else 0
+    return len(shared)

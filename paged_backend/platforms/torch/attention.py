@@ -17,50 +17,53 @@ from paged_backend.platforms.torch.layers import norm_heads
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Call:
     """Sequences with the same number of queries, attended in one call."""
 
     rows: Tensor  # [seqs, queries] rows of the batch
     positions: Tensor  # [seqs, queries] their positions
-    slots: Tensor  # [seqs, keys] slots of the keys at positions 0, 1, ...
+    slots: Tensor  # [seqs, keys] slots of the keys that a query sees
+    key_positions: Tensor  # [seqs, keys] their positions
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The indexes that all layers of a step share."""
+    """The indexes that all layers with the same block table and window share in a step."""
 
-    meta: AttentionMetadata
     written: Tensor  # rows of the batch that have a slot
-    groups: list[_Group]
+    slots: Tensor  # of these rows
+    calls: list[_Call]
 
 
 class TorchAttention(AttentionBackend):
-    """Owns the keys and the values, each [num_layers, num_slots, num_kv_heads, head_dim].
+    """Owns the keys and the values, each [group_size, num_slots, num_kv_heads, head_dim].
 
     A slot holds one token; its number is block * block_size + offset.
     """
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
-        self._spec = spec
+        self._block_size = spec.block_size
+        self._places = spec.places
         self._keys = TorchKVPool(spec, num_blocks, device)
         self._values = TorchKVPool(spec, num_blocks, device)
-        self._plan: _Plan | None = None
+        self._meta: AttentionMetadata | None = None
+        self._plans: dict[tuple[int, int | None], _Plan] = {}  # of that step, by group and window
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
-        plan = self._plan_for(meta)
+        group, part = self._places[layer.index]
+        plan = self._plan(meta, group, layer.window)
         if layer.qk_norm is not None:
             norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
         num_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
         heads = qkv.view(len(qkv), -1, layer.head_dim)
         q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         angles = layer.cos_sin_cache[meta.positions]
-        slots = meta.slot_mapping[plan.written]
-        self._keys.write(layer.index, slots, _rotate(k, angles)[plan.written], layer.k_scale)
-        self._values.write(layer.index, slots, v[plan.written], layer.v_scale)
+        self._keys.write(part, plan.slots, _rotate(k, angles)[plan.written], layer.k_scale)
+        self._values.write(part, plan.slots, v[plan.written], layer.v_scale)
         q = _rotate(q, angles)
         out = torch.empty_like(q)
-        for group in plan.groups:
-            out[group.rows] = self._attend_group(layer, q[group.rows], group)
+        for call in plan.calls:
+            out[call.rows] = self._attend(layer, part, q[call.rows], call)
         return out.flatten(1)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -68,19 +71,20 @@ class TorchAttention(AttentionBackend):
             self._keys.copy_block(source, target)
             self._values.copy_block(source, target)
 
-    def _plan_for(self, meta: AttentionMetadata) -> _Plan:
-        if self._plan is None or self._plan.meta is not meta:
-            self._plan = _make_plan(meta, self._spec.block_size)
-        return self._plan
+    def _plan(self, meta: AttentionMetadata, group: int, window: int | None) -> _Plan:
+        if self._meta is not meta:
+            self._meta, self._plans = meta, {}
+        if (group, window) not in self._plans:
+            self._plans[group, window] = _make_plan(meta, group, window, self._block_size)
+        return self._plans[group, window]
 
-    def _attend_group(self, layer: AttentionLayer, q: Tensor, group: _Group) -> Tensor:
-        key_positions = torch.arange(group.slots.shape[1], device=q.device)
-        distance = group.positions.unsqueeze(-1) - key_positions
+    def _attend(self, layer: AttentionLayer, part: int, q: Tensor, call: _Call) -> Tensor:
+        distance = call.positions.unsqueeze(-1) - call.key_positions.unsqueeze(1)
         visible = distance >= 0
         if layer.window is not None:
             visible &= distance < layer.window
-        keys = self._keys.read(layer.index, group.slots, layer.k_scale).to(q.dtype)
-        values = self._values.read(layer.index, group.slots, layer.v_scale).to(q.dtype)
+        keys = self._keys.read(part, call.slots, layer.k_scale).to(q.dtype)
+        values = self._values.read(part, call.slots, layer.v_scale).to(q.dtype)
         if layer.softcap is not None or layer.sinks is not None:
             return _attend_with_options(layer, q, keys, values, visible)
         attended = scaled_dot_product_attention(
@@ -127,21 +131,37 @@ def _rotate(x: Tensor, angles: Tensor) -> Tensor:
     return rotated.to(x.dtype)
 
 
-def _make_plan(meta: AttentionMetadata, block_size: int) -> _Plan:
+def _make_plan(meta: AttentionMetadata, group: int, window: int | None, block_size: int) -> _Plan:
     by_length: defaultdict[int, list[int]] = defaultdict(list)
     for seq, length in enumerate(meta.query_start_loc.diff().tolist()):
         by_length[length].append(seq)
-    groups = [_make_group(meta, seqs, length, block_size) for length, seqs in by_length.items()]
-    written = (meta.slot_mapping >= 0).nonzero().squeeze(1)
-    return _Plan(meta, written, groups)
+    table = meta.block_tables[group]
+    calls = [
+        _make_call(meta, table, seqs, length, window, block_size)
+        for length, seqs in by_length.items()
+    ]
+    slots = meta.slot_mappings[group]
+    written = (slots >= 0).nonzero().squeeze(1)
+    return _Plan(written, slots[written], calls)
 
 
-def _make_group(meta: AttentionMetadata, seqs: list[int], length: int, block_size: int) -> _Group:
-    device = meta.slot_mapping.device
-    index = torch.tensor(seqs, device=device)
-    queries = torch.arange(length, device=device)
+def _make_call(
+    meta: AttentionMetadata,
+    table: Tensor,
+    seqs: list[int],
+    length: int,
+    window: int | None,
+    block_size: int,
+) -> _Call:
+    index = torch.tensor(seqs, device=table.device)
+    queries = torch.arange(length, device=table.device)
     seq_lens = meta.seq_lens[index].long().unsqueeze(1)
     rows = meta.query_start_loc[index].long().unsqueeze(1) + queries
-    keys = torch.arange(int(seq_lens.max()), device=device)
-    blocks = meta.block_table[index].long()[:, keys // block_size]
-    return _Group(rows, seq_lens - length + queries, blocks * block_size + keys % block_size)
+    first = torch.zeros_like(seq_lens)
+    if window is not None:  # blocks before the window of the first query may have other owners
+        first = (seq_lens - length - window + 1).clamp_(min=0)
+    keys = first + torch.arange(int((seq_lens - first).max()), device=table.device)
+    real = torch.minimum(keys, seq_lens - 1)  # of a shorter sequence; the others are not visible
+    blocks = table[index].long().gather(1, real // block_size)
+    slots = blocks * block_size + real % block_size
+    return _Call(rows, seq_lens - length + queries, slots, keys)

@@ -5,40 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.stored_tensor import Parameter
-from paged_backend.models.linear import LinearSpec
+from paged_backend.quantization.weight import QuantizedWeight
 
 _LARGEST = 127
 
 
 class TorchInt8Linear:
-    """An int8 weight [outputs, inputs] with a float32 scale for each output.
+    """An int8 weight [outputs, inputs] with a scale for each output, in the form `W8A8_INT8`.
 
-    See `Kernels.int8_linear` and :class:`~paged_backend.models.linear.LinearMethod`. The reference
-    of other implementations: rows are rounded to int8, sums are exact, and results are
-    ``sum * (row's scale * output's scale)`` in float32.
+    See :class:`~paged_backend.models.linear.LinearProduct`. The reference of other implementations:
+    rows are rounded to int8, sums are exact, and results are ``sum * (row's scale * output's
+    scale)`` in float32.
+
+    Args:
+        weight: on the device that computes.
+        bias: [outputs] in any float type.
+        dtype: of hidden states.
     """
 
-    def __init__(self, spec: LinearSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self._spec = spec
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._weight = torch.empty(spec.outputs, spec.inputs, dtype=torch.int8, device=device)
-        self._scales = torch.empty(spec.outputs, device=device)
-        self._bias = torch.empty(spec.outputs, dtype=dtype, device=device) if spec.bias else None
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
-        fused = {"weight": self._weight, "weight_scale": self._scales, "bias": self._bias}
-        sizes = list(self._spec.parts.values())
-        return {
-            f"{name}.{kind}": part
-            for kind, tensor in fused.items()
-            if tensor is not None
-            for name, part in zip(self._spec.parts, torch.split(tensor, sizes), strict=True)
-        }
-
-    def pack(self) -> None:
-        """Do nothing: torch reads the weight as it is."""
+        self._weight = weight.values
+        self._scales = weight.channel_scales().clone(memory_format=torch.contiguous_format)
+        self._bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""

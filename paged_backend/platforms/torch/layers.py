@@ -6,15 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paged_backend.models.linear import LinearMethod
+from paged_backend.checkpoint.moe import Routing, Scoring
+from paged_backend.models.linear import RowFunction
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale each row of `x` [rows, size] to a root mean square of 1, then by `weight` [size]."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """Scale each row of `x` [rows, size] to a root mean square of 1, then by `weight` [size].
+
+    The weight has the dtype of `x` or is float32.
+    """
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
 
-def add_norm(hidden: Tensor, linear: LinearMethod, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     linear.add_to(hidden, x)
     return rms_norm(hidden, weight, eps)
@@ -35,3 +39,39 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for the two halves of each row of `gate_up` [rows, 2 * size]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """The same with GELU, approximated by a hyperbolic tangent, instead of SiLU."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
+    """Add x * sigmoid(gate) to `out` in place; both are [rows, size], `gate` is [rows, 1]."""
+    out += x * _sigmoid(gate.float()).to(x.dtype)
+
+
+def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Return the experts of each row, for `logits` [rows, num_experts].
+
+    They are the ids int32 and weights float32, [rows, num_experts_per_tok] each. The expert with
+    the largest logit comes first; of equal ones, the expert with the lowest id does.
+    """
+    logits, top_k = logits.float(), routing.num_experts_per_tok
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    chosen, ids = ordered[:, :top_k], ids[:, :top_k]
+    if routing.scoring is Scoring.SOFTMAX_OF_TOP:
+        weights = chosen.softmax(dim=-1)
+    elif routing.scoring is Scoring.SIGMOID:
+        weights = _sigmoid(chosen)
+    else:
+        weights = logits.softmax(dim=-1).gather(1, ids)
+    if routing.norm_topk_prob:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return ids.int(), weights
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """Compute the sigmoid as a softmax: its bits do not depend on a number's place in memory."""
+    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]

@@ -29,7 +29,8 @@ class TorchLinear:
         return parameters
 
     def pack(self) -> None:
-        """Do nothing: torch reads the weight as it is."""
+        """Bring the weight's rows into the layer's order; torch reads them as they are."""
+        self._spec.reorder(self.parameters())
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer's output [rows, outputs] for `x` [rows, inputs]."""
@@ -42,3 +43,21 @@ class TorchLinear:
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         return F.embedding(index, self._weight)
+
+
+class RowwiseLinear(TorchLinear):
+    """A float32 weight that is multiplied by one row at a time, with float32 results.
+
+    torch rounds the result of a row in another way if there are other rows.
+    """
+
+    def __init__(self, spec: LinearSpec, device: torch.device) -> None:
+        super().__init__(spec, torch.float32, device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs]."""
+        out = torch.empty(len(x), self._spec.outputs, device=x.device)
+        for row, result in zip(x.float(), out, strict=True):
+            # A copy, because the bits of a product depend on the alignment of the row, too.
+            result.copy_(F.linear(row.clone(), self._weight, self._bias))
+        return out

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import (
+    PoolSpec,
     PromptLogprobsSpec,
     SampleSpec,
     ScheduledBatch,
@@ -17,9 +19,11 @@ from paged_backend.core.scheduled_batch import (
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
+from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.platforms.drafts import keep_accepted
-from paged_backend.platforms.input_batch import InputBatch, block_table
+from paged_backend.platforms.input_batch import InputBatch, block_tables
+from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.platforms.torch.threads import one_torch_thread
 from paged_backend.sampling.logprobs import (
     HostLogprobs,
@@ -75,14 +79,27 @@ class ComputedStep:
         return token_ids, dict(zip(places, rows, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class PooledStep:
+    """A step of a model that makes embeddings; see LaunchedStep."""
+
+    output: ModelRunnerOutput
+
+    def sample(self, masks: TokenMasks | None = None) -> Done:
+        """Return the embeddings; there is nothing to sample."""
+        return Done(self.output)
+
+
 class TorchModelRunner:
     """Carries out steps on the calling thread."""
 
-    def __init__(self, model: Model, attention: AttentionBackend, block_size: int) -> None:
+    def __init__(self, model: Model, attention: AttentionBackend, spec: KVCacheSpec) -> None:
         self._model = model
         self._attention = attention
-        self._block_size = block_size
+        self._block_size = spec.block_size
+        self._num_groups = len(spec.groups)
         self._sampler = Sampler(frozenset(model.config.eos_token_ids))
+        self._pooler = Pooler(torch.from_numpy)
         self.model_seconds = 0.0  # spent in forward passes so far
 
     @property
@@ -96,20 +113,22 @@ class TorchModelRunner:
         return 0
 
     @torch.inference_mode()
-    def launch(self, scheduled_batch: ScheduledBatch) -> ComputedStep:
+    def launch(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
         """Copy blocks, and compute the hidden states and logits of a step."""
         with one_torch_thread():
             return self._run(scheduled_batch)
 
-    def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep:
-        batch = InputBatch.build(scheduled_batch, self._block_size)
+    def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
+        self._pooler.release(scheduled_batch.freed_seq_ids)
+        batch = InputBatch.build(scheduled_batch, self._block_size, self._num_groups)
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
+        tables = block_tables(scheduled_batch.scheduled, self._num_groups)
         meta = AttentionMetadata(
             query_start_loc=torch.from_numpy(batch.query_start_loc),
             seq_lens=torch.from_numpy(batch.seq_lens),
-            block_table=torch.from_numpy(block_table(scheduled_batch.scheduled)),
-            slot_mapping=torch.from_numpy(batch.slot_mapping),
+            block_tables=torch.from_numpy(tables).unbind(),
+            slot_mappings=torch.from_numpy(batch.slot_mappings).unbind(),
             positions=torch.from_numpy(batch.positions),
             num_decodes=batch.num_decodes,
         )
@@ -120,6 +139,9 @@ class TorchModelRunner:
             meta,
             torch.from_numpy(batch.needed_indices),
         )
+        if not self._model.config.has_output_layer:
+            self.model_seconds += time.perf_counter() - started
+            return self._pool(hidden, batch.pools)
         num_samples = len(batch.samples)
         logits = self._model.compute_logits(hidden[:num_samples]).float()
         self.model_seconds += time.perf_counter() - started
@@ -127,6 +149,10 @@ class TorchModelRunner:
         return ComputedStep(
             self._sampler, scheduled_batch.scheduled, batch.samples, logits, prompt_logprobs
         )
+
+    def _pool(self, hidden: Tensor, specs: list[PoolSpec]) -> PooledStep:
+        pooled = self._pooler.pool(hidden, specs).numpy() if specs else np.zeros((0, 0), np.float32)
+        return PooledStep(ModelRunnerOutput([], pooled=pooled_bytes(pooled)))
 
     def _prompt_logprobs(
         self, hidden: Tensor, prompts: list[PromptLogprobsSpec]

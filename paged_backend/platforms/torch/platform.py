@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
+from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
-from paged_backend.models.linear import LinearMethod, LinearSpec
+from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.options.scheduling import CPU_LIMITS, StepLimits
 from paged_backend.platforms.torch import layers
 from paged_backend.platforms.torch.attention import TorchAttention
+from paged_backend.platforms.torch.experts import TorchExperts, swiglu_of_rows
 from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
-from paged_backend.platforms.torch.linear import TorchLinear
+from paged_backend.platforms.torch.linear import RowwiseLinear, TorchLinear
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
+from paged_backend.platforms.torch.product_experts import ProductExperts
+from paged_backend.quantization.forms import WeightForm
+from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.sampling.draws import compile_draws
 from paged_backend.sampling.token_masks import compile_token_masks
 
@@ -37,14 +44,24 @@ class TorchPlatform:
         self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8, torch.float8_e4m3fn)
         self.default_limits = CPU_LIMITS
         self.layers: LayerFunctions = layers
+        self.weight_forms = (WeightForm.W8A8_INT8,)
+        self.product_experts = partial(ProductExperts, activate=swiglu_of_rows)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
+        if spec.full_precision:
+            return RowwiseLinear(spec, self.device)
         return TorchLinear(spec, self.dtype, self.device)
 
-    def int8_linear(self, spec: LinearSpec) -> LinearMethod:
-        """Allocate a linear layer with int8 weights."""
-        return TorchInt8Linear(spec, self.dtype, self.device)
+    def quantized_linear(
+        self, form: WeightForm, weight: QuantizedWeight, bias: Tensor | None
+    ) -> LinearProduct:
+        """Bring a weight into the form `W8A8_INT8`."""
+        return TorchInt8Linear(weight, bias, self.dtype)
+
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        return TorchExperts(spec, self.dtype, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
@@ -67,4 +84,4 @@ class TorchPlatform:
         """Make a model runner with a KV pool of `num_blocks` blocks."""
         compile_draws()
         compile_token_masks()
-        return TorchModelRunner(model, self.attention(spec, num_blocks), spec.block_size)
+        return TorchModelRunner(model, self.attention(spec, num_blocks), spec)

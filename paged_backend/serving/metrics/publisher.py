@@ -241,6 +241,8 @@ class MetricsPublisher(StatLogger):
         histograms, params = self._request_histograms, request.params
         histograms[_WHOLE_REQUEST].observe(time.monotonic() - clock.started)
         histograms[_PROMPT_TOKENS].observe(len(request.prompt_token_ids))
+        if request.pooling is not None:
+            return
         histograms[_GENERATION_TOKENS].observe(clock.num_tokens)
         histograms[_LONGEST].observe(max((a.num_tokens for a in clock.answers.values()), default=0))
         histograms[_N].observe(params.n)

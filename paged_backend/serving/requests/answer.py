@@ -151,7 +151,7 @@ class Answer:
 
     @property
     def is_due(self) -> bool:
-        """Whether a response should be sent now."""
+        """Return True if a response should be sent now."""
         return self._options.stream or self.is_finished
 
     def take(self) -> dict[str, Array]:

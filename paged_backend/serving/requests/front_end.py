@@ -32,8 +32,9 @@ from paged_backend.process.engine_supervisor import (
 )
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.metrics.stat_logger import StatLogger
+from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
 from paged_backend.serving.requests.drain import Drain
-from paged_backend.serving.requests.intake import CANCELLED, Cancelled, Intake, answer_cancel
+from paged_backend.serving.requests.intake import Intake, answer_cancel
 from paged_backend.serving.requests.open_requests import (
     Arrival,
     CancelledSenders,

@@ -10,12 +10,20 @@ from paged_backend.errors import DeadlineExceeded, RequestRefused, as_exception
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.requests.answer import Answer
-from paged_backend.serving.requests.open_requests import Arrival, OpenRequest, Sender
+from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.serving.requests.embedding import EmbeddingAnswer, parse_embedding
+from paged_backend.serving.requests.open_requests import (
+    Arrival,
+    OpenAnswer,
+    OpenRequest,
+    Sender,
+)
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.preparation import Preparation
 from paged_backend.serving.requests.request_table import Cancel, RequestTable
 from paged_backend.serving.requests.tasks import (
     CancelTask,
+    EmbedTask,
     GenerateTask,
     InspectTask,
     TokenizerTask,
@@ -23,11 +31,6 @@ from paged_backend.serving.requests.tasks import (
 from paged_backend.text.tokenizer import Tokenizer
 
 MAX_WAITING_TASKS = 256  # requests in preparation; above, those that need no engine are refused
-CANCELLED = "Request was cancelled"
-
-
-class Cancelled(Exception):
-    """The client canceled the request; it is answered with Triton's CANCELLED."""
 
 
 class Intake:
@@ -76,11 +79,12 @@ class Intake:
                 self._cancel(Cancel(task.call_id, arrival.sender))
             case InspectTask():
                 self._table.inspect(arrival.sender)
-            case GenerateTask():
+            case GenerateTask() | EmbedTask():
                 arrival.call_id = task.call_id
-                arrival.is_generation = True
+                arrival.needs_engine = True
                 self._link.check_room(len(self._table), self._table.num_starting)
-                self._prepare(arrival, self._start)
+                embeds = isinstance(task, EmbedTask)
+                self._prepare(arrival, self._start_embedding if embeds else self._start)
             case TokenizerTask():
                 if self._preparation.num_waiting >= MAX_WAITING_TASKS:
                     problem = f"{MAX_WAITING_TASKS} requests wait to be tokenized; retry after 1 s"
@@ -135,8 +139,20 @@ class Intake:
         parsed = self._parser.parse(
             self._table.new_id(), arrival.tensors, arrival.parameters_json, self._link.check_rate
         )
-        timeout_s = min(filter(None, (arrival.timeout_s, parsed.timeout_s)), default=None)
-        answer = Answer(parsed, self._tokenizer)
+        self._open(arrival, Answer(parsed, self._tokenizer), parsed.timeout_s)
+
+    def _start_embedding(self, arrival: Arrival) -> None:
+        parsed = parse_embedding(
+            self._parser,
+            self._table.new_id(),
+            arrival.tensors,
+            arrival.parameters_json,
+            self._link.check_rate,
+        )
+        self._open(arrival, EmbeddingAnswer(parsed), parsed.timeout_s)
+
+    def _open(self, arrival: Arrival, answer: OpenAnswer, own_timeout_s: float | None) -> None:
+        timeout_s = min(filter(None, (arrival.timeout_s, own_timeout_s)), default=None)
         self._table.start(OpenRequest(answer, arrival.sender, arrival.clock, timeout_s), arrival)
 
     @contextlib.contextmanager

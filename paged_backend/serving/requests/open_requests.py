@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from paged_backend.outputs import SequenceOutput
+from paged_backend.request import Request
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.metrics.stat_logger import RequestClock
-from paged_backend.serving.requests.answer import Answer
 from paged_backend.serving.requests.preparation import Load
 from paged_backend.serving.requests.token_bucket import TokenBucket
 
@@ -42,6 +43,35 @@ class Sender(Protocol):
         """Whether the client has disconnected or canceled the request."""
 
 
+class OpenAnswer(Protocol):
+    """Collects the outputs of one request until they are sent."""
+
+    request: Request
+
+    def append(self, output: SequenceOutput) -> bool:
+        """Add the output of a step; returns whether the engine must be told to stop."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Return True if the request has ended."""
+        ...
+
+    @property
+    def is_due(self) -> bool:
+        """Return True if a response should be sent now."""
+        ...
+
+    @property
+    def progress(self) -> list[list[int] | None]:
+        """The tokens of each completion so far, to resume it; None for one that has ended."""
+        ...
+
+    def take(self) -> dict[str, Array]:
+        """Return the output tensors of the next response, and drop what they contain."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Arrival:
     """A request as it arrived, before any check.
@@ -55,7 +85,7 @@ class Arrival:
     sender: Sender
     clock: RequestClock = field(default_factory=RequestClock)
     call_id: str | None = None
-    is_generation: bool = False  # it goes to the engine; others need the tokenizer only
+    needs_engine: bool = False  # others need the tokenizer only
     is_cancelled: bool = False  # canceled by its name, before the engine knew it
     load: Load = field(init=False)
 
@@ -67,7 +97,7 @@ class Arrival:
 class OpenRequest:
     """A request that has had no final response yet."""
 
-    answer: Answer
+    answer: OpenAnswer
     sender: Sender
     clock: RequestClock
     timeout_s: float | None

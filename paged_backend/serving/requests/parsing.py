@@ -24,9 +24,11 @@ from paged_backend.serving.requests.prompts import UTF8_BYTES, PromptReader
 from paged_backend.serving.requests.tasks import (
     CANCEL,
     CHARGED,
+    EMBED,
     GENERATE,
     INSPECT,
     CancelTask,
+    EmbedTask,
     GenerateTask,
     InspectTask,
     Task,
@@ -49,7 +51,6 @@ LOGITS = ("context_logits", "generation_logits")  # outputs that are sampling pa
 # Part of vllm_backend's contract, so clients may send them.
 _NOT_SUPPORTED = {
     "image": "cannot be used: the model takes no images",
-    "embedding_request": "cannot be used: the model makes no embeddings",
 }
 
 
@@ -98,9 +99,9 @@ class RequestParser:
             ResponseFormat(), tokenizer, ResponseOptions(), limits.max_json_depth
         )
         self._tokenizer = tokenizer
-        self._limits = limits
-        self._prompts = PromptReader(tokenizer, limits)
-        self._tasks = TaskReader(tokenizer, limits, self._prompts, self._tool_use)
+        self.limits = limits
+        self.prompts = PromptReader(tokenizer, limits)
+        self._tasks = TaskReader(tokenizer, limits, self.prompts, self._tool_use)
 
     def read(self, tensors: Tensors, parameters_json: str) -> Task:
         """Return what a request asks for; this does not tokenize, so it is quick.
@@ -118,8 +119,10 @@ class RequestParser:
             return CancelTask(self._call_id_to_cancel(tensors))
         if name == INSPECT:
             return InspectTask()
+        if name == EMBED:
+            return EmbedTask(self.call_id(tensors))
         if name == GENERATE:
-            return GenerateTask(self._call_id(tensors))
+            return GenerateTask(self.call_id(tensors))
         return TokenizerTask(name, is_charged=name in CHARGED)
 
     def answer_task(self, task: TokenizerTask, tensors: Tensors) -> dict[str, Array]:
@@ -157,6 +160,7 @@ class RequestParser:
         Raises:
             InvalidRequest: naming the field and the allowed range.
         """
+        self.limits.check_generates()
         for name, problem in _NOT_SUPPORTED.items():
             if name in tensors:
                 raise InvalidRequest(name, problem)
@@ -166,8 +170,8 @@ class RequestParser:
         values = self.sampling_values(tensors, parameters_json)
         own = RequestOptions.take_from(values)
         admit(own.tenant)
-        values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self._limits.max_output_tokens))
-        params = self._limits.bounded(SamplingParams.from_mapping(values))
+        values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self.limits.max_output_tokens))
+        params = self.limits.bounded(SamplingParams.from_mapping(values))
         params = resolve_bad_words(self._tokenizer, params)
         if not options.wanted.isdisjoint(LOGITS):
             params = replace(
@@ -176,9 +180,9 @@ class RequestParser:
                 return_generation_logits="generation_logits" in options.wanted,
             )
         tools = self._tool_use.read(tensors)
-        prompt = self._prompts.read(tensors, tools.definitions)
-        self._limits.check(prompt.token_ids, params)
-        self._limits.check_total_logprobs(len(prompt.token_ids), params)
+        prompt = self.prompts.read(tensors, tools.definitions)
+        self.limits.check(prompt.token_ids, params)
+        self.limits.check_total_logprobs(len(prompt.token_ids), params)
         prompt_text = ""
         if options.echo:
             prompt_text = prompt.text or self._tokenizer.decode(
@@ -199,7 +203,7 @@ class RequestParser:
             own.priority,
             own.tenant,
             grammar,
-            call_id=self._call_id(tensors) or "",
+            call_id=self.call_id(tensors) or "",
         )
         parsed = ParsedRequest(request, options, prompt_text, own.timeout_s)
         if not is_parsed or self._tool_use.is_plain:
@@ -262,15 +266,15 @@ class RequestParser:
             InvalidRequest: it is too long.
         """
         length = len(fields.single("pass_through", tensor))
-        limit, reason = self._limits.max_pass_through_length, "max_pass_through_length"
+        limit, reason = self.limits.max_pass_through_length, "max_pass_through_length"
         if not stream:
-            limit, reason = max(limit, self._prompts.max_json_length), "with stream: false"
+            limit, reason = max(limit, self.prompts.max_json_length), "with stream: false"
         if length > limit:
             raise InvalidRequest(
                 "pass_through", f"has {length} bytes, more than {limit} ({reason})"
             )
 
-    def _call_id(self, tensors: Tensors) -> str | None:
+    def call_id(self, tensors: Tensors) -> str | None:
         """Return the name that the client gave to the request, by which it can be canceled.
 
         Raises:
@@ -291,7 +295,7 @@ class RequestParser:
         Raises:
             InvalidRequest: it is missing or invalid.
         """
-        call_id = self._call_id(tensors)
+        call_id = self.call_id(tensors)
         if call_id is None:
             raise InvalidRequest("call_id", "is missing; it names the request to cancel")
         return call_id
@@ -302,21 +306,21 @@ class RequestParser:
         Raises:
             InvalidRequest: naming the field.
         """
-        self._prompts.check_lengths(tensors)
+        self.prompts.check_lengths(tensors)
         name = "sampling_parameters"
         if name in tensors:
             self._check_json_length(name, len(fields.single(name, tensors[name])) // UTF8_BYTES)
         self._check_json_length("parameters", len(parameters_json))
 
     def _check_json_length(self, name: str, length: int) -> None:
-        if length > self._limits.max_json_length:
+        if length > self.limits.max_json_length:
             raise InvalidRequest(
-                name, f"has over {self._limits.max_json_length} characters (max_json_length)"
+                name, f"has over {self.limits.max_json_length} characters (max_json_length)"
             )
 
     def _json_object(self, name: str, source: str) -> dict[str, Any]:
         self._check_json_length(name, len(source))
-        return fields.json_object(name, source, self._limits.max_json_depth)
+        return fields.json_object(name, source, self.limits.max_json_depth)
 
 
 def answer_options(tensors: Tensors) -> AnswerOptions:

@@ -13,6 +13,7 @@ from paged_backend.serving.fields import Tensors
 from paged_backend.text.chat import Chat
 from paged_backend.text.tokenizer import Tokenizer
 
+EMBEDDING_REQUEST = "embedding_request"  # vllm_backend's tensor: a prompt with its parameters
 SOURCES = ("text_input", "input_ids", "messages")
 # A character may be written as two escaped surrogates, and each message has fields around its text.
 JSON_PER_CHARACTER = 12
@@ -49,6 +50,7 @@ class PromptReader:
         for name, limit in (
             ("text_input", self._max_text_length),
             ("messages", self.max_json_length),
+            (EMBEDDING_REQUEST, self.max_json_length),
             ("tools", self.max_json_length),
         ):
             if name in tensors:
@@ -74,8 +76,8 @@ class PromptReader:
         if name == "input_ids":
             return Prompt(fields.elements(name, tensors[name], self._limits.max_model_len), None)
         if name == "messages":
-            return self._encode(name, self._render(tensors, tools), add_special_tokens=False)
-        return self._encode(
+            return self.encode(name, self._render(tensors, tools), add_special_tokens=False)
+        return self.encode(
             name,
             fields.string(name, tensors[name]),
             add_special_tokens=fields.flag(tensors, "add_special_tokens", default=True),
@@ -89,7 +91,12 @@ class PromptReader:
         values = fields.parse_json("messages", source, self._limits.max_json_depth)
         return self._tokenizer.chat_template.render(Chat.from_json(values), tools)
 
-    def _encode(self, name: str, text: str, *, add_special_tokens: bool) -> Prompt:
+    def encode(self, name: str, text: str, *, add_special_tokens: bool = True) -> Prompt:
+        """Tokenize a text.
+
+        Raises:
+            InvalidRequest: it is too long or no valid Unicode; ``name`` is the field that has it.
+        """
         self._check_length(name, len(text), self._max_text_length)
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return Prompt(ids, text)

@@ -81,7 +81,7 @@ class RequestTable:
     def num_starting(self) -> int:
         """The number of requests in preparation that will be sent to the engine."""
         with self._lock:
-            return sum(arrival.is_generation for arrival in self._preparing)
+            return sum(arrival.needs_engine for arrival in self._preparing)
 
     def begin_preparing(self, arrival: Arrival) -> None:
         """Remember a request while it is prepared, so that it can be canceled by its name."""

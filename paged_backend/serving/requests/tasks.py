@@ -12,12 +12,13 @@ from paged_backend.request import RequestLimits
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.prompts import PromptReader
+from paged_backend.serving.requests.prompts import EMBEDDING_REQUEST, PromptReader
 from paged_backend.serving.requests.tool_use import ToolUse
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import shorten
 
 GENERATE = "generate"
+EMBED = "embed"
 CANCEL = "cancel"  # done by the front end
 INSPECT = "inspect"  # answered by the engine
 CHARGED = ("tokenize", "detokenize")  # they count against a tenant's rate, as GENERATE does
@@ -26,6 +27,13 @@ CHARGED = ("tokenize", "detokenize")  # they count against a tenant's rate, as G
 @dataclass(frozen=True, slots=True)
 class GenerateTask:
     """Generate tokens; the engine does it."""
+
+    call_id: str | None  # the name that the client gave to the request, to cancel it
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedTask:
+    """Make an embedding; the engine does it."""
 
     call_id: str | None  # the name that the client gave to the request, to cancel it
 
@@ -50,13 +58,13 @@ class TokenizerTask:
     is_charged: bool  # it counts against the tenant's rate
 
 
-Task = GenerateTask | CancelTask | InspectTask | TokenizerTask
+Task = GenerateTask | EmbedTask | CancelTask | InspectTask | TokenizerTask
 
 
 class TaskReader:
     """Reads the task of a request, and answers the tasks that need the tokenizer only.
 
-    These are all tasks except ``generate``, ``cancel`` and ``inspect``.
+    These are all tasks except ``generate``, ``embed``, ``cancel`` and ``inspect``.
     """
 
     def __init__(
@@ -82,10 +90,11 @@ class TaskReader:
         Raises:
             InvalidRequest: the task is not known.
         """
-        if "task" not in tensors:
-            return GENERATE
-        task = fields.string("task", tensors["task"])
-        known = [GENERATE, CANCEL, INSPECT, *self._tasks]
+        default = EMBED if EMBEDDING_REQUEST in tensors else GENERATE
+        task = fields.string("task", tensors["task"]) if "task" in tensors else default
+        if default == EMBED and task != EMBED:
+            raise InvalidRequest("task", f"must be embed with {EMBEDDING_REQUEST}")
+        known = [GENERATE, EMBED, CANCEL, INSPECT, *self._tasks]
         if task not in known:
             raise InvalidRequest("task", f"must be one of {', '.join(known)}, got {shorten(task)}")
         return task

@@ -237,7 +237,10 @@ class DecodeRoofline:
         self.kv_bytes_per_token = layer_bytes * config.num_layers
         self.bytes_per_s = bytes_per_s
         self.flops_per_s = flops_per_s
-        self._flops_per_token = 2 * self.weight_bytes // dtype.itemsize
+        experts = sum(spec.num_elements for spec in read if spec.role is Role.EXPERT)
+        self._expert_bytes = experts * dtype.itemsize
+        self._moe = config.moe
+        self._flops_per_byte = 2 / dtype.itemsize
         self._layer_bytes = layer_bytes
         self._windows = config.windows
 
@@ -246,9 +249,15 @@ class DecodeRoofline:
         length = kv_tokens / batch_size
         read = sum(min(length, window or length) for window in self._windows)
         attention = batch_size * read * self._layer_bytes / self.bytes_per_s
-        reading = self.weight_bytes / self.bytes_per_s
-        multiplying = batch_size * self._flops_per_token / self.flops_per_s
+        reading = self._bytes_used(batch_size) / self.bytes_per_s
+        flops_per_token = self._bytes_used(1) * self._flops_per_byte
+        multiplying = batch_size * flops_per_token / self.flops_per_s
         return max(reading, multiplying) + attention
+
+    def _bytes_used(self, num_tokens: int) -> float:
+        """The bytes of weights that some tokens use, as each of them chooses some experts."""
+        share = 1.0 if self._moe is None else self._moe.share_of_experts(num_tokens)
+        return self.weight_bytes - (1 - share) * self._expert_bytes
 
 
 class DecodeBench:
@@ -309,9 +318,11 @@ class DecodeBench:
         if longest >= max_model_len:
             return f"grows to {longest} tokens, max_model_len is {max_model_len}"
         num_blocks = self._engine.stats().num_blocks
-        needed = batch_size * -(-longest // self._config.block_size) + num_blocks // 100
-        if needed > num_blocks:  # the scheduler holds back 1% of the blocks
-            return f"needs {needed} KV blocks, there are {num_blocks}"
+        layout = self._engine.executor.info.kv_layout
+        usable = num_blocks - num_blocks // 100  # the scheduler holds back 1% of the blocks
+        fitting = layout.num_sequences(usable, longest)
+        if fitting < batch_size:
+            return f"only {fitting} fit in the KV blocks, there are {num_blocks}"
         return None
 
     @contextmanager
@@ -334,17 +345,21 @@ class DecodeBench:
                 engine.abort_request(name)
             drain(engine)
 
+    def _num_tokens(self) -> int:
+        """The number of tokens before the next one, of all sequences together."""
+        return sum(sequence.num_computed_tokens for sequence in self._engine.view().sequences)
+
     def _time_steps(self, context: int, batch_size: int) -> BatchResult:
         """Time the steps of a batch that is decoding."""
         engine = self._engine
-        slots_before = engine.stats().num_used_slots
+        tokens_before = self._num_tokens()
         times, fewest = [time.perf_counter()], batch_size
         for _ in range(self._num_steps):
             fewest = min(fewest, len(engine.step()))
             times.append(time.perf_counter())
         if fewest < batch_size:
             return BatchResult(context, batch_size, problem=f"a step decoded only {fewest}")
-        kv_tokens = (slots_before + engine.stats().num_used_slots) // 2
+        kv_tokens = (tokens_before + self._num_tokens()) // 2
         mean = (times[-1] - times[0]) / self._num_steps
         least = self.roofline.step_seconds(batch_size, kv_tokens)
         step_seconds = statistics.median(b - a for a, b in itertools.pairwise(times))

@@ -12,6 +12,7 @@ from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
+from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -50,7 +51,11 @@ class _Step:
         num_blocks = batch_size * (-(-max_model_len // BLOCK_SIZE)) * 102 // 100 + 2
         self._scheduler = Scheduler(
             SchedulerConfig(batch_size, batch_size * context, max_model_len, True, frozenset()),
-            KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True),
+            KVCacheManager(
+                num_blocks,
+                KVCacheLayout(BLOCK_SIZE, batch_size * context),
+                enable_prefix_caching=True,
+            ),
             FairQueue({}, fair=True),
         )
         self._worker = WorkerState()

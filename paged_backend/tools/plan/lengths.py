@@ -11,6 +11,8 @@ import itertools
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
+from paged_backend.kv_cache_groups import KVCacheLayout
+
 _SLICES = 64  # per distribution
 
 
@@ -50,6 +52,20 @@ class Lengths:
         """The mean number of slots in its blocks; a sequence's last block is partly empty."""
         return block_size * self._seen_at_a_step(block_size)
 
+    def mean_blocks(self, layout: KVCacheLayout) -> float:
+        """The mean number of blocks of a running sequence, without those before the windows."""
+        windows = [window for window in layout.windows if window is not None]
+        invisible = (
+            sum(
+                _sum_of_full_blocks(prompt + output - window, layout.block_size)
+                - _sum_of_full_blocks(prompt - window, layout.block_size)
+                for window in windows
+            )
+            for prompt, output in self.pairs
+        )
+        mean_invisible = sum(invisible) / sum(output for _, output in self.pairs)
+        return layout.num_groups * self._seen_at_a_step(layout.block_size) - mean_invisible
+
     def _seen_at_a_step(self, block_size: int) -> float:
         sums = (
             _sum_of_blocks(prompt + output, block_size) - _sum_of_blocks(prompt, block_size)
@@ -73,3 +89,9 @@ def _sum_of_blocks(num_tokens: int, block_size: int) -> int:
     """The sum, over n = 1 ... num_tokens, of the number of blocks that n tokens need."""
     full, rest = divmod(num_tokens, block_size)
     return block_size * full * (full + 1) // 2 + rest * (full + 1)
+
+
+def _sum_of_full_blocks(num_tokens: int, block_size: int) -> int:
+    """The sum, over n = 1 ... num_tokens, of the number of blocks that n tokens fill."""
+    full, rest = divmod(max(0, num_tokens) + 1, block_size)
+    return block_size * full * (full - 1) // 2 + rest * full

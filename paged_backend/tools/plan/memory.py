@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.kv_cache_groups import KVCacheLayout, group_layers
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.tools.plan.gpus import MIB, Gpu
 from paged_backend.tools.plan.number_types import KvType, WeightType
@@ -25,16 +26,16 @@ class Memory:
     step_bytes: int  # an estimate; the engine measures it when it starts
     pool_bytes: int
     num_blocks: int  # available to sequences
-    block_size: int
+    layout: KVCacheLayout
 
     @property
     def num_slots(self) -> int:
-        """The number of tokens that fit in all blocks."""
-        return self.num_blocks * self.block_size
+        """The number of tokens that fit in all blocks, without windows."""
+        return self.num_blocks // self.layout.num_groups * self.layout.block_size
 
     def num_sequences(self, num_tokens: int) -> int:
         """How many sequences of `num_tokens` tokens fit at once."""
-        return self.num_blocks // -(-num_tokens // self.block_size)
+        return self.layout.num_sequences(self.num_blocks, num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class MemoryPlanner:
     gpu_memory_utilization: float
     block_size: int
     limits: StepLimits
+    max_model_len: int
 
     def divide(self, num_gpus: int) -> Memory:
         """Divide the memory of `num_gpus` GPUs; the resulting pool may be empty."""
@@ -55,9 +57,15 @@ class MemoryPlanner:
         step = self._step_bytes()
         usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
         pool = max(0, usable - CONTEXT_BYTES - weights - step)
-        sizes = KvSizes.of(self.shape, self.kv, num_gpus)
-        blocks = max(0, pool // (sizes.bytes_per_token * self.block_size) - _NULL_BLOCKS)
-        return Memory(num_gpus, weights, step, pool, blocks, self.block_size)
+        groups = group_layers(self.shape.windows, self.max_model_len)
+        block_bytes = KvSizes.of(self.shape, self.kv, num_gpus).block_bytes(groups, self.block_size)
+        blocks = max(0, pool // block_bytes - _NULL_BLOCKS)
+        layout = KVCacheLayout(
+            self.block_size,
+            self.limits.max_num_batched_tokens,
+            tuple(group.window for group in groups),
+        )
+        return Memory(num_gpus, weights, step, pool, blocks, layout)
 
     def least(self, num_tokens: int, num_sequences: int) -> Memory | None:
         """Divide the memory of the fewest GPUs that fit `num_sequences` sequences at once.

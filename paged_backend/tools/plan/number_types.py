@@ -9,12 +9,16 @@ _GROUP = 128  # number of 4-bit weights that share a 16-bit scale and a 4-bit ze
 
 @dataclass(frozen=True, slots=True)
 class WeightType:
-    """Format of the decoder's linear layers; `rest` is the embedding, output layer and norms."""
+    """Format of the decoder's linear layers; `rest` is the embedding, output layer and norms.
+
+    An output layer that is quantized, too, has `head_bits`.
+    """
 
     bits: float  # per weight, including its share of a scale
     rest_bits: int
     compute: str  # the dtype in which a GPU multiplies the linear layers
     rest_compute: str  # the dtype in which it computes everything else
+    head_bits: float | None = None
 
 
 WEIGHT_TYPES = {

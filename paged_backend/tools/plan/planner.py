@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.config import EngineConfig
+from paged_backend.kv_cache_groups import group_layers
 from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.tools.plan.gpus import Gpu
 from paged_backend.tools.plan.lengths import Lengths
@@ -39,6 +42,7 @@ class ModelFacts:
     kv_bytes_per_token: int
     kv_bytes_of_context: int
     kv_bytes_seen: int  # of these, what the last token attends to; less with sliding windows
+    kv_block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,8 @@ class Assumptions:
 class Reservation:
     """One way to allocate KV memory to sequences."""
 
-    slots: float  # mean number per running sequence
-    waste: float  # fraction of the slots that hold no token
+    slots: float  # mean number per running sequence, without windows
+    waste: float  # fraction of these slots that hold no token
     sequences: int  # that run at once if memory is the only limit
 
 
@@ -160,19 +164,19 @@ class Planner:
         path = find_config(model)
         config = read_config(path)
         self._shape = read_shape(config)
-        if options.dtype == "auto" and config.section("quantization_config") is not None:
-            raise refuse("dtype", "must be int8, fp8 or int4 for a quantized checkpoint, got auto")
         self._options, self._engine = options, engine
         self._limits: StepLimits = engine.step_limits(GPU_LIMITS)
         context = options.context_of(self._shape.max_position_embeddings)
         input_len, output_len = options.mean_lengths(context)
         lengths = Lengths.lognormal(input_len, output_len, options.length_sigma, context)
-        self._slots = lengths.mean_slots(engine.block_size)
+        self._lengths = lengths
         dtype = read_dtype(config) if options.dtype == "auto" else options.dtype
-        kv_dtype = options.kv_cache_dtype
-        if kv_dtype == "auto":
-            kv_dtype = kv_type_of(dtype)
-        self._weights, self._kv = WEIGHT_TYPES[dtype], KV_TYPES[kv_dtype]
+        self._weights, kv_dtype = WEIGHT_TYPES[dtype], kv_type_of(dtype)
+        if options.dtype == "auto" and _is_quantized(path.parent, config):
+            dtype, kv_dtype = self._quantize(path.parent, config, kv_dtype)
+        if options.kv_cache_dtype != "auto":
+            kv_dtype = options.kv_cache_dtype
+        self._kv = KV_TYPES[kv_dtype]
         self.facts = self._facts(str(path), dtype, kv_dtype, context)
         self.assumptions = Assumptions(
             context=context,
@@ -197,11 +201,11 @@ class Planner:
         if isinstance(memory, str):
             return GpuPlan(gpu, price, None, problem=memory)
         roofline = Roofline(self._shape, self._weights, self._kv, gpu, memory.num_gpus)
-        paged = self._reservation(memory, self._slots)
+        paged = self._paged(memory)
         hourly = None if price is None else price * memory.num_gpus
         capacity = Capacity(
             memory=memory,
-            naive=self._reservation(memory, self.assumptions.context),
+            naive=self._naive(memory),
             paged=paged,
             lengths=tuple(self._length_rows(memory, roofline)),
             decode=tuple(self._decode_rows(paged, roofline)),
@@ -209,6 +213,17 @@ class Planner:
             measured=tuple(compare(measured, roofline, hourly) for measured in measurements),
         )
         return GpuPlan(gpu, price, capacity)
+
+    def _quantize(self, folder: Path, config: ConfigFile, kv_dtype: str) -> tuple[str, str]:
+        """Plan for quantized weights; returns the names of their format and of the KV cache's."""
+        from paged_backend.quantization.read import read_quantization  # needs torch
+        from paged_backend.tools.plan.quantized import quantized_weights
+
+        quantization = read_quantization(folder, config)
+        assert quantization is not None
+        self._weights = quantized_weights(quantization, self._shape, self._weights)
+        known = quantization.kv_cache_dtype
+        return quantization.method, kv_dtype if known == "auto" else known
 
     def _facts(self, config: str, dtype: str, kv_dtype: str, context: int) -> ModelFacts:
         parameters = count_parameters(self._shape)
@@ -225,6 +240,9 @@ class Planner:
             kv_bytes_per_token=kv.bytes_per_token,
             kv_bytes_of_context=kv.bytes_per_token * context,
             kv_bytes_seen=round(kv.bytes_seen(context)),
+            kv_block_bytes=kv.block_bytes(
+                group_layers(self._shape.windows, context), self._engine.block_size
+            ),
         )
 
     def _memory(self, gpu: Gpu) -> Memory | str:
@@ -237,6 +255,7 @@ class Planner:
             self._engine.gpu_memory_utilization,
             self._engine.block_size,
             self._limits,
+            self.assumptions.context,
         )
         context, wanted = self.assumptions.context, self._options.sequences
         what = f"{wanted} x {context} tokens"
@@ -252,9 +271,16 @@ class Planner:
         memory = planner.divide(number)
         return memory if memory.num_sequences(context) >= wanted else f"{what} do not fit"
 
-    def _reservation(self, memory: Memory, slots: float) -> Reservation:
+    def _naive(self, memory: Memory) -> Reservation:
+        context = self.assumptions.context
+        waste = 1 - self.assumptions.mean_held / context
+        return Reservation(context, waste, memory.num_slots // context)
+
+    def _paged(self, memory: Memory) -> Reservation:
+        slots = self._lengths.mean_slots(memory.layout.block_size)
         waste = 1 - self.assumptions.mean_held / slots
-        return Reservation(slots, waste, int(memory.num_slots / slots))
+        sequences = int(memory.num_blocks / self._lengths.mean_blocks(memory.layout))
+        return Reservation(slots, waste, sequences)
 
     def _length_rows(self, memory: Memory, roofline: Roofline) -> list[LengthRow]:
         context = self.assumptions.context
@@ -262,7 +288,7 @@ class Planner:
         return [
             LengthRow(
                 num_tokens=length,
-                blocks=-(-length // memory.block_size),
+                blocks=memory.layout.blocks_of_decode(length),
                 sequences=memory.num_sequences(length),
                 prefill=roofline.prefill(length),
             )
@@ -291,6 +317,15 @@ class Planner:
             cost_per_million_output=cost_per_million(price, known.mean_output / seconds),
             cost_per_million_total=cost_per_million(price, tokens / seconds),
         )
+
+
+def _is_quantized(folder: Path, config: ConfigFile) -> bool:
+    """Return True if a checkpoint says that it is quantized; reading more needs torch."""
+    sections = ("quantization_config", "compression_config")
+    return (
+        any(config.section(name) is not None for name in sections)
+        or (folder / "hf_quant_config.json").exists()
+    )
 
 
 def _attention(shape: ModelShape) -> str:

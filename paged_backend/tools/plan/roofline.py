@@ -16,6 +16,7 @@ from paged_backend.tools.plan.sizes import (
     attention_flops,
     count_parameters,
     prompt_attention_flops,
+    share_of_experts,
 )
 
 
@@ -41,27 +42,34 @@ class Roofline:
     ) -> None:
         parameters = count_parameters(shape)
         self._shape = shape
-        self._weight_bytes = parameters.bytes_of_step(weights) / num_gpus
+        self._parameters = parameters
+        self._weights = weights
+        self._num_gpus = num_gpus
         self._kv = KvSizes.of(shape, kv, num_gpus)
         self._bytes_per_s = gpu.bytes_per_s
-        self._linear = parameters.linear
+        self._linear = parameters.linear + parameters.experts * share_of_experts(shape, 1)
         self._head = parameters.head or parameters.embedding
         self._linear_rate = gpu.flops_per_s(weights.compute) * num_gpus
         self._rest_rate = gpu.flops_per_s(weights.rest_compute) * num_gpus
 
     def decode(self, batch_size: float, num_tokens: float) -> Step:
         """A decode step of `batch_size` sequences that hold `num_tokens` tokens each."""
-        read = self._weight_bytes + batch_size * self._kv.bytes_seen(num_tokens)
+        read = self._weight_bytes(batch_size) + batch_size * self._kv.bytes_seen(num_tokens)
         rest = 2 * self._head + attention_flops(self._shape, num_tokens)
         compute = batch_size * (2 * self._linear / self._linear_rate + rest / self._rest_rate)
         return _step(batch_size, read / self._bytes_per_s, compute)
 
     def prefill(self, num_tokens: int) -> Step:
         """A step that computes one whole prompt; only its last token enters the output layer."""
-        moved = self._weight_bytes + self._kv.bytes_per_token * num_tokens
+        moved = self._weight_bytes(num_tokens) + self._kv.bytes_per_token * num_tokens
         rest = 2 * self._head + prompt_attention_flops(self._shape, num_tokens)
         compute = 2 * self._linear * num_tokens / self._linear_rate + rest / self._rest_rate
         return _step(num_tokens, moved / self._bytes_per_s, compute)
+
+    def _weight_bytes(self, num_tokens: float) -> float:
+        """Bytes of weights that each GPU reads in a step of some tokens."""
+        share = share_of_experts(self._shape, num_tokens)
+        return self._parameters.bytes_of_step(self._weights, share) / self._num_gpus
 
     def request_seconds(
         self, batch_size: float, mean_input: float, mean_output: float, num_tokens: float

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role
+from paged_backend.kv_cache_groups import KVCacheGroup
 from paged_backend.tools.plan.number_types import KvType, WeightType
 
 
@@ -18,22 +20,30 @@ class Parameters:
     embedding: int  # looked up; also the output layer if the two are tied
     linear: int  # weights of the linear layers in all decoder layers
     head: int  # of a separate output layer; 0 if it is tied
-    rest: int  # norms and biases
+    rest: int  # norms, biases and routers
+    experts: int = 0  # weights of the experts in all decoder layers, of which a token uses some
 
     @property
     def total(self) -> int:
         """The total number of parameters."""
-        return self.embedding + self.linear + self.head + self.rest
+        return self.embedding + self.linear + self.experts + self.head + self.rest
 
     def bytes(self, weights: WeightType) -> int:
         """The bytes of the whole checkpoint in memory."""
-        rest = self.embedding + self.head + self.rest
-        return round((self.linear * weights.bits + rest * weights.rest_bits) / 8)
+        # A GPU dequantizes experts.
+        rest_bits = (self.embedding + self.rest + self.experts) * weights.rest_bits
+        head_bits = self.head * (weights.head_bits or weights.rest_bits)
+        return round((self.linear * weights.bits + head_bits + rest_bits) / 8)
 
-    def bytes_of_step(self, weights: WeightType) -> int:
-        """The bytes that each step reads; of an untied embedding, only a few rows are read."""
+    def bytes_of_step(self, weights: WeightType, share_of_experts: float = 1.0) -> int:
+        """The bytes that a step reads if its tokens choose a share of the experts.
+
+        Of an untied embedding, only a few rows are read.
+        """
         unread = self.embedding if self.head else 0
-        return self.bytes(weights) - unread * weights.rest_bits // 8
+        unread_bits = unread * weights.rest_bits
+        unread_bits += round(self.experts * (1 - share_of_experts) * weights.rest_bits)
+        return self.bytes(weights) - unread_bits // 8
 
 
 def count_parameters(shape: ModelShape) -> Parameters:
@@ -41,12 +51,14 @@ def count_parameters(shape: ModelShape) -> Parameters:
     count: Counter[Role] = Counter()
     for spec in tensors_of(shape).values():
         count[spec.role] += spec.num_elements
-    return Parameters(
-        embedding=count[Role.EMBEDDING],
-        linear=count[Role.LINEAR],
-        head=count[Role.HEAD],
-        rest=count[Role.NORM] + count[Role.BIAS],
-    )
+    roles = Role.EMBEDDING, Role.LINEAR, Role.HEAD, Role.EXPERT
+    embedding, linear, head, experts = (count.pop(role, 0) for role in roles)
+    return Parameters(embedding, linear, head, count.total(), experts)
+
+
+def share_of_experts(shape: ModelShape, num_tokens: float) -> float:
+    """The share of the experts that a step of some tokens reads."""
+    return 1.0 if shape.moe is None else shape.moe.share_of_experts(num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,10 @@ class KvSizes:
     def bytes_per_token(self) -> int:
         """The bytes per token in all layers together."""
         return self.layer_bytes * len(self.windows)
+
+    def block_bytes(self, groups: Sequence[KVCacheGroup], block_size: int) -> int:
+        """The bytes of a block of `block_size` tokens, in one layer of each place of a group."""
+        return self.layer_bytes * max(len(group.layers) for group in groups) * block_size
 
     def bytes_seen(self, num_tokens: float) -> float:
         """The bytes that the last of `num_tokens` tokens attends to in each layer's window."""

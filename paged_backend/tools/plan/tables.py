@@ -41,10 +41,12 @@ def _model(plan: Plan) -> Table:
     per_token = f"{_bytes(model.kv_bytes_per_token)} a token in {model.kv_cache_dtype}"
     of_context = f"{_bytes(model.kv_bytes_of_context)} at {known.context:,} tokens"
     if model.kv_bytes_seen < model.kv_bytes_of_context:
-        of_context += f" ({_bytes(model.kv_bytes_seen)} of it within the windows)"
+        of_context += f" ({_bytes(model.kv_bytes_seen)} of it within the windows, and kept)"
     table.add_row("KV cache", f"{per_token}, {of_context}")
-    block = model.kv_bytes_per_token * known.block_size
-    table.add_row("block", f"{known.block_size} tokens, {_bytes(block)}")
+    block = f"{known.block_size} tokens, {_bytes(model.kv_block_bytes)}"
+    if model.kv_block_bytes < model.kv_bytes_per_token * known.block_size:
+        block += ", in one group of layers"
+    table.add_row("block", block)
     return table
 
 
@@ -160,8 +162,6 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"{gpu.gpu.name}: {gpu.gpu.bandwidth_gb_s:,.0f} GB/s; TFLOP/s {figures}; "
             f"{gpu.gpu.source}."
         )
-    if plan.model.dtype in ("fp8", "int4"):
-        yield f"paged-backend dequantizes {plan.model.dtype} weights as it loads them so far."
     if any(gpu.capacity and gpu.capacity.memory.num_gpus > 1 for gpu in plan.gpus):
         yield "paged-backend serves a model on one GPU so far; more of them is a plan only."
 

@@ -110,9 +110,9 @@ class MessagesRequest(SamplingFields, MessagesPrompt):
     max_tokens: int = Field(ge=1, le=INT32_MAX)
     stop_sequences: list[StopString] = Field([], max_length=MAX_STOP_STRINGS, fail_fast=True)
 
-    def sampling(self) -> dict[str, Any]:
+    def engine_fields(self) -> dict[str, Any]:
         """Return the engine's fields."""
-        values = super().sampling() | {"max_tokens": self.max_tokens} | self.tool_options
+        values = super().engine_fields() | {"max_tokens": self.max_tokens} | self.tool_options
         if self.stop_sequences:
             values["stop"] = self.stop_sequences
         if self.thinking is not None and self.thinking.type == "enabled":

@@ -103,9 +103,9 @@ class ResponsesRequest(SamplingFields):
         """The tools that are functions, the only ones that the model can call."""
         return self._functions
 
-    def sampling(self) -> dict[str, Any]:
+    def engine_fields(self) -> dict[str, Any]:
         """Return the engine's fields; without a limit an answer may fill the context."""
-        values = super().sampling()
+        values = super().engine_fields()
         values["max_tokens"] = self.max_output_tokens
         if self.text is not None and self.text.format is not None:
             values |= _response_format(self.text.format)

@@ -21,7 +21,7 @@ from paged_backend.platforms.torch.platform import TorchPlatform
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
 BLOCK_SIZE = 16
-NUM_BLOCKS = 32
+NUM_BLOCKS = 72
 LENGTHS = (70, 1, 33, 16)
 # For each step, how many tokens each sequence computes: whole prompts beside the start of a
 # chunked one; then chunks that go on from the cache beside decodes; then decodes alone.
@@ -32,7 +32,8 @@ def run_steps(model: Model, attention: AttentionBackend, tokens: list[Tensor]) -
     """Compute the sequences step by step; logits [length, vocab_size] of each."""
     generator = torch.Generator().manual_seed(3)
     blocks = torch.randperm(NUM_BLOCKS - 1, generator=generator).int() + 1
-    tables = blocks[: 5 * len(tokens)].view(len(tokens), 5)
+    num_groups = len(_spec(model).groups)
+    tables = blocks[: num_groups * 5 * len(tokens)].view(num_groups, len(tokens), 5)
     done = [0] * len(tokens)
     logits: list[list[Tensor]] = [[] for _ in tokens]
     for counts in STEPS:
@@ -42,12 +43,12 @@ def run_steps(model: Model, attention: AttentionBackend, tokens: list[Tensor]) -
         for seq in active:
             here = torch.arange(done[seq], done[seq] + counts[seq])
             positions.append(here)
-            slots.append(tables[seq][here // BLOCK_SIZE] * BLOCK_SIZE + here % BLOCK_SIZE)
+            slots.append(tables[:, seq, here // BLOCK_SIZE] * BLOCK_SIZE + here % BLOCK_SIZE)
         meta = AttentionMetadata(
             query_start_loc=torch.cat((torch.zeros(1), ends)).int(),
             seq_lens=torch.tensor([done[seq] + counts[seq] for seq in active]).int(),
-            block_table=tables[active],
-            slot_mapping=torch.cat(slots).long(),
+            block_tables=tuple(table[active] for table in tables),
+            slot_mappings=torch.cat(slots, dim=1).long().unbind(),
             positions=torch.cat(positions).int(),
             num_decodes=0,
         )
@@ -64,9 +65,13 @@ def load(folder: Path, platform: Platform) -> Model:
     return load_model(EngineConfig(), load_model_config(folder), None, folder, platform)
 
 
+def _spec(model: Model, dtype: torch.dtype = torch.float32) -> KVCacheSpec:
+    layers, stored = model.attention_layers, KVCacheFormat(dtype)
+    return KVCacheSpec.of(layers, BLOCK_SIZE, stored, model.max_model_len)
+
+
 def make_backend(model: Model, platform: Platform) -> AttentionBackend:
-    spec = KVCacheSpec.of(model.attention_layers, BLOCK_SIZE, KVCacheFormat(platform.dtype))
-    return platform.attention(spec, NUM_BLOCKS)
+    return platform.attention(_spec(model, platform.dtype), NUM_BLOCKS)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "torch"])
@@ -94,8 +99,8 @@ def test_only_the_rows_asked_for_are_returned(tmp_path: Path) -> None:
     meta = AttentionMetadata(
         query_start_loc=torch.tensor([0, 5], dtype=torch.int32),
         seq_lens=torch.tensor([5], dtype=torch.int32),
-        block_table=torch.ones(1, 1, dtype=torch.int32),
-        slot_mapping=torch.arange(BLOCK_SIZE, BLOCK_SIZE + 5),
+        block_tables=(torch.ones(1, 1, dtype=torch.int32),),
+        slot_mappings=(torch.arange(BLOCK_SIZE, BLOCK_SIZE + 5),),
         positions=torch.arange(5, dtype=torch.int32),
         num_decodes=0,
     )
@@ -122,3 +127,19 @@ def test_bfloat16_is_near(family: str, tmp_path: Path) -> None:
     for ours, theirs in zip(logits, expected, strict=True):
         assert ours.dtype == torch.float32
         assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["glm4", "phi4-mini"])
+def test_quantized_heads_have_the_order_of_the_kernels(
+    family: str, quantization: str, tmp_path: Path
+) -> None:
+    reference = make_checkpoint(family, tmp_path)
+    config, platform = load_model_config(tmp_path), CpuPlatform()
+    model = load_model(EngineConfig(quantization=quantization), config, None, tmp_path, platform)
+    tokens = [1 + torch.arange(length) for length in LENGTHS]
+    with torch.no_grad():
+        expected = [reference(ids.unsqueeze(0)).logits[0] for ids in tokens]
+    logits = run_steps(model, make_backend(model, platform), tokens)
+    for ours, theirs in zip(logits, expected, strict=True):
+        assert torch.nn.functional.cosine_similarity(ours, theirs).mean() > 0.97

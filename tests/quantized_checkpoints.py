@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,6 +22,10 @@ FP8 = torch.float8_e4m3fn
 
 def compressed(stored_format: str, scale_dtype: torch.dtype, **args: Any) -> Writer:
     """A writer of compressed-tensors, which compresses and decompresses by itself."""
+    # Here, as the machine with a GPU does not have it.
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
     arguments = QuantizationArgs(**args)
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
     compressor = BaseCompressor.get_value_from_registry(stored_format)

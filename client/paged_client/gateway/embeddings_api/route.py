@@ -1,0 +1,193 @@
+"""The routes that are answered from embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, TypeAlias
+
+import numpy as np
+from fastapi import Depends, Request, Response
+from numpy.typing import NDArray
+
+from paged_client import ClientError, Embedding
+from paged_client.gateway.backend_pool import BackendPool, BackendRequest
+from paged_client.gateway.bodies import body_of
+from paged_client.gateway.dependencies import Servers, engine_params
+from paged_client.gateway.embeddings_api.schema import (
+    EmbeddingFields,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from paged_client.gateway.errors import ApiError, openai_field
+from paged_client.gateway.events import Json, to_json
+from paged_client.gateway.responses import while_connected
+from paged_client.gateway.schema import TextOrIds
+
+MAX_AT_ONCE = 64  # prompts of one HTTP request that are at the servers
+_MANY_NUMBERS = 2**14  # above, the response is written in a thread
+_SMALLEST_NORM = 1e-12
+_PROMPT_NAMES = {"text_input", "input_ids", "prompt"}
+
+EmbeddingBody = Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]
+ScoreBody = Annotated[ScoreRequest, Depends(body_of(ScoreRequest))]
+RerankBody = Annotated[RerankRequest, Depends(body_of(RerankRequest))]
+Names: TypeAlias = Callable[[int], str]
+"""Returns the name of the field that has the prompt of this index."""
+
+
+async def embed(request: Request, body: EmbeddingBody, servers: Servers) -> Response:
+    """Create the embeddings of one or more prompts."""
+    is_list = len(body.input) > 1
+    model, found = await _embed(
+        request, body, servers, body.input, lambda index: f"input[{index}]" if is_list else "input"
+    )
+    as_base64 = body.encoding_format == "base64"
+    content = {
+        "object": "list",
+        "id": f"embd-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": model,
+        "usage": _usage(found),
+    }
+    if not as_base64 and sum(len(item.vector) for item in found) > _MANY_NUMBERS:
+        text = await asyncio.to_thread(_with_embeddings, content, found, as_base64)
+    else:
+        text = _with_embeddings(content, found, as_base64)
+    return Response(text, media_type="application/json")
+
+
+async def score(request: Request, body: ScoreBody, servers: Servers) -> Response:
+    """Score pairs of texts by the cosine similarity of their embeddings."""
+    first, second = body.text_1, body.text_2
+    if len(first) not in (1, len(second)):
+        raise ApiError.field("text_1", f"must have 1 or {len(second)} texts, as text_2 has")
+    split = len(first)
+
+    def name(index: int) -> str:
+        return f"text_1[{index}]" if index < split else f"text_2[{index - split}]"
+
+    model, found = await _embed(request, body, servers, [*first, *second], name)
+    scores = _similarities(found[:split], found[split:])
+    content = {
+        "id": f"score-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [
+            {"index": index, "object": "score", "score": value}
+            for index, value in enumerate(scores)
+        ],
+        "usage": _usage(found),
+    }
+    return Response(to_json(content), media_type="application/json")
+
+
+async def rerank(request: Request, body: RerankBody, servers: Servers) -> Response:
+    """Sort documents by the cosine similarity of their embeddings to that of the query."""
+
+    def name(index: int) -> str:
+        return f"documents[{index - 1}]" if index else "query"
+
+    model, found = await _embed(request, body, servers, [body.query, *body.documents], name)
+    scores = _similarities(found[:1], found[1:])
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    content = {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": model,
+        "usage": _usage(found),
+        "results": [
+            {
+                "index": index,
+                **({"document": {"text": body.documents[index]}} if body.return_documents else {}),
+                "relevance_score": scores[index],
+            }
+            for index in order[: body.top_n or None]
+        ],
+    }
+    return Response(to_json(content), media_type="application/json")
+
+
+async def _embed(
+    request: Request,
+    body: EmbeddingFields,
+    servers: BackendPool,
+    prompts: Sequence[TextOrIds],
+    name: Names,
+) -> tuple[str, list[Embedding]]:
+    """Return the model's name and the embeddings of all prompts. Raises ApiError."""
+    model = await servers.resolve(body.model)
+    params = engine_params(request, body)
+    requests = [
+        BackendRequest(model, prompt, params, body.add_special_tokens) for prompt in prompts
+    ]
+    return model, await while_connected(request, _embed_all(servers, requests, name))
+
+
+async def _embed_all(
+    servers: BackendPool, requests: Sequence[BackendRequest], name: Names
+) -> list[Embedding]:
+    """Return the embeddings in the order of the requests; after an error, cancel the others."""
+    turns = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def embed_one(index: int, request: BackendRequest) -> Embedding:
+        async with turns:
+            try:
+                return await servers.embed(request)
+            except ClientError as error:
+                field = partial(_field, prompt_name=name(index))
+                raise ApiError.from_client(error, field) from None
+
+    tasks = [asyncio.create_task(embed_one(*item)) for item in enumerate(requests)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _field(engine_name: str, prompt_name: str) -> str:
+    if engine_name in _PROMPT_NAMES:
+        return prompt_name
+    return openai_field(engine_name)
+
+
+def _with_embeddings(content: Json, found: Sequence[Embedding], as_base64: bool) -> str:
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _base64(item.vector) if as_base64 else item.vector.tolist(),
+        }
+        for index, item in enumerate(found)
+    ]
+    return to_json({**content, "data": data})
+
+
+def _base64(vector: NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+
+
+def _usage(found: Sequence[Embedding]) -> Json:
+    number = sum(item.num_input_tokens for item in found)
+    cached = sum(item.num_cached_tokens for item in found)
+    return {
+        "prompt_tokens": number,
+        "total_tokens": number,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def _similarities(first: Sequence[Embedding], second: Sequence[Embedding]) -> list[float]:
+    """Return the cosine similarity of each pair; a single first one is paired with each."""
+    a = np.stack([item.vector for item in first]).astype(np.float64)
+    b = np.stack([item.vector for item in second]).astype(np.float64)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    similarities = (a * b).sum(1) / np.maximum(lengths, _SMALLEST_NORM)
+    values: list[float] = similarities.clip(-1, 1).tolist()  # rounding can lead beyond
+    return values

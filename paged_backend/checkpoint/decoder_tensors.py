@@ -1,0 +1,50 @@
+"""The tensors that a checkpoint of a decoder holds, as its shape says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paged_backend.checkpoint.moe_tensors import moe_tensors
+from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.tensors import Role, Tensors, TensorSpec, linear_tensors
+
+
+def decoder_tensors(shape: ModelShape) -> Tensors:
+    """Return the tensors of a decoder."""
+    table = (shape.vocab_size, shape.hidden_size)
+    tensors = {"model.embed_tokens.weight": TensorSpec(table, Role.EMBEDDING, shard=0)}
+    if shape.has_output_layer and not shape.tied_embeddings:
+        tensors["lm_head.weight"] = TensorSpec(table, Role.HEAD, shard=0)
+    tensors["model.norm.weight"] = _norm(shape, shape.hidden_size)
+    for index in range(shape.num_layers):
+        for name, spec in _layer_tensors(shape, index):
+            tensors[f"model.layers.{index}.{name}"] = spec
+    return tensors
+
+
+def _layer_tensors(shape: ModelShape, index: int) -> Iterator[tuple[str, TensorSpec]]:
+    hidden = shape.hidden_size
+    query = shape.num_heads * shape.head_dim
+    biases = shape.variant.biases
+    for norm in shape.variant.norms.names:
+        yield f"{norm}.weight", _norm(shape, hidden)
+    for name, size in shape.attention_parts.items():
+        yield from linear_tensors(f"self_attn.{name}", hidden, size, biases.qkv, shard=0)
+    yield from linear_tensors("self_attn.o_proj", query, hidden, biases.output, shard=1)
+    moe = shape.moe_of(index)
+    yield from _mlp_tensors(shape) if moe is None else moe_tensors(moe)
+    for name, size in shape.qk_norm_sizes.items():
+        yield f"self_attn.{name}.weight", _norm(shape, size)
+    if shape.variant.sinks:
+        yield "self_attn.sinks", TensorSpec((shape.num_heads,), Role.SINKS, shard=0)
+
+
+def _mlp_tensors(shape: ModelShape) -> Iterator[tuple[str, TensorSpec]]:
+    hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.variant.biases.mlp
+    for name, size in shape.mlp_parts.items():
+        yield from linear_tensors(f"mlp.{name}", hidden, size, bias, shard=0)
+    yield from linear_tensors("mlp.down_proj", inner, hidden, bias, shard=1)
+
+
+def _norm(shape: ModelShape, size: int) -> TensorSpec:
+    return TensorSpec((size,), Role.OFFSET_NORM if shape.variant.unit_offset else Role.NORM)

@@ -1,0 +1,105 @@
+"""Reads config.json for models that transformers computes, and decides which models those are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.hub import is_gguf
+from paged_backend.checkpoint.model_config import DTYPES, read_eos_token_ids
+from paged_backend.checkpoint.registry import ARCHITECTURES, is_supported
+from paged_backend.checkpoint.shape_reader import MAX_POSITIONS, read_dtype
+from paged_backend.errors import ConfigError
+from paged_backend.validation import shorten
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackConfig:
+    """The facts that a worker needs about a model that transformers computes."""
+
+    architecture: str  # the name of the class in transformers
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    dtype: torch.dtype  # of the checkpoint
+    eos_token_ids: tuple[int, ...]  # any of them ends a generation
+    file: ConfigFile
+    has_output_layer: bool = True
+
+
+def uses_fallback(checkpoint: Path, model_impl: str) -> bool:
+    """Return whether transformers computes a model: if this is asked for, or nothing else can.
+
+    Args:
+        checkpoint: the folder or file.
+        model_impl: the value of the option.
+    """
+    if is_gguf(checkpoint) or model_impl in ("paged", "vllm"):
+        return False
+    if model_impl == "transformers":
+        return True
+    path = checkpoint / "config.json"
+    names = ConfigFile.read(path).value("architectures") if path.is_file() else None
+    return isinstance(names, list) and not any(map(is_supported, names))
+
+
+def load_fallback_config(checkpoint: Path) -> FallbackConfig:
+    """Read what a worker needs by means of transformers' own configuration class.
+
+    Raises:
+        ConfigError: transformers does not know the model, or it does not generate text.
+    """
+    file = ConfigFile.read(checkpoint / "config.json")
+    architecture = _find_class(file)
+    config = _read(checkpoint, file)
+    vocab_size = _integer(file, config, "vocab_size", 2**31)
+    return FallbackConfig(
+        architecture=architecture,
+        hidden_size=_integer(file, config, "hidden_size", 2**31),
+        vocab_size=vocab_size,
+        max_position_embeddings=_integer(file, config, "max_position_embeddings", MAX_POSITIONS),
+        dtype=DTYPES[read_dtype(file)],
+        eos_token_ids=read_eos_token_ids(checkpoint, file, vocab_size),
+        file=file,
+    )
+
+
+def _find_class(file: ConfigFile) -> str:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known: set[str] = set()
+    for classes in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        known.update((classes,) if isinstance(classes, str) else classes)
+    names = file.value("architectures")
+    for name in names if isinstance(names, list) else ():
+        if name in known:
+            return str(name)
+    raise file.error(
+        "architectures",
+        f"is {shorten(names)}; supported are {', '.join(ARCHITECTURES)}, and most causal language "
+        "models of transformers",
+    )
+
+
+def _read(checkpoint: Path, file: ConfigFile) -> Any:
+    """Return transformers' configuration of the decoder."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(
+            str(checkpoint), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever its validation raises
+        line = " ".join(str(error).split())
+        raise ConfigError(f"{checkpoint / 'config.json'}: {shorten(line)}") from error
+    return config.get_text_config(decoder=True)
+
+
+def _integer(file: ConfigFile, config: Any, key: str, high: int) -> int:
+    """Return a size that transformers may read from a key of another name."""
+    values = {} if getattr(config, key, None) is None else {key: getattr(config, key)}
+    return file.with_only().with_defaults(**values).integer(key, high=high)

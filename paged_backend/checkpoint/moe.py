@@ -1,0 +1,117 @@
+"""Mixture-of-experts layers as values: sizes, routing and names; no tensors here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Scoring(Enum):
+    """The function that turns the logits of a router into the weights of experts."""
+
+    SOFTMAX = "softmax"  # of all experts
+    SIGMOID = "sigmoid"  # of each expert
+    SOFTMAX_OF_TOP = "softmax_of_top"  # of the chosen experts only
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The choice of the experts of a row, which are those with the largest logits.
+
+    Attributes:
+        num_experts_per_tok: the number of chosen experts.
+        scoring: computes their weights.
+        norm_topk_prob: whether the weights are divided by their sum.
+    """
+
+    num_experts_per_tok: int
+    scoring: Scoring = Scoring.SOFTMAX
+    norm_topk_prob: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SwiGLU:
+    """The activation (up + up_offset) * gate * sigmoid(alpha * gate).
+
+    Shazeer, "GLU Variants Improve Transformer" (2020), equation 5; gpt-oss sets the parameters.
+
+    Attributes:
+        alpha: factor in the sigmoid.
+        limit: gate is at most this, and up is between its negative and this; None for no limit.
+        up_offset: added to up.
+    """
+
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of modules and tensors in the checkpoints of a family.
+
+    Attributes:
+        module: the layer's module.
+        router: the router in it.
+        gate: the gate projection of an expert.
+        up: its up projection.
+        down: its down projection.
+        fused: whether one tensor holds a projection of all experts: ``gate_up_proj``
+            [num_experts, hidden_size, 2 * intermediate_size] with gate and up in turns, and
+            ``down_proj`` [num_experts, intermediate_size, hidden_size].
+    """
+
+    module: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    fused: bool = False
+
+
+QWEN_NAMES = ExpertNames()
+MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
+GPT_OSS_NAMES = ExpertNames(router="router", fused=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A gated MLP that every row passes through, besides the chosen experts.
+
+    Attributes:
+        intermediate_size: of this MLP.
+        gated: whether its output is multiplied by the sigmoid of one more linear layer.
+    """
+
+    intermediate_size: int
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape:
+    """Sizes and variants of the mixture-of-experts layers of a decoder.
+
+    Attributes:
+        hidden_size: size of a row.
+        num_experts: number of experts, without the shared one.
+        intermediate_size: of one expert.
+        routing: how the experts of a row are chosen.
+        names: of the tensors.
+        activation: between the projections of an expert.
+        bias: whether the router and the projections of the experts have biases.
+        shared_expert: None if there is none.
+    """
+
+    hidden_size: int
+    num_experts: int
+    intermediate_size: int
+    routing: Routing
+    names: ExpertNames = QWEN_NAMES
+    activation: SwiGLU = SwiGLU()
+    bias: bool = False
+    shared_expert: SharedExpert | None = None
+
+    def share_of_experts(self, num_tokens: float) -> float:
+        """The share of the experts that some tokens choose on average, if none is preferred."""
+        missed: float = (1 - self.routing.num_experts_per_tok / self.num_experts) ** num_tokens
+        return 1 - missed

@@ -1,0 +1,110 @@
+"""Reads the mixture-of-experts layers of the known families from config.json, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.moe import (
+    GPT_OSS_NAMES,
+    MIXTRAL_NAMES,
+    ExpertNames,
+    MoeShape,
+    Routing,
+    Scoring,
+    SharedExpert,
+    SwiGLU,
+)
+
+_SCORINGS = {scoring.value: scoring for scoring in (Scoring.SOFTMAX, Scoring.SIGMOID)}
+# Two keys for the number of experts: transformers 5 renames that of Qwen when it saves a model.
+_NUM_EXPERTS = ("num_experts", "num_local_experts")
+
+
+def read_qwen3_moe(config: ConfigFile) -> MoeShape:
+    """Read the layers of Qwen3-MoE.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=_num_experts(config),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        routing=_routing(config, norm_topk_prob=config.flag("norm_topk_prob", False)),
+    )
+
+
+def read_qwen2_moe(config: ConfigFile) -> MoeShape:
+    """Read the layers of Qwen2-MoE, which have a shared expert.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    shared = SharedExpert(config.integer("shared_expert_intermediate_size"), gated=True)
+    return replace(read_qwen3_moe(config), shared_expert=shared)
+
+
+def read_olmoe(config: ConfigFile) -> MoeShape:
+    """Read the layers of OLMoE.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    return _plain(config, ExpertNames(), config.flag("norm_topk_prob", False))
+
+
+def read_mixtral(config: ConfigFile) -> MoeShape:
+    """Read the layers of Mixtral.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    return _plain(config, MIXTRAL_NAMES, norm_topk_prob=True)
+
+
+def read_gpt_oss(config: ConfigFile) -> MoeShape:
+    """Read the layers of gpt-oss.
+
+    Raises:
+        ConfigError: a key is missing or wrong.
+    """
+    alpha, limit = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
+    top_k = _num_experts_per_tok(config, _num_experts(config))
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=_num_experts(config),
+        intermediate_size=config.integer("intermediate_size"),
+        routing=Routing(top_k, Scoring.SOFTMAX_OF_TOP),
+        names=GPT_OSS_NAMES,
+        activation=SwiGLU(alpha, limit, up_offset=1.0),
+        bias=True,
+    )
+
+
+def _plain(config: ConfigFile, names: ExpertNames, norm_topk_prob: bool) -> MoeShape:
+    return MoeShape(
+        hidden_size=config.integer("hidden_size"),
+        num_experts=_num_experts(config),
+        intermediate_size=config.integer("intermediate_size"),
+        routing=_routing(config, norm_topk_prob),
+        names=names,
+    )
+
+
+def _routing(config: ConfigFile, norm_topk_prob: bool) -> Routing:
+    top_k = _num_experts_per_tok(config, _num_experts(config))
+    scoring = _SCORINGS[config.text("scoring_func", "softmax", _SCORINGS)]
+    return Routing(top_k, scoring, norm_topk_prob)
+
+
+def _num_experts(config: ConfigFile) -> int:
+    """Read the number of experts, which is required."""
+    for key in _NUM_EXPERTS:
+        if key in config:
+            return config.integer(key)
+    return config.integer(_NUM_EXPERTS[0])
+
+
+def _num_experts_per_tok(config: ConfigFile, num_experts: int) -> int:
+    return config.integer("num_experts_per_tok", high=num_experts)

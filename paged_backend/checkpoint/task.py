@@ -1,0 +1,72 @@
+"""Decides what a model is loaded for: to generate tokens, or to make embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paged_backend.checkpoint.gguf.config import GGUF_POOLING
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.sentence_transformers import has_modules, read_pooling
+from paged_backend.errors import ConfigError
+from paged_backend.options.model import EMBED, GENERATE, ModelOptions
+from paged_backend.pooling_params import Pooling, PoolingType
+from paged_backend.validation import shorten
+
+# Of checkpoints that do not say how they are pooled; vLLM's defaults.
+_DEFAULT = Pooling(PoolingType.LAST, normalize=True)
+# By llama.cpp's numbers. It normalizes embeddings unless a client asks for others.
+_GGUF_TYPES = {0: None, 1: PoolingType.MEAN, 2: PoolingType.CLS, 3: PoolingType.LAST}
+
+
+def resolve_task(config: ModelOptions, checkpoint: Path, model: ModelConfig) -> Pooling | None:
+    """Return how a model makes embeddings; None if it generates tokens.
+
+    By default, checkpoints that say how they are pooled and checkpoints without an output layer
+    make embeddings.
+
+    Args:
+        config: the engine's options.
+        checkpoint: the checkpoint.
+        model: the checkpoint's config.json or GGUF file.
+
+    Raises:
+        ConfigError: the checkpoint cannot do what the options ask for.
+    """
+    if config.task == GENERATE:
+        _check_generates(config, checkpoint, model)
+        return None
+    pooling = _read_pooling(checkpoint, model)
+    if config.task != EMBED and pooling is None and model.has_output_layer:
+        _check_generates(config, checkpoint, model)
+        return None
+    pooling = pooling or _DEFAULT
+    if config.pooling_type is not None:
+        pooling = pooling._replace(kind=PoolingType(config.pooling_type))
+    if config.normalize is not None:
+        pooling = pooling._replace(normalize=config.normalize)
+    return pooling
+
+
+def _read_pooling(checkpoint: Path, model: ModelConfig) -> Pooling | None:
+    """Return how a checkpoint is pooled; None if it does not say."""
+    if has_modules(checkpoint):
+        return read_pooling(checkpoint, model.hidden_size)
+    number = model.file.value(GGUF_POOLING)
+    if number is not None and (type(number) is not int or number not in _GGUF_TYPES):
+        known = ", ".join(map(str, _GGUF_TYPES))
+        raise model.file.error("pooling_type", f"must be one of {known}; got {shorten(number)}")
+    kind = None if number is None else _GGUF_TYPES[number]
+    return None if kind is None else Pooling(kind, normalize=True)
+
+
+def _check_generates(config: ModelOptions, checkpoint: Path, model: ModelConfig) -> None:
+    if not model.has_output_layer:
+        raise ConfigError(
+            f"option task must be auto or embed: {checkpoint} has no output layer (language-model "
+            "head), so it cannot generate"
+        )
+    for name, value in (("pooling_type", config.pooling_type), ("normalize", config.normalize)):
+        if value is not None:
+            raise ConfigError(
+                f"option {name} can only be used with task embed; this model generates"
+            )

@@ -1,0 +1,195 @@
+"""The decoder of all families that `Variant` describes, with MLPs or experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.blocks import Attention, GatedMLP, prefixed
+from paged_backend.models.layers import Kernels, NormWeights
+from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
+from paged_backend.models.moe import MoeMLP
+
+
+class DecoderLayer:
+    """The weights of one layer.
+
+    Attributes:
+        attention: the attention.
+        mlp: the MLP, or the experts in its place.
+        norms: the weights of the norms by their names in the checkpoint.
+    """
+
+    def __init__(
+        self, config: ModelConfig, index: int, prefix: str, cos_sin_cache: Tensor, kernels: Kernels
+    ) -> None:
+        self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
+        names = config.variant.norms.names
+        self.norms = {name: self._norm_weights.empty(config.hidden_size) for name in names}
+        self.attention = Attention(config, index, f"{prefix}.self_attn", cos_sin_cache, kernels)
+        moe = config.moe_of(index)
+        self._mlp_name = "mlp" if moe is None else moe.names.module
+        self.mlp: GatedMLP | MoeMLP
+        if moe is None:
+            self.mlp = GatedMLP(config, f"{prefix}.mlp", kernels)
+        else:
+            self.mlp = MoeMLP(moe, f"{prefix}.{self._mlp_name}", kernels)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name relative to the layer."""
+        return {
+            **{f"{name}.weight": weight for name, weight in self.norms.items()},
+            **prefixed("self_attn", self.attention.parameters()),
+            **prefixed(self._mlp_name, self.mlp.parameters()),
+        }
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        self._norm_weights.pack()
+        self.attention.pack()
+        self.mlp.pack()
+
+    def norm(self, name: str | None) -> Tensor | None:
+        """Return the weight of a norm; None if the name is."""
+        return None if name is None else self.norms[name]
+
+
+class Decoder:
+    """A decoder; see :class:`~paged_backend.models.base.Model`."""
+
+    def __init__(self, config: ModelConfig, max_model_len: int, kernels: Kernels) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self._functions = kernels.layers
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        # [vocab_size, hidden_size]; None if tied: `_embed` then reads the output layer's weight.
+        self._embedding: Tensor | None = None
+        is_tied = config.has_output_layer and config.tied_embeddings
+        if not is_tied:
+            shape = vocab_size, hidden_size
+            self._embedding = torch.empty(shape, dtype=kernels.dtype, device=kernels.device)
+        # Rounded as transformers rounds it, because models are trained with the rounded number.
+        scale = torch.tensor(config.variant.embedding_scale, dtype=kernels.dtype)
+        self._embedding_scale = float(scale)
+        tables = {rope: rope.table(max_model_len, kernels.device) for rope in set(config.ropes)}
+        self._layers = [
+            DecoderLayer(config, index, _layer(index), tables[rope], kernels)
+            for index, rope in enumerate(config.ropes)
+        ]
+        self._norm_weights = NormWeights(kernels, unit_offset=config.variant.unit_offset)
+        self._norm = self._norm_weights.empty(hidden_size)
+        self._lm_head: LinearMethod | None = None
+        if config.has_output_layer:
+            name = "model.embed_tokens" if is_tied else "lm_head"
+            self._lm_head = kernels.linear(LinearSpec(hidden_size, {name: vocab_size}))
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The attention layers, in order."""
+        return [layer.attention.layer for layer in self._layers]
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+        parameters: dict[str, Parameter] = {"model.norm.weight": self._norm}
+        if self._lm_head is not None:
+            parameters |= self._lm_head.parameters()
+        if self._embedding is not None:
+            parameters["model.embed_tokens.weight"] = self._embedding
+        for index, layer in enumerate(self._layers):
+            parameters |= prefixed(_layer(index), layer.parameters())
+        return parameters
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        for layer in self._layers:
+            layer.pack()
+        self._norm_weights.pack()
+        if self._lm_head is not None:
+            self._lm_head.pack()
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        """Compute the last hidden states, see `Model.forward`."""
+        names = self.config.variant.norms
+        last = len(self._layers) - 1
+        inputs = [layer.norm(names.attention_input) for layer in self._layers[1:]] + [self._norm]
+        hidden = self._embed(input_ids)
+        x = self._normed(hidden, self._layers[0].norm(names.attention_input))
+        for index, (layer, next_input) in enumerate(zip(self._layers, inputs, strict=True)):
+            attended = layer.attention.attend(x, attention, meta)
+            if index == last and logits_indices is not None:  # only these rows matter
+                attended, hidden = attended[logits_indices], hidden[logits_indices]
+            output, mlp_input = layer.norm(names.attention_output), layer.norm(names.mlp_input)
+            x = self._add(hidden, layer.attention.o_proj, attended, output, mlp_input)
+            x = self._add(hidden, layer.mlp, x, layer.norm(names.mlp_output), next_input)
+        return x
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Compute logits [num_rows, vocab_size] in the model's dtype from `forward`'s result."""
+        logits, variant = self._output_layer(hidden), self.config.variant
+        if variant.logits_scale != 1:
+            logits *= variant.logits_scale
+        if variant.logits_softcap is not None:
+            logits = logits.div_(variant.logits_softcap).tanh_().mul_(variant.logits_softcap)
+        return logits
+
+    @property
+    def _output_layer(self) -> LinearMethod:
+        if self._lm_head is None:
+            raise TypeError("the model was loaded without its output layer")
+        return self._lm_head
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        """The tokens' embeddings [num_tokens, hidden_size]."""
+        if self._embedding is None:
+            hidden = self._output_layer.rows(input_ids)
+        else:
+            hidden = F.embedding(input_ids, self._embedding)
+        return hidden if self._embedding_scale == 1 else hidden * self._embedding_scale
+
+    def _add(
+        self,
+        hidden: Tensor,
+        part: RowFunction,
+        x: Tensor,
+        output_norm: Tensor | None,
+        next_norm: Tensor | None,
+    ) -> Tensor:
+        """Add the output of a layer's part to `hidden` in place; returns what the next one reads.
+
+        Args:
+            hidden: [rows, hidden_size].
+            part: the part, or its last product.
+            x: its input.
+            output_norm: the weight of the norm of the output; None for no norm.
+            next_norm: the weight of the norm that the next part begins with; None for no norm.
+        """
+        variant, eps = self.config.variant, self.config.rms_norm_eps
+        if output_norm is None and next_norm is not None and variant.residual_scale == 1:
+            return self._functions.add_norm(hidden, part, x, next_norm, eps)
+        output = self._normed(part(x), output_norm)
+        hidden.add_(output, alpha=variant.residual_scale)
+        return self._normed(hidden, next_norm)
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        return self._functions.rms_norm(x, weight, self.config.rms_norm_eps)
+
+
+def _layer(index: int) -> str:
+    """Return the name of a layer in the checkpoint."""
+    return f"model.layers.{index}"

@@ -1,0 +1,83 @@
+"""The experts of a layer: their specification, and the protocol of their implementations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from paged_backend.checkpoint.moe import ExpertNames, MoeShape, SwiGLU
+from paged_backend.checkpoint.stored_tensor import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The sizes of the experts of a layer, which are gated MLPs of one size.
+
+    Attributes:
+        num_experts: number of experts.
+        hidden_size: size of an input row and of an output row.
+        intermediate_size: size of a row between the projections.
+        activation: between the projections.
+        bias: whether the projections have biases.
+        names: of their tensors in the checkpoint.
+        prefix: name of the module in the checkpoint that holds the experts.
+    """
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    activation: SwiGLU = SwiGLU()
+    bias: bool = False
+    names: ExpertNames = ExpertNames()
+    prefix: str = ""
+
+    @classmethod
+    def of(cls, moe: MoeShape, prefix: str) -> ExpertsSpec:
+        """Return the specification for the layers of a model."""
+        return cls(
+            moe.num_experts,
+            moe.hidden_size,
+            moe.intermediate_size,
+            moe.activation,
+            moe.bias,
+            moe.names,
+            prefix,
+        )
+
+
+class ExpertsProduct(Protocol):
+    """Computes the experts that rows have chosen.
+
+    The result of a row does not depend on the other rows.
+    """
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts, in the order of its ids.
+
+        Args:
+            x: [rows, hidden_size].
+            expert_ids: [rows, num_experts_per_tok] int32, different ones in each row.
+            expert_weights: [rows, num_experts_per_tok] float32.
+
+        Returns:
+            [rows, hidden_size] in the dtype of `x`.
+        """
+        ...
+
+
+class ExpertsMethod(ExpertsProduct, Protocol):
+    """Stores the weights of all experts of a layer, too.
+
+    The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
+    call `pack` once.
+    """
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+        ...
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the kernels read."""
+        ...

@@ -1,0 +1,128 @@
+"""The block of a mixture-of-experts layer: a router, experts, and maybe a shared expert."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paged_backend.checkpoint.moe import MoeShape
+from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.experts import ExpertsSpec
+from paged_backend.models.layers import Kernels
+from paged_backend.models.linear import LinearSpec
+
+
+class Router:
+    """Chooses the experts of each row, and weighs them.
+
+    Args:
+        moe: sizes and variants.
+        prefix: the name of the layer's module in the checkpoint.
+        kernels: the platform.
+    """
+
+    def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
+        parts = {moe.names.router: moe.num_experts}
+        spec = LinearSpec(moe.hidden_size, parts, moe.bias, prefix, full_precision=True)
+        self._linear = kernels.linear(spec)
+        self._routing = moe.routing
+        self._choose_experts = kernels.layers.choose_experts
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name relative to the module."""
+        return self._linear.parameters()
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        self._linear.pack()
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ids int32 and the weights float32 of the experts of each row of `x`.
+
+        Both are [rows, num_experts_per_tok], and the expert with the largest logit comes first. Of
+        equal ones, the expert with the lowest id does.
+        """
+        return self._choose_experts(self._linear(x), self._routing)
+
+
+class SharedExpertMLP:
+    """down(silu(gate(x)) * up(x)), times sigmoid(shared_expert_gate(x)) if there is such a gate.
+
+    Args:
+        moe: sizes and variants, with a shared expert.
+        prefix: the name of the layer's module in the checkpoint.
+        kernels: the platform.
+    """
+
+    def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
+        assert moe.shared_expert is not None
+        hidden, inner = moe.hidden_size, moe.shared_expert.intermediate_size
+        parts, name = {"gate_proj": inner, "up_proj": inner}, f"{prefix}.shared_expert"
+        self._gate_up_proj = kernels.linear(LinearSpec(hidden, parts, prefix=name))
+        self._down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, prefix=name))
+        gate = LinearSpec(hidden, {"shared_expert_gate": 1}, prefix=prefix, full_precision=True)
+        self._gate = kernels.linear(gate) if moe.shared_expert.gated else None
+        self._functions = kernels.layers
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name relative to the layer's module."""
+        parts = self._gate_up_proj.parameters() | self._down_proj.parameters()
+        parameters = {f"shared_expert.{name}": place for name, place in parts.items()}
+        return parameters if self._gate is None else parameters | self._gate.parameters()
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        for linear in (self._gate_up_proj, self._down_proj, self._gate):
+            if linear is not None:
+                linear.pack()
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add the output for `x` [rows, hidden_size] to `out` [rows, hidden_size] in place."""
+        activated = self._functions.silu_and_mul(self._gate_up_proj(x))
+        if self._gate is None:
+            self._down_proj.add_to(out, activated)
+        else:
+            self._functions.add_gated(out, self._down_proj(activated), self._gate(x))
+
+
+class MoeMLP:
+    """A mixture-of-experts layer in place of a gated MLP.
+
+    Like a linear layer, it can add its output to the hidden states
+    (:class:`~paged_backend.models.linear.RowFunction`).
+
+    Args:
+        moe: sizes and variants.
+        prefix: the name of its module in the checkpoint, such as ``model.layers.0.mlp``.
+        kernels: the platform.
+    """
+
+    def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
+        self.router = Router(moe, prefix, kernels)
+        self.experts = kernels.experts(ExpertsSpec.of(moe, f"{prefix}.experts"))
+        has_shared = moe.shared_expert is not None
+        self.shared_expert = SharedExpertMLP(moe, prefix, kernels) if has_shared else None
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name relative to the module."""
+        experts = self.experts.parameters()
+        parameters = self.router.parameters()
+        parameters |= {f"experts.{name}": place for name, place in experts.items()}
+        return parameters | (self.shared_expert.parameters() if self.shared_expert else {})
+
+    def pack(self) -> None:
+        """Bring the filled weights into the form that the platform's kernels read."""
+        self.router.pack()
+        self.experts.pack()
+        if self.shared_expert is not None:
+            self.shared_expert.pack()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
+        out = self.experts(x, *self.router(x))
+        if self.shared_expert is not None:
+            self.shared_expert.add_to(out, x)
+        return out
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)` to `out` [rows, hidden_size] in place."""
+        out += self(x)

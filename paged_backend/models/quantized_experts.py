@@ -1,0 +1,233 @@
+"""Experts with weights that are quantized in the checkpoint, or while they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paged_backend.checkpoint.moe import ExpertNames
+from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
+from paged_backend.errors import ConfigError
+from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
+from paged_backend.models.layers import Kernels
+from paged_backend.models.linear import LinearProduct
+from paged_backend.models.stored_weight import StoredWeight
+from paged_backend.quantization.formats import FormatError, WeightFormat
+from paged_backend.quantization.forms import WeightForm
+from paged_backend.quantization.mxfp4 import Mxfp4Format
+from paged_backend.quantization.weight import stacked
+
+_INT8 = WeightForm.W8A8_INT8
+
+FormatOf = Callable[[str], WeightFormat | None]
+"""Returns the format of the linear layer with a name; None if it is not quantized."""
+
+
+def quantized_experts(spec: ExpertsSpec, format_of: FormatOf, kernels: Kernels) -> ExpertsMethod:
+    """Allocate the experts of a quantized checkpoint.
+
+    Raises:
+        ConfigError: one tensor holds all experts, in a format of separate weights.
+    """
+    if spec.names.fused:
+        return _fused_experts(spec, format_of(spec.prefix), kernels)
+    names = [f"{spec.prefix}.{e}.{part}" for e in range(spec.num_experts) for part in _parts(spec)]
+    if all(format_of(name) is None for name in names):
+        return kernels.experts(spec)
+    return QuantizedExperts(spec, format_of, kernels)
+
+
+def _fused_experts(
+    spec: ExpertsSpec, weight_format: WeightFormat | None, kernels: Kernels
+) -> ExpertsMethod:
+    if weight_format is None:
+        return kernels.experts(spec)
+    if isinstance(weight_format, Mxfp4Format):
+        return Mxfp4Experts(spec, weight_format, kernels)
+    raise ConfigError(
+        f"quantization_config: the experts {spec.prefix} must be in MXFP4 or not quantized, as one "
+        "tensor holds all of them"
+    )
+
+
+def experts_quantized_online(
+    spec: ExpertsSpec, weight_format: WeightFormat, kernels: Kernels
+) -> ExpertsMethod:
+    """Allocate experts whose weights are quantized as they are loaded."""
+    if not spec.names.fused:
+        return QuantizedExperts(spec, lambda name: weight_format, kernels)
+    separate = replace(spec, names=ExpertNames())
+    return FusedExperts(spec, QuantizedExperts(separate, lambda name: weight_format, kernels))
+
+
+class QuantizedExperts:
+    """Experts that read weight formats; see :class:`~paged_backend.models.experts.ExpertsMethod`.
+
+    They are computed in int8 if all formats round activations to int8 and the platform can do so.
+    Otherwise, weights are dequantized when they are packed.
+
+    Args:
+        spec: the sizes; the checkpoint's tensors are not fused.
+        format_of: returns the format of a projection of an expert.
+        kernels: the platform.
+    """
+
+    def __init__(self, spec: ExpertsSpec, format_of: FormatOf, kernels: Kernels) -> None:
+        self._spec = spec
+        self._kernels = kernels
+        self._experts: ExpertsProduct
+        self._stored: dict[str, StoredWeight] = {}
+        self._as_int8 = kernels.product_experts is not None and _INT8 in kernels.weight_forms
+        for expert in range(spec.num_experts):
+            for part, (outputs, inputs) in _parts(spec).items():
+                name = f"{spec.prefix}.{expert}.{part}"
+                weight_format = format_of(name)
+                forms = weight_format.encoding.forms([outputs], inputs) if weight_format else ()
+                self._as_int8 &= _INT8 in forms
+                stored = StoredWeight(name, weight_format, outputs, inputs, bias=spec.bias)
+                self._stored[f"{expert}.{part}"] = stored
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the places of the stored tensors, by checkpoint name; invalid after `pack`."""
+        return {
+            f"{name}.{suffix}": place
+            for name, stored in self._stored.items()
+            for suffix, place in stored.parameters().items()
+        }
+
+    def pack(self) -> None:
+        """Read the weights, bring them into the kernels' form, and free the stored ones.
+
+        Raises:
+            ConfigError: a stored tensor holds values that are wrong.
+        """
+        self._experts = self._int8_experts() if self._as_int8 else self._dequantized()
+        self._stored.clear()
+
+    def _int8_experts(self) -> ExpertsProduct:
+        assert self._kernels.product_experts is not None
+        names = self._spec.names
+        pairs = [
+            (self._product(expert, names.gate, names.up), self._product(expert, names.down))
+            for expert in range(self._spec.num_experts)
+        ]
+        return self._kernels.product_experts(self._spec, pairs)
+
+    def _product(self, expert: int, *parts: str) -> LinearProduct:
+        stored = [self._stored.pop(f"{expert}.{part}") for part in parts]
+        weight = stacked([part.read() for part in stored])
+        assert weight is not None, "int8 weights have no groups of inputs"
+        biases = [bias for part in stored if (bias := part.bias()) is not None]
+        return self._kernels.quantized_linear(_INT8, weight, torch.cat(biases) if biases else None)
+
+    def _dequantized(self) -> ExpertsProduct:
+        experts = self._kernels.experts(self._spec)
+        places = experts.parameters()
+        for name in list(self._stored):
+            stored = self._stored.pop(name)
+            for suffix, value in {"weight": stored.dense(), "bias": stored.bias()}.items():
+                if value is not None:
+                    place = places[f"{name}.{suffix}"]
+                    assert isinstance(place, Tensor)
+                    place.copy_(value)
+        experts.pack()
+        return experts
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts; see `ExpertsMethod`."""
+        return self._experts(x, expert_ids, expert_weights)
+
+
+class FusedExperts:
+    """Divides tensors that hold all experts (`ExpertNames.fused`) among quantized experts."""
+
+    def __init__(self, spec: ExpertsSpec, experts: QuantizedExperts) -> None:
+        count, hidden, inner = spec.num_experts, spec.hidden_size, spec.intermediate_size
+        shapes = {"gate_up_proj": (count, hidden, 2 * inner), "down_proj": (count, inner, hidden)}
+        biases = {"gate_up_proj_bias": (count, 2 * inner), "down_proj_bias": (count, hidden)}
+        stored = {**shapes, **(biases if spec.bias else {})}
+        self._stored = {name: StoredTensor(StoredType(shape)) for name, shape in stored.items()}
+        self._experts = experts
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the places of the stored tensors, by checkpoint name; invalid after `pack`."""
+        return {**self._stored}
+
+    def pack(self) -> None:
+        """Quantize the weights of each expert, and free the stored ones."""
+        places = self._experts.parameters()
+        for name in list(self._stored):
+            stored = self._stored.pop(name)
+            for expert, tensor in enumerate(stored.value):
+                for target, value in _divided(name, tensor).items():
+                    place = places[f"{expert}.{target}"]
+                    assert isinstance(place, StoredTensor)
+                    place.fill(value, stored.origin)
+        self._experts.pack()
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts; see `ExpertsMethod`."""
+        return self._experts(x, expert_ids, expert_weights)
+
+
+class Mxfp4Experts:
+    """The experts of gpt-oss, which are dequantized when they are packed.
+
+    See :class:`~paged_backend.models.experts.ExpertsMethod`.
+    """
+
+    def __init__(self, spec: ExpertsSpec, weight_format: Mxfp4Format, kernels: Kernels) -> None:
+        count, hidden, inner = spec.num_experts, spec.hidden_size, spec.intermediate_size
+        self._format = weight_format
+        self._sizes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
+        self._experts = kernels.experts(spec)
+        self._stored = {
+            f"{name}_{suffix}": StoredTensor(replace(kind, shape=(count, *kind.shape)))
+            for name, sizes in self._sizes.items()
+            for suffix, kind in weight_format.tensors(*sizes).items()
+        }
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the places of the stored tensors, by checkpoint name; invalid after `pack`."""
+        own = self._experts.parameters()
+        return {**self._stored, **{n: place for n, place in own.items() if n not in self._sizes}}
+
+    def pack(self) -> None:
+        """Dequantize the weights of each expert, and free the stored ones.
+
+        Raises:
+            ConfigError: a scale is no number.
+        """
+        places = self._experts.parameters()
+        for name, sizes in self._sizes.items():
+            place = places[name]
+            assert isinstance(place, Tensor)
+            blocks, scales = (self._stored.pop(f"{name}_{kind}") for kind in ("blocks", "scales"))
+            for expert, target in enumerate(place):
+                stored = {"blocks": blocks.value[expert], "scales": scales.value[expert]}
+                try:
+                    target.copy_(self._format.read(stored, *sizes).dequantize().t())
+                except FormatError as error:
+                    raise ConfigError(f"{scales.origin}: {error}") from error
+        self._experts.pack()
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts; see `ExpertsMethod`."""
+        return self._experts(x, expert_ids, expert_weights)
+
+
+def _parts(spec: ExpertsSpec) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of the projections of an expert, by name."""
+    hidden, inner, names = spec.hidden_size, spec.intermediate_size, spec.names
+    return {names.gate: (inner, hidden), names.up: (inner, hidden), names.down: (hidden, inner)}
+
+
+def _divided(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return the separate tensors that a fused tensor of one expert stands for, by name."""
+    kind = "bias" if name.endswith("bias") else "weight"
+    if name.startswith("down"):
+        return {f"down_proj.{kind}": tensor.t()}
+    return {f"gate_proj.{kind}": tensor[..., ::2].t(), f"up_proj.{kind}": tensor[..., 1::2].t()}

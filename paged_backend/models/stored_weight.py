@@ -1,0 +1,83 @@
+"""The weight of a linear layer in the form in which a checkpoint stores it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
+from paged_backend.errors import ConfigError
+from paged_backend.quantization.formats import FormatError, WeightFormat
+from paged_backend.quantization.weight import QuantizedWeight
+
+
+class StoredWeight:
+    """The places of the stored tensors of one weight, and of its bias.
+
+    Args:
+        name: the layer's name in the checkpoint.
+        weight_format: how the weight is stored; None if it is not quantized.
+        outputs: number of the weight's rows.
+        inputs: number of its columns.
+        bias: whether the layer has a bias.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weight_format: WeightFormat | None,
+        outputs: int,
+        inputs: int,
+        *,
+        bias: bool,
+    ) -> None:
+        self._name = name
+        self._format = weight_format
+        self._sizes = outputs, inputs
+        kinds = {"weight": StoredType(self._sizes)}
+        if weight_format is not None:
+            kinds = weight_format.tensors(*self._sizes)
+        # Some writers of GPTQ store biases of zero for layers that have none.
+        kinds["bias"] = StoredType((outputs,), optional=not bias)
+        self._has_bias = bias
+        self._stored = {suffix: StoredTensor(kind) for suffix, kind in kinds.items()}
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the places of the stored tensors, by suffix."""
+        return {**self._stored}
+
+    def dense(self) -> Tensor:
+        """Return the weight [outputs, inputs] as floats.
+
+        Raises:
+            ConfigError: a stored tensor holds values that are wrong.
+        """
+        return self._stored["weight"].value if self._format is None else self.read().dequantize()
+
+    def bias(self) -> Tensor | None:
+        """Return the bias; None for a layer that has none.
+
+        Raises:
+            ConfigError: the checkpoint has one that is not zero for such a layer.
+        """
+        bias = self._stored["bias"]
+        if self._has_bias:
+            return bias.value
+        if bias.filled and bool(bias.value.any()):
+            raise ConfigError(f"{bias.origin} has no place in this architecture, and is not zero")
+        return None
+
+    def read(self) -> QuantizedWeight:
+        """Return the weight, which must be quantized.
+
+        Raises:
+            ConfigError: a stored tensor holds values that are wrong.
+        """
+        assert self._format is not None
+        tensors = {suffix: place.value for suffix, place in self._stored.items() if place.filled}
+        for suffix in tensors:
+            if "scale" in suffix:
+                self._stored[suffix].check_scale()
+        try:
+            return self._format.read(tensors, *self._sizes)
+        except FormatError as error:
+            raise ConfigError(f"the checkpoint's tensor {self._name}.{error}") from error

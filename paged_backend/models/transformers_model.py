@@ -1,0 +1,188 @@
+"""Models that transformers computes, with attention over the paged KV cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from paged_backend.checkpoint.fallback_config import FallbackConfig
+from paged_backend.errors import ConfigError
+from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.loader import resolve_max_model_len
+from paged_backend.models.transformers_attention import NAME, LayerFinder, PagedStep, attend_with
+from paged_backend.models.transformers_check import (
+    AttentionKernels,
+    check_prompts,
+    compare,
+    paged_logits,
+)
+from paged_backend.models.transformers_linear import replace_linear_layers, watch_linear_layers
+from paged_backend.options.model import ModelOptions
+from paged_backend.validation import shorten
+
+# Frequencies that change with the longest sequence of a batch, so that answers would, too.
+_BATCH_ROPES = "dynamic", "longrope"
+
+
+class TransformersModel:
+    """See :class:`~paged_backend.models.base.Model`; `forward` returns logits."""
+
+    def __init__(self, config: FallbackConfig, max_model_len: int, model: Any) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.attention_layers: Sequence[AttentionLayer] = ()
+        self._model = model
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @torch.inference_mode()
+    def own_logits(self, prompt: Tensor) -> Tensor:
+        """Compute the logits [tokens, vocab_size] of a prompt with the model's own attention.
+
+        This is possible until the layers are found.
+        """
+        ids = prompt[None].to(self._model.device)
+        logits: Tensor = self._model(ids, use_cache=False).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def find_layers(self) -> None:
+        """Find the attention layers by a forward pass."""
+        finder = LayerFinder(self.max_model_len)
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self._model.device)
+        self._model.set_attn_implementation(NAME)
+        with attend_with(finder):
+            self._call(tokens, torch.arange(2, device=tokens.device))
+        self.attention_layers = finder.layers(self._model.config.get_text_config(decoder=True))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention: AttentionBackend,
+        meta: AttentionMetadata,
+        logits_indices: Tensor | None,
+    ) -> Tensor:
+        """Compute logits [num_rows, vocab_size], see `Model.forward`."""
+        options: dict[str, Any] = {}
+        if self._keeps_rows and logits_indices is not None:
+            options["logits_to_keep"] = logits_indices
+        with attend_with(PagedStep(attention, meta, self.attention_layers)):
+            logits = self._call(input_ids.unsqueeze(0), meta.positions, **options)
+        if self._keeps_rows or logits_indices is None:
+            return logits
+        return logits[logits_indices]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits that `forward` has computed."""
+        return hidden
+
+    def _call(self, input_ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
+        output = self._model(
+            input_ids=input_ids.long(),
+            position_ids=positions.long().unsqueeze(0),
+            use_cache=False,
+            **options,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def load_transformers_model(
+    options: ModelOptions, config: FallbackConfig, folder: Path, kernels: AttentionKernels
+) -> TransformersModel:
+    """Load the checkpoint in `folder` with transformers, and connect it to the paged KV cache.
+
+    Before the model serves, its logits through the paged cache, in chunks and beside another
+    sequence, are compared with those of its own attention.
+
+    Raises:
+        ConfigError: transformers cannot load it, or it cannot use the paged KV cache.
+    """
+    if options.quantization is not None or config.file.section("quantization_config") is not None:
+        raise ConfigError("quantized weights are not supported by model_impl transformers")
+    model = _load(options, config, folder, kernels)
+    _check_kind(model)
+    max_model_len = resolve_max_model_len(options, config.max_position_embeddings)
+    loaded = TransformersModel(config, max_model_len, model)
+    prompts = check_prompts(config.vocab_size, max_model_len)
+    try:
+        with watch_linear_layers(model) as called:
+            loaded.own_logits(prompts[1])
+        replace_linear_layers(model, sorted(called), kernels)
+        expected = [loaded.own_logits(prompt) for prompt in prompts]
+        loaded.find_layers()
+        actual = paged_logits(loaded, prompts, kernels)
+    except ConfigError:
+        raise
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(f"the model cannot use the paged KV cache: {shorten(line)}") from error
+    compare(expected, actual, exact=kernels.dtype == kernels.kv_dtypes[0] == torch.float32)
+    return loaded
+
+
+def _load(
+    options: ModelOptions, config: FallbackConfig, folder: Path, kernels: AttentionKernels
+) -> Any:
+    loader = getattr(transformers, config.architecture)
+    settings = {"dtype": kernels.dtype, "attn_implementation": "eager"}
+    try:
+        if options.load_format == "dummy":
+            with torch.random.fork_rng():
+                torch.manual_seed(options.seed)
+                values = transformers.AutoConfig.from_pretrained(
+                    str(folder), trust_remote_code=False, local_files_only=True
+                )
+                model = loader._from_config(values, **settings)
+        else:
+            model, info = loader.from_pretrained(
+                str(folder),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported below, as are missing tensors
+                output_loading_info=True,
+                **settings,
+            )
+            _check_complete(folder, info)
+    except ConfigError:
+        raise
+    except Exception as error:  # of safetensors, or whatever the model's code raises
+        line = " ".join(str(error).split())
+        raise ConfigError(f"transformers cannot load {folder}: {shorten(line)}") from error
+    return model.eval().requires_grad_(False).to(kernels.device)
+
+
+def _check_complete(folder: Path, info: dict[str, Any]) -> None:
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        keys = sorted(k if isinstance(k, str) else k[0] for k in info.get(problem) or ())
+        if keys:
+            kind = problem.removesuffix("_keys")
+            raise ConfigError(f"{folder}: {len(keys)} {kind} tensors, such as {shorten(keys[0])}")
+
+
+def _check_kind(model: Any) -> None:
+    """Refuse models whose state or attention is known not to be in a KV cache."""
+    config = model.config.get_text_config(decoder=True)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    ropes = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    reasons = {
+        "it has a recurrent state": getattr(model, "_is_stateful", False),
+        "it computes attention by itself": not getattr(model, "_supports_attention_backend", False),
+        "it attends to chunks": getattr(config, "attention_chunk_size", None) is not None,
+        "its layers share keys and values": getattr(config, "num_kv_shared_layers", 0),
+        "it has an encoder": getattr(config, "is_encoder_decoder", False),
+        "its rope_type depends on the batch": any(
+            rope.get("rope_type") in _BATCH_ROPES for rope in ropes
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            name = type(model).__name__
+            raise ConfigError(f"{name} cannot use the paged KV cache: {reason}")

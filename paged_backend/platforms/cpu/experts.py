@@ -1,0 +1,76 @@
+"""The experts of a layer on the CPU, with weights in panels that are read once per batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paged_backend.models.experts import ExpertsSpec
+from paged_backend.platforms.cpu.expert_kernels import ExpertWeights, Groups, activate, add_experts
+from paged_backend.platforms.cpu.panels import make_panels
+from paged_backend.platforms.cpu.tiles import LANES
+from paged_backend.platforms.torch.experts import TorchExperts
+
+
+class CpuExperts(TorchExperts):
+    """Weights in panels; see :class:`~paged_backend.models.experts.ExpertsMethod`.
+
+    Only the chosen experts are computed. Hidden states and sums are float32.
+
+    Args:
+        spec: the sizes.
+        dtype: of the weights. If it is bfloat16, the inputs of products are rounded to it, too.
+    """
+
+    def __init__(self, spec: ExpertsSpec, dtype: torch.dtype) -> None:
+        super().__init__(spec, dtype, torch.device("cpu"))
+        self._gate_up_panels = self._down_panels = ExpertWeights(torch.empty(0), None)
+
+    def pack(self) -> None:
+        """Make the panels, and free the plain weights."""
+        values = 2 if self._gate_up.dtype == torch.bfloat16 else 1
+
+        def panels(weight: Tensor) -> Tensor:
+            return make_panels(weight, -(-weight.shape[1] // values) * values, values)
+
+        self._gate_up_panels = ExpertWeights(
+            torch.stack([take_turns(panels(w[::2]), panels(w[1::2])) for w in self._gate_up]),
+            None if self._gate_up_bias is None else _gate_up_bias(self._gate_up_bias.float()),
+        )
+        self._down_panels = ExpertWeights(
+            torch.stack([panels(weight) for weight in self._down]),
+            None if self._down_bias is None else _padded(self._down_bias.float()).flatten(1),
+        )
+        del self._gate_up, self._down
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts, in the order of its ids.
+
+        See `ExpertsMethod.__call__`.
+        """
+        if not len(x):
+            return torch.empty_like(x)
+        groups, spec = Groups.of(expert_ids), self._spec
+        rows = x.index_select(0, groups.pairs // expert_ids.shape[1])
+        inner, panels = spec.intermediate_size, self._gate_up_panels
+        activated = activate(rows, panels, inner, groups, spec.activation)
+        weights = expert_weights.contiguous()
+        return add_experts(activated, self._down_panels, spec.hidden_size, groups, weights)
+
+
+def take_turns(gate: Tensor, up: Tensor) -> Tensor:
+    """Return the panels of both tensors [panels, ...], each of `gate` before that of `up`."""
+    return torch.stack((gate, up), dim=1).flatten(0, 1)
+
+
+def _gate_up_bias(bias: Tensor) -> Tensor:
+    """Bring biases [num_experts, 2 * intermediate_size] into the order of the panels."""
+    return torch.stack((_padded(bias[:, ::2]), _padded(bias[:, 1::2])), dim=2).flatten(1)
+
+
+def _padded(bias: Tensor) -> Tensor:
+    """Pad biases [num_experts, outputs] with zeros to [num_experts, panels, 16]."""
+    num_panels = -(-bias.shape[1] // LANES)
+    padded = bias.new_zeros(len(bias), num_panels * LANES)
+    padded[:, : bias.shape[1]] = bias
+    return padded.view(len(bias), num_panels, LANES)

@@ -1,0 +1,31 @@
+"""The experts of a layer, as Triton kernels."""
+
+from __future__ import annotations
+
+from paged_kernels.experts import experts
+from torch import Tensor
+
+from paged_backend.platforms.torch.experts import TorchExperts
+
+
+class TritonExperts(TorchExperts):
+    """Dense weights; see :class:`~paged_backend.models.experts.ExpertsMethod`."""
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts, in the order of its ids.
+
+        See `ExpertsMethod.__call__`. The host does not wait for the device.
+        """
+        activation = self._spec.activation
+        return experts(
+            x.contiguous(),
+            self._gate_up,
+            self._down,
+            expert_ids,
+            expert_weights,
+            gate_up_bias=self._gate_up_bias,
+            down_bias=self._down_bias,
+            alpha=activation.alpha,
+            limit=activation.limit,
+            up_offset=activation.up_offset,
+        )

@@ -1,0 +1,65 @@
+"""Pools hidden states into embeddings, over all the steps that compute a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged_backend.core.scheduled_batch import PoolSpec
+
+
+class Pooler:
+    """Adds up hidden states in float64, row by row, so that the sums do not depend on the steps.
+
+    Args:
+        send: copies an array to the model's device.
+    """
+
+    def __init__(self, send: Callable[[NDArray[Any]], Tensor]) -> None:
+        self._send = send
+        self._sums: dict[int, Tensor] = {}  # by seq_id: [hidden_size] float64
+
+    def pool(self, hidden: Tensor, specs: list[PoolSpec]) -> Tensor:
+        """Add the rows of a step to the sums, and return the means of those that are complete.
+
+        Args:
+            hidden: [num_rows, hidden_size] the rows of all specs, one after the other.
+            specs: the rows of each sequence.
+
+        Returns:
+            [num_complete, hidden_size] float32, in the order of the specs.
+        """
+        parts: list[Tensor] = []
+        start = 0
+        for spec in specs:
+            if not spec.is_first:
+                parts.append(self._sums.pop(spec.seq_id)[None])
+            parts.append(hidden[start : start + spec.num_rows].double())
+            start += spec.num_rows
+        lengths = np.array([spec.num_rows + (not spec.is_first) for spec in specs], np.int64)
+        # One thread adds the rows of a segment in their order, on a CPU and on a GPU.
+        sums = torch.segment_reduce(
+            torch.cat(parts), "sum", lengths=self._send(lengths), axis=0, unsafe=True
+        )
+        for spec, total in zip(specs, sums, strict=True):
+            if spec.total is None:
+                self._sums[spec.seq_id] = total
+        complete = [index for index, spec in enumerate(specs) if spec.total is not None]
+        counts = np.array([spec.total for spec in specs if spec.total is not None], np.float64)
+        rows = self._send(np.array(complete, np.int64))
+        return (sums.index_select(0, rows) / self._send(counts)[:, None]).float()
+
+    def release(self, seq_ids: Iterable[int]) -> None:
+        """Forget sequences that have ended or lost their blocks; unknown ones are ignored."""
+        for seq_id in seq_ids:
+            self._sums.pop(seq_id, None)
+
+
+def pooled_bytes(vectors: NDArray[np.float32]) -> list[bytes]:
+    """Return each row [num_rows, hidden_size] as little-endian bytes."""
+    return [row.tobytes() for row in vectors.astype("<f4", copy=False)]

@@ -1,0 +1,117 @@
+"""The experts of a layer in plain torch, for any device and dtype."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paged_backend.checkpoint.moe import SwiGLU
+from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.experts import ExpertsSpec
+
+
+class TorchExperts:
+    """Dense weights; see :class:`~paged_backend.models.experts.ExpertsMethod`.
+
+    The reference of other implementations, which computes one row at a time. The weights of gate
+    and up are [num_experts, 2 * intermediate_size, hidden_size] with gate and up in turns, so that
+    both kinds of checkpoints (`ExpertNames.fused`) are views of it.
+    """
+
+    def __init__(self, spec: ExpertsSpec, dtype: torch.dtype, device: torch.device) -> None:
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(spec.num_experts, *shape, dtype=dtype, device=device)
+
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self._spec = spec
+        self._gate_up = empty(2 * inner, hidden)
+        self._down = empty(hidden, inner)
+        self._gate_up_bias = empty(2 * inner) if spec.bias else None
+        self._down_bias = empty(hidden) if spec.bias else None
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the weight tensors to fill, by checkpoint name; invalid after `pack`."""
+        return self._fused_parameters() if self._spec.names.fused else self._separate_parameters()
+
+    def pack(self) -> None:
+        """Do nothing: torch reads the weights as they are."""
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts, in the order of its ids.
+
+        See `ExpertsMethod.__call__`.
+        """
+        outputs = x.new_empty(*expert_ids.shape, x.shape[1])
+        for row, experts in enumerate(expert_ids.tolist()):
+            for rank, expert in enumerate(experts):
+                outputs[row, rank] = self._expert(expert, x[row])
+        return weighted_sum(outputs, expert_weights).to(x.dtype)
+
+    def _expert(self, expert: int, x: Tensor) -> Tensor:
+        """Compute the output of one expert for a row `x` [hidden_size].
+
+        torch rounds the result of a row in another way if there are other rows.
+        """
+
+        def bias(biases: Tensor | None) -> Tensor | None:
+            return None if biases is None else biases[expert]
+
+        gate_up = F.linear(x.clone(), self._gate_up[expert], bias(self._gate_up_bias))
+        activated = swiglu(gate_up[::2], gate_up[1::2], self._spec.activation)
+        return F.linear(activated, self._down[expert], bias(self._down_bias))
+
+    def _fused_parameters(self) -> dict[str, Parameter]:
+        parameters: dict[str, Parameter] = {
+            "gate_up_proj": self._gate_up.transpose(1, 2),
+            "down_proj": self._down.transpose(1, 2),
+        }
+        if self._gate_up_bias is not None and self._down_bias is not None:
+            parameters["gate_up_proj_bias"] = self._gate_up_bias
+            parameters["down_proj_bias"] = self._down_bias
+        return parameters
+
+    def _separate_parameters(self) -> dict[str, Parameter]:
+        names = self._spec.names
+        parameters: dict[str, Parameter] = {}
+        tensors: dict[str, tuple[Tensor, Tensor]] = {"weight": (self._gate_up, self._down)}
+        if self._gate_up_bias is not None and self._down_bias is not None:
+            tensors["bias"] = self._gate_up_bias, self._down_bias
+        for kind, (gate_up, down) in tensors.items():
+            for expert in range(self._spec.num_experts):
+                parameters[f"{expert}.{names.gate}.{kind}"] = gate_up[expert, ::2]
+                parameters[f"{expert}.{names.up}.{kind}"] = gate_up[expert, 1::2]
+                parameters[f"{expert}.{names.down}.{kind}"] = down[expert]
+        return parameters
+
+
+def swiglu(gate: Tensor, up: Tensor, activation: SwiGLU) -> Tensor:
+    """Compute the activation in float32, rounded once, for `gate` and `up` of one shape."""
+    dtype, gate, up = gate.dtype, gate.float(), up.float()
+    if activation.limit is not None:
+        gate = gate.clamp(max=activation.limit)
+        up = up.clamp(-activation.limit, activation.limit)
+    sigmoid = torch.sigmoid(activation.alpha * gate)
+    return ((up + activation.up_offset) * (gate * sigmoid)).to(dtype)
+
+
+def swiglu_of_rows(gate_up: Tensor, activation: SwiGLU) -> Tensor:
+    """Compute the activation [rows, size] for the two halves of each row of `gate_up`.
+
+    It does so row by row, as torch rounds numbers in another way at the end of a tensor.
+    """
+    size = gate_up.shape[1] // 2
+    rows = [swiglu(row[:size], row[size:], activation) for row in gate_up]
+    return torch.stack(rows) if rows else gate_up.new_empty(0, size)
+
+
+def weighted_sum(outputs: Tensor, expert_weights: Tensor) -> Tensor:
+    """Add the outputs [rows, ranks, size] times their weights [rows, ranks] in the ranks' order.
+
+    Returns:
+        [rows, size] float32.
+    """
+    total = torch.zeros(len(outputs), outputs.shape[2], device=outputs.device)
+    for rank in range(outputs.shape[1]):
+        total += outputs[:, rank] * expert_weights[:, rank, None]
+    return total

@@ -1,0 +1,46 @@
+"""Experts each of which is two separate products, such as those of int8 weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from paged_backend.checkpoint.moe import SwiGLU
+from paged_backend.models.experts import ExpertsSpec
+from paged_backend.models.linear import LinearProduct
+from paged_backend.platforms.torch.experts import weighted_sum
+
+
+class ProductExperts:
+    """See `Kernels.product_experts` and :class:`~paged_backend.models.experts.ExpertsProduct`.
+
+    Args:
+        spec: the sizes.
+        experts: for each expert the product with gate and up, and that with down.
+        activate: computes an activation [rows, intermediate_size] of rows of gate, then up.
+    """
+
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        experts: Sequence[tuple[LinearProduct, LinearProduct]],
+        *,
+        activate: Callable[[Tensor, SwiGLU], Tensor],
+    ) -> None:
+        self._experts = experts
+        self._activate = activate
+        self._activation = spec.activation
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts, in the order of its ids.
+
+        See `ExpertsProduct.__call__`.
+        """
+        outputs = x.new_empty(*expert_ids.shape, x.shape[1])
+        for expert in set(expert_ids.flatten().tolist()):
+            rows, ranks = (expert_ids == expert).nonzero(as_tuple=True)
+            gate_up, down = self._experts[expert]
+            inner = self._activate(gate_up(x.index_select(0, rows)), self._activation)
+            outputs[rows, ranks] = down(inner)
+        return weighted_sum(outputs, expert_weights).to(x.dtype)

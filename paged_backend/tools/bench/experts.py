@@ -1,0 +1,86 @@
+"""Measures the experts of a layer on the CPU, beside reading the weights of the chosen ones."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
+from paged_backend.platforms.select import select_platform
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSizes:
+    """The sizes of a layer, and the option `dtype`."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    hidden_size: int
+    intermediate_size: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsTime:
+    """The figures of one batch; times are medians of rounds in which both are measured in turn."""
+
+    rows: int
+    chosen: int  # experts
+    megabytes: float  # of their weights
+    compute_ms: float  # processor time of all threads
+    read_ms: float
+    ratio: float  # the median of the rounds' ratios
+
+
+def measure_experts(
+    sizes: ExpertsSizes, batch_sizes: Sequence[int], rounds: int
+) -> list[ExpertsTime]:
+    """Time batches of random rows that choose random experts; reading is torch's sum of floats."""
+    torch.manual_seed(0)
+    experts, item_size = _make_experts(sizes)
+    expert_bytes = 3 * sizes.hidden_size * sizes.intermediate_size * item_size
+    memory = torch.zeros(sizes.num_experts * expert_bytes // 4)
+    times = []
+    for rows in batch_sizes:
+        order = torch.rand(rows, sizes.num_experts).argsort(dim=1)
+        ids = order[:, : sizes.num_experts_per_tok].int()
+        chosen = len(set(ids.flatten().tolist()))
+        x = torch.randn(rows, sizes.hidden_size)
+        compute = functools.partial(experts, x, ids, torch.rand(ids.shape))
+        read = memory[: chosen * expert_bytes // 4].sum
+        size = chosen * expert_bytes / 1e6
+        times.append(ExpertsTime(rows, chosen, size, *_time(compute, read, rounds)))
+    return times
+
+
+def _make_experts(sizes: ExpertsSizes) -> tuple[ExpertsMethod, int]:
+    """Return experts with random weights, and the bytes of a weight."""
+    platform = select_platform("cpu", sizes.dtype, torch.float32)
+    spec = ExpertsSpec(sizes.num_experts, sizes.hidden_size, sizes.intermediate_size)
+    experts = platform.experts(spec)
+    for place in experts.parameters().values():
+        assert isinstance(place, Tensor)
+        place.normal_(0, 0.02)
+    experts.pack()
+    return experts, platform.linear_dtype.itemsize
+
+
+def _time(
+    compute: Callable[[], object], read: Callable[[], object], rounds: int
+) -> tuple[float, float, float]:
+    """Return the median milliseconds of both calls, and the median of their ratios."""
+    pairs = [(_milliseconds(compute), _milliseconds(read)) for _ in range(rounds + 1)][1:]
+    first, second = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return first, second, statistics.median(a / b for a, b in pairs)
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return (time.process_time() - start) * 1e3

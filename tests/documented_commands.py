@@ -1,0 +1,27 @@
+"""The curl commands in the documents."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CURL = re.compile(r"(?:^|`)(curl [^`]+?)(?:`|\n(?=```|\S))", re.MULTILINE)
+
+
+def curl_commands() -> list[str]:
+    """Return all commands."""
+    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    return [command for page in pages for command in CURL.findall(page.read_text())]
+
+
+def answer_of(documented: str, triton: str, gateway: str) -> str:
+    """Run a command with other addresses in place of the documented ones; returns the body."""
+    command = documented.replace("localhost:8000", triton.removeprefix("http://"))
+    command = command.replace("localhost:9000", gateway)
+    words = [*shlex.split(command), "--silent", "--fail-with-body"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, (command, done.stdout)
+    return done.stdout

@@ -1,0 +1,33 @@
+"""The engine dies while it makes embeddings."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from paged_client import Client
+from servers import LOAD_TIMEOUT_S, MODEL, engine_of, kill_engine, metrics, serve_demo, wait_for
+
+pytestmark = pytest.mark.server
+
+
+def test_open_requests_go_on_with_the_next_engine(tmp_path: Path) -> None:
+    prompts = [[3 + index] * (5 + 150 * index) for index in range(12)]
+    options = {"task": "embed", "pooling_type": "mean", "max_num_batched_tokens": 64}
+    with (
+        serve_demo(tmp_path, **options) as server,
+        Client(server.grpc_url, MODEL, timeout=LOAD_TIMEOUT_S) as client,
+    ):
+        before = [client.embed(prompt).vector for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            calls = [pool.submit(client.embed, prompt) for prompt in prompts]
+            wait_for(lambda: metrics(server)["num_requests_waiting"] > 3, LOAD_TIMEOUT_S)
+            engine_of(server).send_signal(signal.SIGSTOP)  # a prompt is computed in part
+            assert not all(call.done() for call in calls)
+            kill_engine(server)
+            after = [call.result().vector for call in calls]
+        assert metrics(server)["engine_restarts_total"] == 1
+        wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, LOAD_TIMEOUT_S)
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))

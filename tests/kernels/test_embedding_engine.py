@@ -1,0 +1,81 @@
+"""Embeddings on the Triton kernels: the same numbers as transformers, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from embedding_models import expected
+from oracle import make_engine
+
+from paged_backend.embedding import make_embedding
+from paged_backend.engine import Engine
+from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.pooling_params import PoolingParams
+from paged_backend.request import Request
+
+PROMPTS = [[5], list(range(3, 40)), list(range(3, 25)), [9, 8], list(range(50, 81))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("smollm")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return make_checkpoint("smollm", folder, num_hidden_layers=2, intermediate_size=40)
+
+
+def engine_for(folder: Path, **options: object) -> Engine:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    values = {"task": "embed", "kv_cache_memory_bytes": 2**20, "device": device, **options}
+    engine = make_engine(folder, max_num_seqs=4, **values)
+    assert isinstance(engine.executor.model_runner, GpuModelRunner)
+    return engine
+
+
+def run(engine: Engine) -> dict[str, bytes | None]:
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(Request(str(index), prompt, pooling=PoolingParams()))
+    pooled = {}
+    while engine.has_unfinished:
+        pooled |= {output.request_id: output.pooled for output in engine.step()}
+    assert engine.stats().num_used_blocks == 0
+    return pooled
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("kind", ["last", "mean", "cls"])
+def test_embeddings_are_those_of_transformers(folder, model, kind, async_scheduling):
+    pooled = [
+        run(
+            engine_for(
+                folder,
+                pooling_type=kind,
+                max_num_batched_tokens=budget,
+                async_scheduling=async_scheduling,
+            )
+        )
+        for budget in (9, 64)
+    ]
+    for index, prompt in enumerate(PROMPTS):
+        for found in pooled:
+            content = found[str(index)]
+            assert content is not None
+            vector = make_embedding(content, PoolingParams(), normalize=True)
+            wanted = expected(model, prompt, kind)
+            torch.testing.assert_close(torch.from_numpy(vector), wanted, rtol=0, atol=1e-5)
+
+
+def test_warming_up_leaves_nothing_behind(folder, model):
+    engine = engine_for(folder, max_num_batched_tokens=16)
+    runner = engine.executor.model_runner
+    runner.warm_up()
+    runner.capture()
+    runner.run_largest()
+    assert runner.num_graphs == 0
+    assert not runner._pooler._sums
+    assert len(run(engine)) == len(PROMPTS)

@@ -1,0 +1,89 @@
+"""Each part of a variant matters: without it, logits are no longer those of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import make_checkpoint
+
+from paged_backend.checkpoint.model_config import load_model_config
+from paged_backend.checkpoint.shape import Activation, LayerNorms, Rotary
+from paged_backend.config import EngineConfig
+from paged_backend.errors import ConfigError
+from paged_backend.models.attention import AttentionMetadata
+from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
+from paged_backend.models.loader import load_model
+from paged_backend.platforms.torch.platform import TorchPlatform
+
+LENGTH = 60
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("mistral", {"windows": ()}),
+    ("ministral", {"windows": ()}),
+    ("ministral3", {"query_growth": None}),
+    ("gemma2", {"windows": ()}),
+    ("gemma2", {"attention_softcap": None}),
+    ("gemma2", {"logits_softcap": None}),
+    ("gemma2", {"attention_scale": None}),
+    ("gemma2", {"embedding_scale": 1.0}),
+    ("gemma2", {"unit_offset": False}),
+    ("gemma2", {"activation": Activation.SILU}),
+    ("gemma3", {"windows": ()}),
+    ("glm4", {"rotary": Rotary(dim=16)}),
+    ("granite", {"residual_scale": 1.0}),
+    ("granite", {"logits_scale": 1.0}),
+    ("olmo3", {"windows": ()}),
+]
+
+
+def logits(folder: Path, changes: dict[str, Any]) -> torch.Tensor:
+    """Logits [LENGTH, vocab_size] of a prompt; of the variant, some parts are changed."""
+    platform = TorchPlatform(torch.float32)
+    config = load_model_config(folder)
+    config = replace(config, variant=replace(config.variant, **changes))
+    model = load_model(EngineConfig(), config, None, folder, platform)
+    stored = KVCacheFormat(torch.float32)
+    spec = KVCacheSpec.of(model.attention_layers, 16, stored, model.max_model_len)
+    num_groups, num_blocks = len(spec.groups), -(-LENGTH // 16)
+    tables = 1 + torch.arange(num_groups * num_blocks, dtype=torch.int32).view(num_groups, 1, -1)
+    meta = AttentionMetadata(
+        query_start_loc=torch.tensor([0, LENGTH], dtype=torch.int32),
+        seq_lens=torch.tensor([LENGTH], dtype=torch.int32),
+        block_tables=tables.unbind(),
+        slot_mappings=tuple(16 * int(table[0, 0]) + torch.arange(LENGTH) for table in tables),
+        positions=torch.arange(LENGTH, dtype=torch.int32),
+        num_decodes=0,
+    )
+    attention = platform.attention(spec, num_groups * num_blocks + 1)
+    return model.compute_logits(model.forward(torch.arange(LENGTH), attention, meta, None))
+
+
+@pytest.mark.parametrize(("family", "changes"), CHANGES)
+def test_a_part_that_is_left_out_shows(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = make_checkpoint(family, tmp_path)
+    with torch.no_grad():
+        expected = reference(torch.arange(LENGTH).unsqueeze(0)).logits[0]
+    torch.testing.assert_close(logits(tmp_path, {}), expected, atol=1e-4, rtol=1e-4)
+    assert (logits(tmp_path, changes) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma2", {"norms": LayerNorms()}),
+        ("qwen3", {"qk_norm": None}),
+        ("olmo2", {"qk_norm": None}),
+        ("gpt-oss", {"sinks": False}),
+    ],
+)
+def test_weights_that_are_left_out_are_refused(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    make_checkpoint(family, tmp_path)
+    with pytest.raises(ConfigError, match=r"(norm.weight|sinks) has no place in this architecture"):
+        logits(tmp_path, changes)

@@ -1,0 +1,135 @@
+"""Checks every family of `checkpoints` beside transformers, and prints docs/models.md.
+
+Run it as ``.venv/bin/python tests/models_page.py > docs/models.md``; it takes some minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from checkpoints import FALLBACKS, FAMILIES
+from scenarios import SCENARIOS, Case
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from paged_backend.config import EngineConfig
+from paged_backend.errors import ConfigError
+from paged_backend.worker import Worker
+
+ROOT = Path(__file__).parents[1]
+# Models of transformers that are known not to work, by their types; with what their sizes need.
+REFUSED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bloom", "codegen", "falcon", "gptj", "mpt", "stablelm", "xglm"), {}),
+    **dict.fromkeys(("bamba", "falcon_h1", "jamba", "mamba", "nemotron_h", "rwkv"), {}),
+    "qwen3_next": {},
+    "recurrent_gemma": {},
+    "llama4_text": {},
+    "diffllama": {},
+    "gemma4_text": {"head_dim": 16, "global_head_dim": 32},
+}
+TINY = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEAD = """# Supported models
+
+`tests/models_page.py` has written this page. For each row it made a small checkpoint with random
+weights and the whole structure of the model, and compared greedy tokens with those of transformers
+in float32, token for token:
+
+- **batch**: 32 mixed requests at once;
+- **chunks**: a budget of tokens that cuts every prompt;
+- **prefix hits**: prompts that share full and partial blocks with an earlier one;
+- **preemption**: a pool that is too small for all sequences.
+
+`PAGED_FAMILIES=all pytest tests/integration/test_families_served.py` serves each of them through
+tritonserver, and kills its engine within an answer.
+"""
+NATIVE = """
+## Families with our implementation
+
+They run on a CPU, on a GPU, quantized ([formats](quantization.md)), and as embedding models. A
+variant of a family has a separate row if it uses other parts of the code.
+"""
+FALLBACK = """
+## Models that transformers computes
+
+`model_impl` ([options](options.md)) is `transformers` for them, by default. Attention goes through
+the paged KV cache. On a CPU, linear layers are our products; experts are not. Quantized checkpoints
+and embeddings are not supported, and a GPU runs them without CUDA graphs. Other causal language
+models of transformers may work, too: before such a model serves, its logits are compared with those
+of its own attention, and a model that fails is refused.
+"""
+REFUSALS = """
+## Models that are refused
+
+| type | message |
+|---|---|
+"""
+
+
+def main() -> None:
+    """Print the page."""
+    print(HEAD + NATIVE)
+    print("\n".join(_table(FAMILIES)))
+    print(FALLBACK)
+    print("\n".join(_table(FALLBACKS)))
+    print(REFUSALS + "\n".join(_refusals()))
+
+
+def _table(families: tuple[str, ...]) -> Iterator[str]:
+    yield "| model | architecture | batch | chunks | prefix hits | preemption |"
+    yield "|---|---|---|---|---|---|"
+    for family in families:
+        with TemporaryDirectory() as folder:
+            case = Case(family, Path(folder))
+            names = json.loads((Path(folder) / "config.json").read_text())["architectures"]
+            marks = [_passes(scenario, case) for scenario in SCENARIOS]
+        yield f"| {family} | `{names[0]}` | {' | '.join(marks)} |"
+
+
+def _passes(scenario: Callable[[Case], None], case: Case) -> str:
+    try:
+        scenario(case)
+    except AssertionError:
+        return "no"
+    return "yes"
+
+
+def _refusals() -> Iterator[str]:
+    for family, sizes in sorted(REFUSED.items()):
+        with TemporaryDirectory() as folder:
+            AutoConfig.for_model(family, **{**TINY, **sizes}).save_pretrained(folder)
+            _name_the_architecture(Path(folder) / "config.json", family)
+            config = EngineConfig(model=folder, load_format="dummy", dtype="float32")
+            try:
+                Worker(config, Path(folder))
+            except ConfigError as error:
+                yield f"| {family} | {str(error).replace(folder + '/', '')} |"
+            else:
+                raise SystemExit(f"{family} is not refused")
+
+
+def _name_the_architecture(path: Path, family: str) -> None:
+    values = json.loads(path.read_text())
+    values["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]
+    path.write_text(json.dumps(values))
+
+
+if __name__ == "__main__":
+    os.environ["TQDM_DISABLE"] = "1"
+    sys.exit(main())

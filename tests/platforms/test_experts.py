@@ -1,0 +1,225 @@
+"""Experts and the choice of experts on the CPU platforms, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_backend.checkpoint.moe import ExpertNames, Routing, Scoring, SwiGLU
+from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
+from paged_backend.models.linear import LinearProduct
+from paged_backend.platforms.base import Platform
+from paged_backend.platforms.cpu import layers as cpu_layers
+from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
+from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
+from paged_backend.platforms.torch import layers as torch_layers
+from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.quantization.forms import WeightForm
+from paged_backend.quantization.weight import QuantizedWeight
+
+CPU, TORCH, BF16 = CpuPlatform(), TorchPlatform(torch.float32), BFloat16Platform(amx=False)
+GPT_OSS = SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0)
+on_each_platform = pytest.mark.parametrize(
+    "platform", [CPU, TORCH, BF16], ids=["cpu", "torch", "bf16"]
+)
+
+
+def make(platform: Platform, spec: ExpertsSpec) -> tuple[ExpertsMethod, dict[str, Tensor]]:
+    """Packed experts with random weights, and these weights by their names in float64."""
+    torch.manual_seed(0)
+    experts = platform.experts(spec)
+    weights = {}
+    for name, place in experts.parameters().items():
+        assert isinstance(place, Tensor)
+        place.normal_(0, 1.0 if "bias" in name else spec.hidden_size**-0.5)
+        weights[name] = place.double()
+    experts.pack()
+    return experts, weights
+
+
+def choose(rows: int, spec: ExpertsSpec, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random rows, with random experts and weights."""
+    ids = torch.rand(rows, spec.num_experts).argsort(dim=1)[:, :top_k]
+    return torch.randn(rows, spec.hidden_size), ids.int(), torch.rand(rows, top_k)
+
+
+def expected(
+    spec: ExpertsSpec, weights: dict[str, Tensor], x: Tensor, ids: Tensor, factors: Tensor
+) -> Tensor:
+    """The result in float64, for experts that are separate tensors."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    limit = spec.activation.limit or float("inf")
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        bias = weights[f"{name}.bias"] if spec.bias else 0.0
+        return weights[f"{name}.weight"] @ x + bias
+
+    for row, experts in enumerate(ids.tolist()):
+        for expert, factor in zip(experts, factors[row].double(), strict=True):
+            gate, up = (linear(f"{expert}.{part}_proj", x[row].double()) for part in ("gate", "up"))
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            sigmoid = torch.sigmoid(spec.activation.alpha * gate)
+            inner = (up + spec.activation.up_offset) * gate * sigmoid
+            out[row] += factor * linear(f"{expert}.down_proj", inner)
+    return out
+
+
+def assert_close(platform: Platform, out: Tensor, wanted: Tensor) -> None:
+    """Compare within the error of float32, or of inputs that are rounded to bf16 twice."""
+    error = 2e-2 if platform is BF16 else 2e-6
+    scale = wanted.abs().amax(1, keepdim=True) + 1.0
+    assert bool(((out.double() - wanted).abs() <= error * scale).all())
+
+
+# (experts, top_k, hidden, intermediate): sizes of whole panels, and others; all experts.
+SIZES = [(8, 2, 64, 32), (5, 3, 33, 21), (3, 3, 130, 50), (4, 1, 17, 70)]
+
+
+@on_each_platform
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("rows", [0, 1, 3, 40])
+def test_equals_float64(platform: Platform, rows: int, sizes: tuple[int, ...]) -> None:
+    num_experts, top_k, hidden, inner = sizes
+    with_bias = hidden % 2 == 1
+    activation = GPT_OSS if with_bias else SwiGLU()
+    spec = ExpertsSpec(num_experts, hidden, inner, activation, with_bias)
+    experts, weights = make(platform, spec)
+    call = choose(rows, spec, top_k)
+    out = experts(*call)
+    assert out.shape == (rows, hidden)
+    assert_close(platform, out, expected(spec, weights, *call))
+
+
+@on_each_platform
+def test_all_rows_choose_one_expert(platform: Platform) -> None:
+    spec = ExpertsSpec(3, 40, 24)
+    experts, weights = make(platform, spec)
+    x, ids, factors = choose(110, spec, 1)  # more than a block of rows
+    ids.fill_(2)
+    assert_close(platform, experts(x, ids, factors), expected(spec, weights, x, ids, factors))
+
+
+@on_each_platform
+def test_the_limit_is_applied(platform: Platform) -> None:
+    spec = ExpertsSpec(3, 40, 24, SwiGLU(1.702, 0.5, 1.0))
+    experts, weights = make(platform, spec)
+    call = choose(5, spec, 2)
+    assert_close(platform, experts(*call), expected(spec, weights, *call))
+    unlimited = ExpertsSpec(3, 40, 24, SwiGLU(1.702, None, 1.0))
+    with pytest.raises(AssertionError):
+        assert_close(platform, experts(*call), expected(unlimited, weights, *call))
+
+
+@on_each_platform
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_alone_is_the_row_in_a_batch(platform: Platform, bias: bool) -> None:
+    spec = ExpertsSpec(4, 70, 45, GPT_OSS if bias else SwiGLU(), bias)
+    experts, _ = make(platform, spec)
+    x, ids, factors = choose(64, spec, 2)
+    assert int(ids.flatten().bincount().min()) >= MANY_ROWS
+    together = experts(x, ids, factors)
+    for first, last in [(row, row + 1) for row in range(64)] + [(3, 10), (20, 53)]:
+        part = slice(first, last)
+        assert torch.equal(experts(x[part], ids[part], factors[part]), together[part])
+
+
+@on_each_platform
+def test_fused_tensors_are_those_of_gpt_oss(platform: Platform) -> None:
+    """Gate and up are in turns, and inputs come before outputs."""
+    separate = ExpertsSpec(3, 24, 20, GPT_OSS, bias=True)
+    fused = ExpertsSpec(3, 24, 20, GPT_OSS, bias=True, names=ExpertNames(fused=True))
+    experts, weights = make(platform, fused)
+    names: dict[str, Tensor] = {}
+    for expert in range(3):
+        for suffix, kind in (("", "weight"), ("_bias", "bias")):
+            gate_up = weights[f"gate_up_proj{suffix}"][expert]
+            names[f"{expert}.gate_proj.{kind}"] = gate_up[..., ::2].t()
+            names[f"{expert}.up_proj.{kind}"] = gate_up[..., 1::2].t()
+            names[f"{expert}.down_proj.{kind}"] = weights[f"down_proj{suffix}"][expert].t()
+    call = choose(6, fused, 2)
+    assert_close(platform, experts(*call), expected(separate, names, *call))
+
+
+def test_packing_frees_the_plain_weights() -> None:
+    experts, _ = make(CPU, ExpertsSpec(2, 20, 12))
+    assert not hasattr(experts, "_gate_up") and not hasattr(experts, "_down")
+
+
+def test_other_dtypes() -> None:
+    experts, _ = make(TorchPlatform(torch.float16), spec := ExpertsSpec(2, 20, 12))
+    x, ids, factors = choose(3, spec, 1)
+    assert experts(x.half(), ids, factors).dtype == torch.float16
+
+
+def int8_product(platform: TorchPlatform, outputs: int, inputs: int) -> LinearProduct:
+    """A product with random int8 weights and a bias."""
+    values = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+    scales = torch.empty(outputs, 1).uniform_(0.001, 0.003)
+    weight = QuantizedWeight(values, scales, (1, inputs))
+    return platform.quantized_linear(WeightForm.W8A8_INT8, weight, torch.rand(outputs) / 100)
+
+
+def test_int8_experts_of_both_platforms_are_equal() -> None:
+    spec = ExpertsSpec(3, 70, 40, GPT_OSS, bias=True)
+    x, ids, factors = choose(40, spec, 2)
+    outs = []
+    for platform in (CPU, TORCH):
+        torch.manual_seed(1)
+        pairs = [
+            (int8_product(platform, 80, 70), int8_product(platform, 70, 40))
+            for _ in range(spec.num_experts)
+        ]
+        experts = platform.product_experts(spec, pairs)
+        out = experts(x, ids, factors)
+        for row in range(40):
+            part = slice(row, row + 1)
+            assert torch.equal(experts(x[part], ids[part], factors[part]), out[part])
+        outs.append(out)
+    torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
+
+
+FUNCTIONS = pytest.mark.parametrize("functions", [cpu_layers, torch_layers], ids=["cpu", "torch"])
+
+
+def weights_of(logits: Tensor, ids: Tensor, routing: Routing) -> Tensor:
+    """The weights of chosen experts in float64."""
+    logits = logits.double()
+    chosen = logits.gather(1, ids.long())
+    weights = {
+        Scoring.SOFTMAX: logits.softmax(1).gather(1, ids.long()),
+        Scoring.SIGMOID: chosen.sigmoid(),
+        Scoring.SOFTMAX_OF_TOP: chosen.softmax(1),
+    }[routing.scoring]
+    return weights / weights.sum(1, keepdim=True) if routing.norm_topk_prob else weights
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("scoring", Scoring)
+@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (8, 2), (60, 4), (7, 7)])
+def test_choice(
+    functions: Any, num_experts: int, top_k: int, scoring: Scoring, normalize: bool
+) -> None:
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(64, num_experts)
+    routing = Routing(top_k, scoring, normalize)
+    ids, weights = functions.choose_experts(logits, routing)
+    assert ids.dtype == torch.int32 and weights.dtype == torch.float32
+    assert torch.equal(ids.long(), logits.topk(top_k).indices)
+    wanted = weights_of(logits, ids, routing)
+    torch.testing.assert_close(weights.double(), wanted, rtol=2e-6, atol=1e-9)
+    for row in range(64):
+        alone = functions.choose_experts(logits[row : row + 1], routing)
+        assert torch.equal(alone[0][0], ids[row]) and torch.equal(alone[1][0], weights[row])
+
+
+@FUNCTIONS
+def test_of_equal_logits_the_lowest_id_comes_first(functions: Any) -> None:
+    logits = torch.zeros(3, 40)
+    logits[1, 5:] = 2.0
+    logits[2, [3, 9]] = 1.0
+    ids, _ = functions.choose_experts(logits, Routing(3))
+    assert ids.tolist() == [[0, 1, 2], [5, 6, 7], [3, 9, 0]]
