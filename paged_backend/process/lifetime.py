@@ -20,9 +20,9 @@ from typing import NamedTuple, Self
 
 from paged_backend.errors import ConfigError
 
-MAX_BASE_LENGTH = 24
+MAX_BASE_LENGTH = 16
 _ENROLLED = "front-end-"
-_SERVER_FOLDER = re.compile(r"paged-backend-(\d+)-([0-9a-f]+)")
+_SERVER_FOLDER = re.compile(r"paged-backend-([0-9a-f]+)-(\d+)-([0-9a-f]+)")
 
 
 class ProcessId(NamedTuple):
@@ -106,14 +106,15 @@ def runtime_folder(server: ProcessId, model: str, version: str, fingerprint: str
     find the engine with the old options, which may still run.
 
     All front ends of a server find the same folder, and no other user can create a folder of that
-    name first. Folders of servers that have ended are removed.
+    name first. Folders of servers that have ended are removed; those of other PID namespaces are
+    not, because containers may share a folder for temporary files without seeing each other.
 
     Raises:
         ConfigError: the folder cannot be created, or it belongs to another user.
     """
     base = _base()
     _remove_leftovers(base)
-    folder = _private(base / f"paged-backend-{server.pid}-{_secret(server)}")
+    folder = _private(base / f"paged-backend-{_pid_namespace()}-{server.pid}-{_secret(server)}")
     return _private(folder / f"{model[:12]}-{version}-{fingerprint}")
 
 
@@ -155,6 +156,11 @@ def _base() -> Path:
     return Path("/tmp")
 
 
+def _pid_namespace() -> str:
+    """Return the number of the namespace that gives this process's PIDs their meaning, in hex."""
+    return f"{Path('/proc/self/ns/pid').stat().st_ino:x}"
+
+
 def _secret(process: ProcessId) -> str:
     """Return a name for a process that only its own user can compute.
 
@@ -163,20 +169,34 @@ def _secret(process: ProcessId) -> str:
     """
     auxiliary_vector = b""  # the kernel does not show it: use the start time
     with contextlib.suppress(PermissionError):
-        auxiliary_vector = Path(f"/proc/{process.pid}/auxv").read_bytes()
+        auxiliary_vector = _auxiliary_vector(process.pid)
     return hashlib.blake2b(auxiliary_vector + str(process).encode(), digest_size=6).hexdigest()
 
 
+def _auxiliary_vector(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/auxv").read_bytes()
+
+
 def _remove_leftovers(base: Path) -> None:
+    namespace = _pid_namespace()
     for folder in base.iterdir():
         name = _SERVER_FOLDER.fullmatch(folder.name)
-        if name is not None and _is_own(folder) and not _is_of(name[2], int(name[1])):
+        if name is None or name[1] != namespace or not _is_own(folder):
+            continue
+        if not _may_be_of(name[3], int(name[2])):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_of(secret: str, pid: int) -> bool:
+def _may_be_of(secret: str, pid: int) -> bool:
+    """Return whether the process may be the one of this secret; it is if nothing shows otherwise.
+
+    A process in a user namespace cannot read the auxiliary vectors of those outside of it.
+    """
     try:
+        _auxiliary_vector(pid)
         return _secret(ProcessId.of(pid)) == secret
+    except PermissionError:
+        return True
     except OSError:
         return False
 

@@ -137,6 +137,30 @@ def test_folders_of_servers_that_are_gone_are_removed(
     assert alive.is_dir()
 
 
+UNSHARE = ["unshare", "--user", "--map-root-user"]
+CAN_UNSHARE = not subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
+REMOVE_LEFTOVERS = """
+import os
+from paged_backend.process.lifetime import ProcessId, runtime_folder
+runtime_folder(ProcessId.of(os.getpid()), "m", "1", "f")
+"""
+
+
+@pytest.mark.skipif(not CAN_UNSHARE, reason="this user cannot create a namespace")
+@pytest.mark.parametrize(
+    "namespace", [["--kill-child"], ["--pid", "--fork", "--mount-proc"]], ids=["user", "PID"]
+)
+def test_folders_of_servers_in_other_namespaces_stay(
+    short_folder: Path, stranger: psutil.Process, namespace: list[str]
+) -> None:
+    """A process there cannot read what identifies the server, or does not see it."""
+    other = runtime_folder(ProcessId.of(stranger.pid), "m", "1", "f")
+    command = [*UNSHARE, *namespace, sys.executable, "-P", "-c", REMOVE_LEFTOVERS]
+    subprocess.run(command, check=True, env=os.environ | {"XDG_RUNTIME_DIR": str(short_folder)})
+    assert len(list(short_folder.iterdir())) == 2
+    assert other.is_dir()
+
+
 @pytest.mark.parametrize("base", ["/proc/nobody", ""])
 def test_a_base_that_cannot_be_used_is_passed_over(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch, base: str
