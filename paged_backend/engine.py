@@ -159,7 +159,7 @@ class Engine:
             return outputs
         started_s = time.monotonic()
         output = self.scheduler.schedule()
-        if output.slices:
+        if output.num_sequences:
             with _logged_if_it_fails(output):
                 launched = self.executor.launch(output)
                 masks = None
@@ -226,9 +226,8 @@ class Engine:
         # A step that was scheduled ahead begins when the previous step is over.
         seconds = now - max(step.started_s, self._last_end_s)
         self._last_end_s = now
-        num_sequences = len(step.scheduler_output.slices)
-        num_tokens = step.scheduler_output.num_tokens
-        self.scheduler.counters.observe_step(seconds, num_sequences, num_tokens)
+        output = step.scheduler_output
+        self.scheduler.counters.observe_step(seconds, output.num_sequences, output.num_tokens)
         return result
 
 

@@ -37,11 +37,3 @@ class Drafter(Protocol):
             A list of token ids for each ``seq_id``; sequences without guesses may be missing.
         """
         ...
-
-
-class NoDrafter:
-    """Proposes no drafts, so that each step samples at most one token per sequence."""
-
-    def propose(self, sequences: Iterable[Sequence], budget: int) -> Mapping[int, list[int]]:
-        """Return no drafts."""
-        return {}

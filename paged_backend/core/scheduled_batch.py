@@ -1,10 +1,13 @@
-"""A step as the model runner needs it: each slice with its tokens and the whole block table."""
+"""A step as the model runner needs it: each sequence with its tokens and the whole block table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paged_backend.core.scheduler_output import NewSequence
+from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.sampling_params import SamplingParams
 
 
@@ -77,10 +80,70 @@ class ScheduledSequence(NamedTuple):
     pool: PoolSpec | None = None  # of a model that makes embeddings, which samples nothing
 
 
+@dataclass(slots=True)
+class WorkerSequence:
+    """What the worker knows about a sequence."""
+
+    new: NewSequence
+    token_ids: list[int]  # known tokens, then drafts or placeholders of steps in flight
+    num_known: int
+    block_ids: list[int] = field(default_factory=list)  # the block tables, interleaved
+
+    def continue_after(self, token_id: int) -> None:
+        """Add a token that has become known, and the token that the next step computes."""
+        # In place, because samples in flight read the list.
+        if len(self.token_ids) > self.num_known:
+            self.token_ids[self.num_known] = token_id
+            self.token_ids.append(PLACEHOLDER)
+        else:
+            self.token_ids.append(token_id)
+        self.num_known += 1
+
+    def sample(self, position: int) -> SampleSpec:
+        """Return the token to sample at a position."""
+        new = self.new
+        return SampleSpec(
+            new.seq_id, new.params, new.seed, position, new.num_prompt_tokens, self.token_ids
+        )
+
+
+class ContinuedSequences(NamedTuple):
+    """The decodes of the previous step that compute and sample one more token.
+
+    The decodes of a step are its continued ones and the first ``num_decodes`` of the scheduled
+    ones.
+    """
+
+    dropped: list[int]  # indices of the previous step's decodes that do not continue
+    sequences: list[WorkerSequence]  # the others; the last token is the one to compute
+    entering: list[int]  # indices of those whose token is the first one of new blocks
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """All slices of one step, and the block copies to make before the step computes them."""
+    """One step, and the block copies to make before the step computes its tokens."""
 
+    continued: ContinuedSequences  # they come before the scheduled ones
     scheduled: list[ScheduledSequence]
+    num_decodes: int  # of the first scheduled sequences: the next step may continue them
     block_copies: list[tuple[int, int]]  # (from, to), in this order
     freed_seq_ids: list[int]  # sequences that gave up their blocks since the last step
+
+    @classmethod
+    def of(cls, scheduled: list[ScheduledSequence]) -> ScheduledBatch:
+        """Return a step of these sequences, which continues none and which none continues."""
+        return cls(ContinuedSequences([], [], []), scheduled, 0, [], [])
+
+    def all_sequences(self) -> Iterator[ScheduledSequence]:
+        """Yield all sequences of the step, also the continued ones."""
+        for seq in self.continued.sequences:
+            end = len(seq.token_ids)
+            yield ScheduledSequence(
+                seq.new.seq_id,
+                seq.token_ids[-1:],
+                end - 1,
+                seq.block_ids,
+                (seq.sample(end),),
+                first_new_block=len(seq.block_ids),
+            )
+        yield from self.scheduled

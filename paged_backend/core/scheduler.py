@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 
 from paged_backend.core.admission import Admission
 from paged_backend.core.block_pool import NULL_BLOCK
@@ -23,16 +24,17 @@ from paged_backend.core.constraints import (
     token_masks,
 )
 from paged_backend.core.counters import EngineCounters
-from paged_backend.core.drafter import Drafter, NoDrafter
+from paged_backend.core.drafter import Drafter
 from paged_backend.core.fairness.policy import QueuePolicy
 from paged_backend.core.fairness.tenant_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequence import PLACEHOLDER, Sequence, SequenceStatus
 from paged_backend.core.step import ScheduledStep, StepBuilder
 from paged_backend.core.stopping import (
+    EndConditions,
     awaits_last_token,
     can_be_drafted,
     cut_at_end,
@@ -76,13 +78,14 @@ class Scheduler:
         self.kv = kv
         self.counters = EngineCounters()
         self._waiting = waiting
-        self._drafter = drafter or NoDrafter()
+        self._drafter = drafter
         self._running: dict[int, Sequence] = {}  # by seq_id, in the order of admission
         self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
         # Completions 2..n of a request wait beside the first one until its prompt is computed.
         self._siblings: dict[int, list[Sequence]] = {}  # seq_id of the first -> the others
         self._admission = Admission(config, kv, self._running, self._siblings)
         self._in_flight: deque[ScheduledStep] = deque()
+        self._decodes: list[Sequence] = []  # of the newest step, which the next one may continue
         self._freed_seq_ids: list[int] = []  # since the last step
         self._next_seq_id = 0
 
@@ -114,8 +117,9 @@ class Scheduler:
             seed = request.params.seed
         resumed = any(tokens is None or tokens for tokens in progress)
         of = (grammars or {}).get
+        ends = EndConditions.of(request, self.config)
         completions = [
-            Sequence(self._next_seq_id + index, request, index, seed, tokens, of(index))
+            Sequence(self._next_seq_id + index, request, index, seed, *ends, tokens, of(index))
             for index, tokens in enumerate(progress if resumed else [()] * request.params.n)
             if tokens is not None
         ]
@@ -184,16 +188,16 @@ class Scheduler:
             RuntimeError: nothing can be scheduled, although requests are unfinished and no step is
                 in flight.
         """
-        step = StepBuilder(self.config.max_num_batched_tokens)
+        step = StepBuilder(self.config.max_num_batched_tokens, self._decodes)
         self.kv.free_invisible_blocks(self._running.values())
         self._preempt_for_fairness()
         preempted = self._schedule_running(step)
-        for seq, num_tokens in step.slices():
-            self._register(seq, num_tokens)
+        self._register_scheduled(step)
         if not preempted:
             self._admit_waiting(step)
         output = step.build(self.kv.layout, self._siblings, self._freed_seq_ids)
-        if output.slices:
+        if output.num_sequences:
+            self._decodes = step.decodes
             self._freed_seq_ids = []
             self.counters.num_steps += 1
             self._in_flight.append(self._advance(step))
@@ -215,12 +219,13 @@ class Scheduler:
         if result.pooled:
             pooled = zip(step.sampled, result.pooled, strict=True)
             return [self._end_prompt(seq, part) for seq, part in pooled if not seq.is_finished]
-        pairs = zip(step.sampled, result.token_ids, strict=True)
-        return [
-            self._take(seq, tokens, result.logprobs.get(index))
-            for index, (seq, tokens) in enumerate(pairs)
-            if not seq.is_finished
-        ]
+        outputs = self._take_continued(step, result)
+        for place in range(step.num_continued, len(step.sampled)):
+            seq = step.sampled[place]
+            if not seq.is_finished:
+                logprobs = result.logprobs.get(place)
+                outputs.append(self._take(seq, result.token_ids[place], logprobs))
+        return outputs
 
     @property
     def is_constrained(self) -> bool:
@@ -248,11 +253,16 @@ class Scheduler:
     def _schedule_running(self, step: StepBuilder) -> bool:
         """Schedule running sequences; return True if one was preempted for lack of blocks."""
         num_preemptions = self.counters.num_preemptions
+        self._continue_decodes(step)
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
-        for seq in self._running.values():
-            if seq.num_draft_tokens == 0 and not awaits_last_token(seq, self.config):
+        continued = set(step.continued)
+        if len(continued) < len(self._running):
+            for seq in self._running.values():
+                if seq in continued or seq.num_draft_tokens > 0 or awaits_last_token(seq):
+                    continue
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
+            decodes.sort(key=lambda seq: not seq.can_continue)
         drafts = self._drafts(decodes, max(0, step.budget - len(decodes)))
         for seq in decodes:
             if seq.seq_id not in drafts or not self._speculate(seq, step, drafts[seq.seq_id]):
@@ -263,14 +273,42 @@ class Scheduler:
             self._continue(seq, step)
         return self.counters.num_preemptions > num_preemptions
 
+    def _continue_decodes(self, step: StepBuilder) -> None:
+        """Continue the decodes of the previous step, without a slice for each of them.
+
+        The step is the same as with slices. It depends on the order of sequences only if there is
+        too little room for a token of each, and then no decode is continued.
+        """
+        num_groups, num_running = self.kv.num_groups, len(self._running)
+        room = min(step.budget, self.kv.pool.num_free // (2 * num_groups))  # copies included
+        if room < num_running or self._drafter is not None:
+            return
+        continued: list[Sequence] = []
+        entering: list[tuple[int, Sequence]] = []
+        running, block_size = SequenceStatus.RUNNING, self.kv.block_size
+        for seq in self._decodes:
+            num_tokens, num_placeholders = len(seq.token_ids), seq.num_output_placeholders
+            if (
+                seq.status is running
+                and num_tokens == seq.num_computed_tokens + 1
+                and num_tokens == seq.num_sent_tokens + num_placeholders + 1
+                and (num_placeholders == 0 or num_tokens < seq.max_num_tokens)
+            ):
+                if (num_tokens - 1) % block_size == 0:
+                    entering.append((len(continued), seq))
+                continued.append(seq)
+        for _, seq in entering:
+            self.kv.allocate_slots(seq, 1)
+        step.continue_decodes(continued, entering)
+
     def _drafts(self, decodes: list[Sequence], budget: int) -> dict[int, list[int]]:
         """Return drafts by ``seq_id``, at most ``budget`` tokens over all sequences."""
         drafts: dict[int, list[int]] = {}
-        proposed = self._drafter.propose(filter(can_be_drafted, decodes), budget)
-        if not proposed:
+        if self._drafter is None:
             return drafts
+        proposed = self._drafter.propose(filter(can_be_drafted, decodes), budget)
         for seq in decodes:
-            num_useful = min(budget, max_draft_tokens(seq, self.config))
+            num_useful = min(budget, max_draft_tokens(seq))
             draft = proposed.get(seq.seq_id, [])[:num_useful]
             if draft:
                 drafts[seq.seq_id] = draft
@@ -356,6 +394,15 @@ class Scheduler:
             self._waiting.charge(seq.request, PROMPT_TOKEN_COST * (end - start))
             seq.num_charged_tokens = end
 
+    def _register_scheduled(self, step: StepBuilder) -> None:
+        """Register the blocks that the decodes and prompts of running sequences fill."""
+        last_place = self.kv.block_size - 1
+        for seq in step.continued:
+            if seq.num_computed_tokens % self.kv.block_size == last_place:
+                self._register(seq, 1)
+        for seq, num_tokens in step.slices():
+            self._register(seq, num_tokens)
+
     def _register(self, seq: Sequence, num_tokens: int) -> None:
         """Register the blocks that the step fills, unless they contain a placeholder."""
         start = seq.num_computed_tokens
@@ -377,7 +424,11 @@ class Scheduler:
 
     def _advance(self, step: StepBuilder) -> ScheduledStep:
         """Count the tokens of a step as computed, and add placeholders for those it samples."""
-        sampled: list[Sequence] = []
+        for seq in step.continued:
+            seq.num_computed_tokens += 1
+            seq.token_ids.append(PLACEHOLDER)
+            seq.num_output_placeholders += 1
+        sampled = list(step.continued)
         prompts: list[tuple[Sequence, int]] = []
         for seq, num_tokens in step.slices():
             if seq.wants_prompt_logprobs:
@@ -392,7 +443,7 @@ class Scheduler:
                     sampled += self._fork(seq)
                 if seq.seq_id in step.drafts:
                     seq.add_drafts(len(step.drafts[seq.seq_id]))
-        return ScheduledStep(sampled, prompts, step.drafts)
+        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts)
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
         """Start the other completions of a request whose prompt is computed."""
@@ -408,13 +459,45 @@ class Scheduler:
 
     # --- after a step ended ---------------------------------------------------------------
 
+    def _take_continued(
+        self, step: ScheduledStep, result: ModelRunnerOutput
+    ) -> list[SequenceOutput]:
+        """Add the tokens of a step to its continued decodes, as :meth:`_take` does.
+
+        A continued decode has one new token, which is not its first, and nothing else. Few of these
+        tokens end their sequence or fill a block.
+        """
+        outputs: list[SequenceOutput] = []
+        finished, block_size = SequenceStatus.FINISHED, self.kv.block_size
+        num_tokens = 0
+        continued = islice(step.sampled, step.num_continued)
+        for seq, token_ids in zip(continued, result.token_ids, strict=False):
+            if seq.status is finished:
+                continue
+            token_id = token_ids[0]
+            end = len(seq.token_ids) - seq.num_output_placeholders + 1  # of the known tokens
+            if token_id in seq.end_token_ids or end >= seq.max_num_tokens:
+                outputs.append(self._take(seq, token_ids, None))
+                continue
+            request = seq.request
+            seq.token_ids[end - 1] = token_id
+            seq.num_output_placeholders -= 1
+            if end % block_size == 0 and seq.num_computed_tokens >= end:
+                self.kv.register_full_blocks(seq, end - 1, end)
+            self._waiting.charge(request, OUTPUT_TOKEN_COST)
+            num_cached = seq.num_cached_tokens or 0
+            outputs.append(SequenceOutput(request.request_id, seq.index, token_ids, None, num_cached))
+            num_tokens += 1
+        self.counters.num_generation_tokens += num_tokens
+        return outputs
+
     def _take(
         self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> SequenceOutput:
         """Add the tokens of a step to a sequence, without those after the token that ends it."""
         start = seq.num_known_tokens
         is_first = seq.first_token_s is None
-        token_ids, reason = cut_at_end(seq, token_ids, self.config)
+        token_ids, reason = cut_at_end(seq, token_ids)
         token_ids, reason = accept_tokens(seq, token_ids, reason, self.config.eos_token_ids)
         if token_ids:
             self._replace_placeholders(seq, token_ids)
@@ -477,7 +560,7 @@ class Scheduler:
         forced = seq.grammar.forced_token_ids()
         if not forced:
             return [], None
-        token_ids, reason = cut_at_end(seq, forced, self.config)
+        token_ids, reason = cut_at_end(seq, forced)
         token_ids, reason = accept_tokens(seq, token_ids, reason, self.config.eos_token_ids)
         seq.add_tokens(token_ids)
         self.counters.num_forced_tokens += len(token_ids)

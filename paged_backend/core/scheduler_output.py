@@ -4,6 +4,9 @@ A SchedulerOutput contains only what has changed since the previous one. Its siz
 number of tokens in the step, not with the length of the sequences. A worker must therefore receive
 every message since the start; :class:`paged_backend.core.worker_state.WorkerState` restores the
 complete tokens and block tables from them.
+
+Most sequences of most steps decode one token, as in the step before. They need no Slice each: their
+arrays follow from those of the step before (:class:`ContinuedDecodes`).
 """
 
 from __future__ import annotations
@@ -42,19 +45,41 @@ class Slice(NamedTuple):
     num_prompt_logprobs: int | None  # top tokens for each prompt logprob; None for none
 
 
+class ContinuedDecodes(NamedTuple):
+    """The decodes of the previous step that compute and sample one more token.
+
+    The decodes of a step are its continued ones, followed by its first ``num_decodes`` slices. They
+    keep their order.
+    """
+
+    dropped: list[int]  # indices of the previous step's decodes that do not continue
+    # For each of the others, the token that has become known since the worker was told last.
+    new_token_ids: list[int]
+    # Those of the others that enter a new block: their indices and their new blocks, one for each
+    # KV cache group.
+    new_block_ids: list[tuple[int, list[int]]]
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """The message that tells the worker what one step computes."""
 
     freed_seq_ids: list[int]  # sequences to forget, before anything else
     new_sequences: list[NewSequence]
+    continued: ContinuedDecodes  # they come before the slices
     slices: list[Slice]
+    num_decodes: int  # of the first slices: the next step may continue them
     block_copies: list[tuple[int, int]]  # (from, to), in this order, before the step
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that the step computes tokens of; 0 if there is no step."""
+        return len(self.continued.new_token_ids) + len(self.slices)
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the step computes."""
-        return sum(item.num_tokens for item in self.slices)
+        return len(self.continued.new_token_ids) + sum(item.num_tokens for item in self.slices)
 
     def describe(self) -> str:
         """Return a summary for the log: sizes, positions and blocks, but no token ids."""
@@ -64,8 +89,13 @@ class SchedulerOutput:
             f"blocks from {item.first_new_block} on {item.new_block_ids}"
             for item in self.slices
         ]
+        num_continued = len(self.continued.new_token_ids)
+        continued = (
+            f"{num_continued} continued decodes, without {self.continued.dropped}, "
+            f"new blocks {self.continued.new_block_ids}"
+        )
         copies = f"block copies {self.block_copies}, freed sequences {self.freed_seq_ids}"
-        return "; ".join([f"{self.num_tokens} tokens", *slices, copies])
+        return "; ".join([f"{self.num_tokens} tokens", continued, *slices, copies])
 
 
 def _drafts(item: Slice) -> str:
@@ -75,7 +105,7 @@ def _drafts(item: Slice) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """The result of a step. Its lists follow the order of the slices in the SchedulerOutput."""
+    """The result of a step, in the order of the SchedulerOutput: continued decodes, then slices."""
 
     # For each sequence that samples: its new tokens. A slice with drafts gives one token more than
     # it has right drafts.

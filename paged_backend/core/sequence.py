@@ -48,8 +48,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_s", "block_hashes", "block_ids", "first_token_s", "grammar", "index",
-        "num_cached_tokens",
+        "admitted_s", "block_hashes", "block_ids", "can_continue", "end_token_ids", "first_token_s",
+        "grammar", "index", "max_num_tokens", "num_cached_tokens",
         "num_charged_tokens", "num_computed_tokens", "num_draft_tokens",
         "num_output_placeholders", "num_prompt_tokens", "num_sent_blocks", "num_sent_tokens",
         "prompt_logprobs", "queued_s", "request", "seed", "seq_id", "status", "token_ids",
@@ -61,12 +61,21 @@ class Sequence:
         request: Request,
         index: int,
         seed: int,
+        end_token_ids: frozenset[int],
+        max_num_tokens: int,
         progress: Iterable[int] = (),
         grammar: Grammar | None = None,
     ) -> None:
         self.seq_id = seq_id
         self.request = request
         self.grammar = grammar  # has accepted all known output tokens
+        self.end_token_ids = end_token_ids  # end it after at least min_tokens
+        self.max_num_tokens = max_num_tokens  # prompt and output
+        # Whether it may be part of ContinuedDecodes: sampling takes only its fixed parameters.
+        params = request.params
+        self.can_continue = (
+            grammar is None and params.logprobs is None and not params.adjusts_tokens
+        )
         self.index = index
         self.seed = derive_seed(seed, index)
         self.status = SequenceStatus.WAITING

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from paged_backend.core.kv_cache_manager import BlockCopies
-from paged_backend.core.scheduler_output import NewSequence, SchedulerOutput, Slice
+from paged_backend.core.scheduler_output import (
+    ContinuedDecodes,
+    NewSequence,
+    SchedulerOutput,
+    Slice,
+)
 from paged_backend.core.sequence import Sequence
 from paged_backend.kv_cache_groups import KVCacheLayout
 
@@ -14,24 +20,47 @@ from paged_backend.kv_cache_groups import KVCacheLayout
 class ScheduledStep(NamedTuple):
     """A step in flight, with the sequences that receive its output."""
 
-    sampled: list[Sequence]  # one for each sample
+    sampled: list[Sequence]  # one for each sample; the continued decodes come first
+    num_continued: int
     # Sequences with prompt logprobs, each with the index of the slice's first logprob in the list.
     prompts: list[tuple[Sequence, int]]
     drafts: dict[int, list[int]]  # token ids by seq_id
 
 
 class StepBuilder:
-    """Collects the slices of a step.
+    """Collects the continued decodes and the slices of a step.
+
+    Args:
+        budget: maximum number of tokens in the step.
+        earlier_decodes: the decodes of the previous step.
 
     Attributes:
         budget: number of tokens that still fit in the step.
+        continued: the continued decodes.
+        decodes: after `build`, the decodes that the next step may continue.
         drafts: token ids of the drafts by ``seq_id``; sequences without drafts are missing.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, earlier_decodes: list[Sequence]) -> None:
         self.budget = budget
+        self.decodes: list[Sequence] = []
+        self._earlier_decodes = earlier_decodes
+        self.continued: list[Sequence] = []
+        self._entering: list[tuple[int, Sequence]] = []
         self._slices: dict[int, tuple[Sequence, int, BlockCopies]] = {}  # by seq_id
         self.drafts: dict[int, list[int]] = {}
+
+    def continue_decodes(
+        self, sequences: list[Sequence], entering: list[tuple[int, Sequence]]
+    ) -> None:
+        """Add the next token of sequences that the previous step decoded.
+
+        Args:
+            sequences: the sequences, in the order of the previous step.
+            entering: the index and the sequence of those that got new blocks for this token.
+        """
+        self.continued, self._entering = sequences, entering
+        self.budget -= len(sequences)
 
     def add(self, seq: Sequence, num_tokens: int, copies: BlockCopies) -> None:
         """Add the next ``num_tokens`` tokens of a sequence.
@@ -50,12 +79,21 @@ class StepBuilder:
         self.budget -= len(token_ids)
 
     def remove(self, seq: Sequence) -> None:
-        """Remove the slice and drafts of a sequence, if any; their tokens return to the budget."""
+        """Remove the tokens of a sequence, if any; they return to the budget."""
         _, num_tokens, _ = self._slices.pop(seq.seq_id, (seq, 0, []))
         self.budget += num_tokens + len(self.drafts.pop(seq.seq_id, ()))
+        if seq in self.continued:
+            place = self.continued.index(seq)
+            del self.continued[place]
+            self._entering = [
+                (index - (index > place), other)
+                for index, other in self._entering
+                if other is not seq
+            ]
+            self.budget += 1
 
     def slices(self) -> Iterator[tuple[Sequence, int]]:
-        """Yield each sequence with the number of tokens in its slice, without drafts."""
+        """Yield each sequence with a slice, and the number of its tokens without drafts."""
         for seq, num_tokens, _ in self._slices.values():
             yield seq, num_tokens
 
@@ -73,8 +111,6 @@ class StepBuilder:
                 They sample their first token in the step that computes the end of the prompt.
             freed_seq_ids: sequences that the worker must forget before the step.
         """
-        if not self._slices:
-            return SchedulerOutput([], [], [], [])
         new_sequences: list[NewSequence] = []
         slices: list[Slice] = []
         block_copies: BlockCopies = []
@@ -93,7 +129,40 @@ class StepBuilder:
                 block_copies += copies
             drafts = self.drafts.get(seq.seq_id, [])
             slices.append(_slice(seq, num_tokens, drafts, sample_seq_ids))
-        return SchedulerOutput(freed_seq_ids, new_sequences, slices, block_copies)
+        continued = self._continue()
+        num_decodes = self._num_decodes(slices)
+        new_decodes = [seq for seq, _ in islice(self.slices(), num_decodes)]
+        self.decodes = self.continued + new_decodes
+        return SchedulerOutput(
+            freed_seq_ids, new_sequences, continued, slices, num_decodes, block_copies
+        )
+
+    def _continue(self) -> ContinuedDecodes:
+        """Return what the worker needs to continue decodes."""
+        dropped: list[int] = []
+        if len(self.continued) < len(self._earlier_decodes):
+            kept = set(self.continued)
+            dropped = [i for i, seq in enumerate(self._earlier_decodes) if seq not in kept]
+        token_ids = []
+        for seq in self.continued:
+            token_ids.append(seq.token_ids[seq.num_sent_tokens])
+            seq.num_sent_tokens += 1
+        new_block_ids = []
+        for index, seq in self._entering:
+            new_block_ids.append((index, seq.block_ids[seq.num_sent_blocks :]))
+            seq.num_sent_blocks = len(seq.block_ids)
+        return ContinuedDecodes(dropped, token_ids, new_block_ids)
+
+    def _num_decodes(self, slices: list[Slice]) -> int:
+        """Return the number of first slices that the next step may continue."""
+        pairs = zip(self.slices(), slices, strict=True)
+        return sum(
+            1 for _ in takewhile(lambda pair: _may_continue(pair[0][0], pair[1]), pairs)
+        )
+
+
+def _may_continue(seq: Sequence, item: Slice) -> bool:
+    return seq.can_continue and item.num_tokens == 1 and item.sample_seq_ids == [seq.seq_id]
 
 
 def _introduce(seq: Sequence) -> NewSequence:

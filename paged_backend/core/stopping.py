@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.sequence import Sequence
 from paged_backend.outputs import FinishReason
+from paged_backend.request import Request
 
 
-def cut_at_end(
-    seq: Sequence, token_ids: list[int], config: SchedulerConfig
-) -> tuple[list[int], FinishReason | None]:
+class EndConditions(NamedTuple):
+    """What ends the completions of a request."""
+
+    token_ids: frozenset[int]  # that end a completion of at least ``min_tokens`` tokens
+    max_num_tokens: int  # prompt and output
+
+    @classmethod
+    def of(cls, request: Request, config: SchedulerConfig) -> EndConditions:
+        """Return the conditions of a request on a model."""
+        params = request.params
+        eos_token_ids = frozenset() if params.ignore_eos else config.eos_token_ids
+        max_num_tokens = config.max_model_len
+        if params.max_tokens is not None:
+            length = len(request.prompt_token_ids) + params.max_tokens
+            max_num_tokens = min(max_num_tokens, length)
+        return cls(eos_token_ids.union(params.stop_token_ids), max_num_tokens)
+
+
+def cut_at_end(seq: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
     """Drop the new tokens of a sequence after the first one that ends it.
 
     Returns:
         The remaining tokens, and the finish reason; None if no token ends the sequence.
     """
-    params, num_known = seq.request.params, seq.num_known_tokens
+    num_known = seq.num_known_tokens
+    num_before_stop = seq.num_prompt_tokens + seq.request.params.min_tokens
     for num_tokens, token_id in enumerate(token_ids, num_known + 1):
         reason = None
-        if num_tokens - seq.num_prompt_tokens >= params.min_tokens and (
-            token_id in params.stop_token_ids
-            or (token_id in config.eos_token_ids and not params.ignore_eos)
-        ):
+        if token_id in seq.end_token_ids and num_tokens >= num_before_stop:
             reason = FinishReason.STOP
-        elif is_full(seq, num_tokens, config):
+        elif num_tokens >= seq.max_num_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             return token_ids[: num_tokens - num_known], reason
     return token_ids, None
 
 
-def awaits_last_token(seq: Sequence, config: SchedulerConfig) -> bool:
+def awaits_last_token(seq: Sequence) -> bool:
     """Return True if a step in flight samples the last token that the limits allow.
 
     The step may also return the embedding of the whole prompt. The sequence must then not be
     scheduled again.
     """
-    if seq.request.pooling is not None:  # the step returns an embedding in place of a token
-        return seq.num_output_placeholders > 0
-    return seq.num_output_placeholders > 0 and is_full(seq, seq.num_tokens, config)
-
-
-def is_full(seq: Sequence, num_tokens: int, config: SchedulerConfig) -> bool:
-    """Return True if a sequence is at ``max_tokens`` or ``max_model_len``.
-
-    ``num_tokens`` is its length, prompt and output.
-    """
-    num_output_tokens = num_tokens - seq.num_prompt_tokens
-    return num_output_tokens == seq.request.params.max_tokens or num_tokens >= config.max_model_len
+    if seq.num_output_placeholders == 0:
+        return False
+    # The step returns an embedding in place of a token.
+    return seq.request.pooling is not None or seq.num_tokens >= seq.max_num_tokens
 
 
 def can_be_drafted(seq: Sequence) -> bool:
@@ -55,15 +64,10 @@ def can_be_drafted(seq: Sequence) -> bool:
     return seq.num_output_tokens > 0 and seq.num_output_placeholders == 0
 
 
-def max_draft_tokens(seq: Sequence, config: SchedulerConfig) -> int:
+def max_draft_tokens(seq: Sequence) -> int:
     """Return the maximum number of drafts that a step may compute for a sequence.
 
     A step with n drafts samples up to n + 1 tokens, which must not exceed ``max_tokens`` or
     ``max_model_len``. The result is 0 if :func:`can_be_drafted` is False.
     """
-    if not can_be_drafted(seq):
-        return 0
-    limit = config.max_model_len
-    if seq.request.params.max_tokens is not None:
-        limit = min(limit, seq.num_prompt_tokens + seq.request.params.max_tokens)
-    return max(0, limit - seq.num_tokens - 1)
+    return max(0, seq.max_num_tokens - seq.num_tokens - 1) if can_be_drafted(seq) else 0

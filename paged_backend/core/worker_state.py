@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from paged_backend.core.scheduled_batch import (
+    ContinuedSequences,
     PoolSpec,
     PromptLogprobsSpec,
     SampleSpec,
     ScheduledBatch,
     ScheduledSequence,
+    WorkerSequence,
 )
-from paged_backend.core.scheduler_output import NewSequence, SchedulerOutput, Slice
+from paged_backend.core.scheduler_output import ContinuedDecodes, SchedulerOutput, Slice
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.pooling_params import PoolingType
-
-
-@dataclass(slots=True)
-class _State:
-    """What the worker knows about one sequence."""
-
-    new: NewSequence
-    token_ids: list[int]  # known tokens, then drafts or placeholders of steps in flight
-    num_known: int
-    block_ids: list[int] = field(default_factory=list)
-
-    def update(self, item: Slice) -> None:
-        # In place, because samples in flight read the list.
-        self.token_ids[self.num_known :] = item.new_token_ids
-        self.num_known = len(self.token_ids)
-        self.token_ids += item.draft_token_ids
-        missing = item.start + item.num_tokens - len(self.token_ids)
-        if missing > 0:
-            self.token_ids += [PLACEHOLDER] * missing
-        if item.new_block_ids:
-            self.block_ids[item.first_new_block :] = item.new_block_ids
 
 
 class WorkerState:
@@ -46,23 +25,40 @@ class WorkerState:
 
     def __init__(self, pooling: PoolingType | None = None) -> None:
         self._pooling = pooling
-        self._states: dict[int, _State] = {}  # by seq_id
+        self._sequences: dict[int, WorkerSequence] = {}  # by seq_id
+        self._decodes: list[WorkerSequence] = []  # of the previous step
 
     def apply(self, output: SchedulerOutput) -> ScheduledBatch:
         """Apply the next message. The caller must apply every message, in order."""
         for seq_id in output.freed_seq_ids:
-            self._states.pop(seq_id, None)
+            self._sequences.pop(seq_id, None)
         for new in output.new_sequences:
-            self._states[new.seq_id] = _State(new, list(new.token_ids), len(new.token_ids))
+            tokens = list(new.token_ids)
+            self._sequences[new.seq_id] = WorkerSequence(new, tokens, len(tokens))
+        continued = self._continue(output.continued)
+        scheduled = [self._scheduled(item) for item in output.slices]
+        new_decodes = scheduled[: output.num_decodes]
+        self._decodes = continued.sequences + [self._sequences[s.seq_id] for s in new_decodes]
         return ScheduledBatch(
-            [self._scheduled(item) for item in output.slices],
-            output.block_copies,
-            output.freed_seq_ids,
+            continued, scheduled, output.num_decodes, output.block_copies, output.freed_seq_ids
         )
 
+    def _continue(self, continued: ContinuedDecodes) -> ContinuedSequences:
+        """Update the decodes of the previous step that continue."""
+        sequences = self._decodes
+        if continued.dropped:
+            dropped = set(continued.dropped)
+            sequences = [seq for i, seq in enumerate(sequences) if i not in dropped]
+        for seq, token_id in zip(sequences, continued.new_token_ids, strict=True):
+            seq.continue_after(token_id)
+        for index, block_ids in continued.new_block_ids:
+            sequences[index].block_ids += block_ids
+        entering = [index for index, _ in continued.new_block_ids]
+        return ContinuedSequences(continued.dropped, sequences, entering)
+
     def _scheduled(self, item: Slice) -> ScheduledSequence:
-        state = self._states[item.seq_id]
-        state.update(item)
+        state = self._sequences[item.seq_id]
+        _update(state, item)
         start, end = item.start, item.start + item.num_tokens
         if self._pooling is not None:
             return ScheduledSequence(
@@ -79,31 +75,38 @@ class WorkerState:
             state.token_ids[start:end],
             start,
             state.block_ids,
-            tuple([self._sample(seq_id, end) for seq_id in item.sample_seq_ids])
+            tuple([self._sequences[seq_id].sample(end) for seq_id in item.sample_seq_ids])
             if not item.draft_token_ids
-            else self._samples_of_drafts(item, end),
-            self._prompt_logprobs(item, state),
+            else _samples_of_drafts(item, state, end),
+            _prompt_logprobs(item, state),
             item.first_new_block,
             len(item.draft_token_ids),
         )
 
-    def _prompt_logprobs(self, item: Slice, state: _State) -> PromptLogprobsSpec | None:
-        if item.num_prompt_logprobs is None:
-            return None
-        following = state.token_ids[item.start + 1 : item.start + item.num_tokens + 1]
-        with_logits = state.new.params.return_context_logits
-        return PromptLogprobsSpec(item.num_prompt_logprobs, following, with_logits)
 
-    def _samples_of_drafts(self, item: Slice, end: int) -> tuple[SampleSpec, ...]:
-        first = end - len(item.draft_token_ids)
-        return tuple([self._sample(item.seq_id, place) for place in range(first, end + 1)])
+def _update(seq: WorkerSequence, item: Slice) -> None:
+    # In place, because samples in flight read the list.
+    seq.token_ids[seq.num_known :] = item.new_token_ids
+    seq.num_known = len(seq.token_ids)
+    seq.token_ids += item.draft_token_ids
+    missing = item.start + item.num_tokens - len(seq.token_ids)
+    if missing > 0:
+        seq.token_ids += [PLACEHOLDER] * missing
+    if item.new_block_ids:
+        seq.block_ids[item.first_new_block :] = item.new_block_ids
 
-    def _sample(self, seq_id: int, position: int) -> SampleSpec:
-        state = self._states[seq_id]
-        new = state.new
-        return SampleSpec(
-            seq_id, new.params, new.seed, position, new.num_prompt_tokens, state.token_ids
-        )
+
+def _prompt_logprobs(item: Slice, seq: WorkerSequence) -> PromptLogprobsSpec | None:
+    if item.num_prompt_logprobs is None:
+        return None
+    following = seq.token_ids[item.start + 1 : item.start + item.num_tokens + 1]
+    with_logits = seq.new.params.return_context_logits
+    return PromptLogprobsSpec(item.num_prompt_logprobs, following, with_logits)
+
+
+def _samples_of_drafts(item: Slice, seq: WorkerSequence, end: int) -> tuple[SampleSpec, ...]:
+    first = end - len(item.draft_token_ids)
+    return tuple([seq.sample(place) for place in range(first, end + 1)])
 
 
 def _pool(item: Slice, pooling: PoolingType) -> PoolSpec | None:

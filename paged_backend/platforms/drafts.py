@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paged_backend.core.scheduled_batch import ScheduledSequence
+from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.outputs import TokenLogprobs
 
 
 def keep_accepted(
-    items: list[ScheduledSequence], token_ids: list[int], logprobs: dict[int, TokenLogprobs]
+    scheduled_batch: ScheduledBatch, token_ids: list[int], logprobs: dict[int, TokenLogprobs]
 ) -> tuple[list[list[int]], dict[int, list[TokenLogprobs]]]:
     """Group the samples of a step by sequence, and drop the samples that follow a wrong draft.
 
@@ -18,17 +18,17 @@ def keep_accepted(
     that the sequence would sample without drafts.
 
     Args:
-        items: the scheduled sequences of the step.
-        token_ids: the token of each sample, in the order of ``items``.
+        scheduled_batch: the step.
+        token_ids: the token of each sample, in the order of the step's sequences.
         logprobs: the log-probabilities of samples that need them, by index in ``token_ids``.
 
     Returns:
         A list with the kept tokens of each sequence that samples, and the log-probabilities of
         these tokens, by index in this list.
     """
-    kept: list[range] = []  # indices of samples, for each sequence
-    place = 0
-    for item in items:
+    place = len(scheduled_batch.continued.sequences)
+    kept = [range(index, index + 1) for index in range(place)]  # of samples, for each sequence
+    for item in scheduled_batch.scheduled:
         num_samples = len(item.samples)
         if item.num_draft_tokens:
             sampled = token_ids[place : place + num_samples]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_backend.core.scheduled_batch import (
+    ContinuedSequences,
     PoolSpec,
     PromptLogprobsSpec,
     SampleSpec,
     ScheduledBatch,
     ScheduledSequence,
+    WorkerSequence,
 )
 
 Ints = NDArray[np.int32]
@@ -32,54 +34,18 @@ class InputBatch:
     logits_indices: Longs  # [num_samples] rows whose next token is sampled
     sample_positions: Ints  # [num_samples] positions of the tokens to sample
     num_decodes: int  # number of leading sequences with exactly one query token
-    samples: list[SampleSpec]  # one for each entry of logits_indices
+    continued: list[WorkerSequence]  # the first sequences, which sample one token each
+    scheduled_samples: list[SampleSpec]  # of the other sequences
     prompt_indices: Longs  # rows before the prompt tokens whose log-probabilities are needed
     prompts: list[PromptLogprobsSpec]  # the specs of these rows, in order
     pool_indices: Longs  # rows that are pooled; there are then no samples and no prompts
     pools: list[PoolSpec]  # the specs of these rows, in order
 
-    @classmethod
-    def build(
-        cls, scheduled_batch: ScheduledBatch, block_size: int, num_groups: int = 1
-    ) -> InputBatch:
-        """Flatten a step; the number of array operations does not depend on its size.
-
-        Args:
-            scheduled_batch: the step.
-            block_size: tokens in a block.
-            num_groups: the KV cache groups.
-        """
-        items = scheduled_batch.scheduled
-        lens = np.array([len(item.token_ids) for item in items], np.int32)
-        starts = np.array([item.start for item in items], np.int32)
-        query_start_loc = np.zeros(len(items) + 1, np.int32)
-        np.cumsum(lens, out=query_start_loc[1:])
-        num_tokens = int(query_start_loc[-1])
-        positions = np.arange(num_tokens, dtype=np.int32)
-        positions += np.repeat(starts - query_start_loc[:-1], lens)
-        num_samples = [len(item.samples) for item in items]
-        samples = [sample for item in items for sample in item.samples]
-        sample_positions = np.array([sample.position for sample in samples], np.int32)
-        # A sample is drawn from the row of the token before it.
-        first_rows = np.repeat(query_start_loc[:-1] - starts, num_samples)
-        longer = np.flatnonzero(lens != 1)
-        return cls(
-            input_ids=np.fromiter(
-                chain.from_iterable(item.token_ids for item in items), np.int64, num_tokens
-            ),
-            positions=positions,
-            slot_mappings=_slots(items, starts, lens, positions, block_size, num_groups),
-            query_start_loc=query_start_loc,
-            seq_lens=starts + lens,
-            logits_indices=(first_rows + sample_positions - 1).astype(np.int64),
-            sample_positions=sample_positions,
-            num_decodes=int(longer[0]) if len(longer) else len(items),
-            samples=samples,
-            prompt_indices=_prompt_indices(items, query_start_loc),
-            prompts=[item.prompt_logprobs for item in items if item.prompt_logprobs is not None],
-            pool_indices=_pool_indices(items, query_start_loc),
-            pools=[item.pool for item in items if item.pool is not None],
-        )
+    @property
+    def samples(self) -> list[SampleSpec]:
+        """One for each entry of `logits_indices`; made when asked for."""
+        pairs = zip(self.continued, self.sample_positions.tolist(), strict=False)
+        return [seq.sample(position) for seq, position in pairs] + self.scheduled_samples
 
     @property
     def needed_indices(self) -> Longs:
@@ -94,17 +60,152 @@ class InputBatch:
         return self.pool_indices if self.pools else self.prompt_indices
 
 
-def block_tables(items: list[ScheduledSequence], num_groups: int = 1) -> Ints:
-    """Return the block tables, padded with the null block.
+class InputBatchBuilder:
+    """Builds the inputs of each step; those of continued decodes follow from the step before.
+
+    Args:
+        block_size: tokens in a block.
+        num_groups: the KV cache groups.
+    """
+
+    def __init__(self, block_size: int, num_groups: int = 1) -> None:
+        self._block_size = block_size
+        self._num_groups = num_groups
+        # Of the decodes of the previous step.
+        self._positions: Ints = np.zeros(0, np.int32)  # [num_seqs]
+        self._slots: Longs = np.zeros((num_groups, 0), np.int64)  # [num_groups, num_seqs]
+
+    def build(self, scheduled_batch: ScheduledBatch) -> InputBatch:
+        """Flatten the next step; the number of array operations does not depend on its size."""
+        batch = self._continue(scheduled_batch.continued)
+        if scheduled_batch.scheduled or not batch.continued:
+            batch = _joined(batch, self._flatten(scheduled_batch.scheduled))
+        num_decodes = len(batch.continued) + scheduled_batch.num_decodes
+        self._positions = batch.positions[:num_decodes]
+        self._slots = batch.slot_mappings[:, :num_decodes]
+        return batch
+
+    def _continue(self, continued: ContinuedSequences) -> InputBatch:
+        positions = np.delete(self._positions, continued.dropped) + np.int32(1)
+        slots = np.delete(self._slots, continued.dropped, axis=1) + 1
+        sequences, entering = continued.sequences, continued.entering
+        if entering:
+            blocks = [sequences[index].block_ids[-self._num_groups :] for index in entering]
+            slots[:, entering] = np.array(blocks, np.int64).T * self._block_size
+        number = len(sequences)
+        places = np.arange(number + 1, dtype=np.int32)
+        seq_lens = positions + np.int32(1)
+        return InputBatch(
+            input_ids=np.array([seq.token_ids[-1] for seq in sequences], np.int64),
+            positions=positions,
+            slot_mappings=slots,
+            query_start_loc=places,
+            seq_lens=seq_lens,
+            logits_indices=places[:-1].astype(np.int64),
+            sample_positions=seq_lens,
+            num_decodes=number,
+            continued=sequences,
+            scheduled_samples=[],
+            prompt_indices=np.zeros(0, np.int64),
+            prompts=[],
+            pool_indices=np.zeros(0, np.int64),
+            pools=[],
+        )
+
+    def _flatten(self, items: list[ScheduledSequence]) -> InputBatch:
+        lens = np.array([len(item.token_ids) for item in items], np.int32)
+        starts = np.array([item.start for item in items], np.int32)
+        query_start_loc = np.zeros(len(items) + 1, np.int32)
+        np.cumsum(lens, out=query_start_loc[1:])
+        num_tokens = int(query_start_loc[-1])
+        positions = np.arange(num_tokens, dtype=np.int32)
+        positions += np.repeat(starts - query_start_loc[:-1], lens)
+        num_samples = [len(item.samples) for item in items]
+        samples = [sample for item in items for sample in item.samples]
+        sample_positions = np.array([sample.position for sample in samples], np.int32)
+        # A sample is drawn from the row of the token before it.
+        first_rows = np.repeat(query_start_loc[:-1] - starts, num_samples)
+        longer = np.flatnonzero(lens != 1)
+        return InputBatch(
+            input_ids=np.fromiter(
+                chain.from_iterable(item.token_ids for item in items), np.int64, num_tokens
+            ),
+            positions=positions,
+            slot_mappings=self._slots_of(items, starts, lens, positions),
+            query_start_loc=query_start_loc,
+            seq_lens=starts + lens,
+            logits_indices=(first_rows + sample_positions - 1).astype(np.int64),
+            sample_positions=sample_positions,
+            num_decodes=int(longer[0]) if len(longer) else len(items),
+            continued=[],
+            scheduled_samples=samples,
+            prompt_indices=_prompt_indices(items, query_start_loc),
+            prompts=[item.prompt_logprobs for item in items if item.prompt_logprobs is not None],
+            pool_indices=_pool_indices(items, query_start_loc),
+            pools=[item.pool for item in items if item.pool is not None],
+        )
+
+    def _slots_of(
+        self, items: list[ScheduledSequence], starts: Ints, lens: Ints, positions: Ints
+    ) -> Longs:
+        """Return the slot of each token in each group; reads only the blocks that are written."""
+        block_size, num_groups = self._block_size, self._num_groups
+        first = starts // block_size
+        counts = (starts + lens - 1) // block_size - first + 1
+        written = np.fromiter(
+            chain.from_iterable(
+                item.block_ids[begin : begin + count]
+                for item, begin, count in zip(
+                    items,
+                    (first * num_groups).tolist(),
+                    (counts * num_groups).tolist(),
+                    strict=True,
+                )
+            ),
+            np.int64,
+            int(counts.sum()) * num_groups,
+        )
+        before = np.cumsum(counts) - counts - first
+        places = np.repeat(before, lens) + positions // block_size
+        blocks = np.take(written.reshape(-1, num_groups).T, places, axis=1)
+        slots: Longs = blocks * block_size + positions % block_size
+        return slots
+
+
+def _joined(first: InputBatch, second: InputBatch) -> InputBatch:
+    """Join decodes and the sequences that follow them."""
+    row = len(first.input_ids)
+    return replace(
+        second,
+        input_ids=np.concatenate((first.input_ids, second.input_ids)),
+        positions=np.concatenate((first.positions, second.positions)),
+        slot_mappings=np.concatenate((first.slot_mappings, second.slot_mappings), axis=1),
+        query_start_loc=np.concatenate(
+            (first.query_start_loc[:-1], second.query_start_loc + np.int32(row))
+        ),
+        seq_lens=np.concatenate((first.seq_lens, second.seq_lens)),
+        logits_indices=np.concatenate((first.logits_indices, second.logits_indices + row)),
+        sample_positions=np.concatenate((first.sample_positions, second.sample_positions)),
+        num_decodes=first.num_decodes + second.num_decodes,
+        continued=first.continued,
+        prompt_indices=second.prompt_indices + row,
+        pool_indices=second.pool_indices + row,
+    )
+
+
+def block_tables(scheduled_batch: ScheduledBatch, num_groups: int = 1) -> Ints:
+    """Return the block tables of all sequences, padded with the null block.
 
     The result is [num_groups, num_seqs, longest table] int32.
     """
-    widths = np.array([len(item.block_ids) for item in items])
-    padded = np.zeros((len(items), int(widths.max())), np.int32)
+    tables = [seq.block_ids for seq in scheduled_batch.continued.sequences]
+    tables += [item.block_ids for item in scheduled_batch.scheduled]
+    widths = np.array([len(table) for table in tables])
+    padded = np.zeros((len(tables), int(widths.max())), np.int32)
     filled = np.arange(padded.shape[1]) < widths[:, None]
-    ids = chain.from_iterable(item.block_ids for item in items)
+    ids = chain.from_iterable(tables)
     padded[filled] = np.fromiter(ids, np.int32, int(widths.sum()))
-    return np.ascontiguousarray(padded.reshape(len(items), -1, num_groups).transpose(2, 0, 1))
+    return np.ascontiguousarray(padded.reshape(len(tables), -1, num_groups).transpose(2, 0, 1))
 
 
 def _prompt_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Longs:
@@ -123,31 +224,3 @@ def _pool_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Long
         if item.pool is not None
     ]
     return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
-
-
-def _slots(
-    items: list[ScheduledSequence],
-    starts: Ints,
-    lens: Ints,
-    positions: Ints,
-    block_size: int,
-    num_groups: int,
-) -> Longs:
-    """Return the slot of each token in each group; reads only the blocks that the step writes."""
-    first = starts // block_size
-    counts = (starts + lens - 1) // block_size - first + 1
-    written = np.fromiter(
-        chain.from_iterable(
-            item.block_ids[begin : begin + count]
-            for item, begin, count in zip(
-                items, (first * num_groups).tolist(), (counts * num_groups).tolist(), strict=True
-            )
-        ),
-        np.int64,
-        int(counts.sum()) * num_groups,
-    )
-    before = np.cumsum(counts) - counts - first
-    places = np.repeat(before, lens) + positions // block_size
-    blocks = np.take(written.reshape(-1, num_groups).T, places, axis=1)
-    slots: Longs = blocks * block_size + positions % block_size
-    return slots

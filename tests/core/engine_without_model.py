@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.fairness.fair_queue import FairQueue
@@ -19,7 +20,8 @@ from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
-from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.core.sequence import PLACEHOLDER, Sequence
+from paged_backend.core.stopping import EndConditions
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.executor.messages import decode_scheduler_output, encode
 from paged_backend.kv_cache_groups import KVCacheLayout
@@ -175,6 +177,12 @@ def make_request(
     )
 
 
+def make_sequence(seq_id: int, request: Request, max_model_len: int = 1000) -> Sequence:
+    """The first completion of a request, with seed 0."""
+    ends = EndConditions(frozenset(), max_model_len)
+    return Sequence(seq_id, request, 0, 0, *ends)
+
+
 class EngineWithoutModel:
     """Same step as the engine's, with the pool's content checked at every position."""
 
@@ -230,16 +238,16 @@ class EngineWithoutModel:
         output = self.scheduler.schedule()
         outputs = []
         self.scheduler.check_invariants()
-        if output.slices:
+        if output.num_sequences:
             # The worker gets nothing but the encoded message.
             plan = self.worker_state.apply(decode_scheduler_output(encode(output)))
-            self.plans.append(plan)
+            self.plans.append(replace(plan, scheduled=list(plan.all_sequences())))
             self._launch(plan)
             if self.scheduler.is_constrained:
                 while self.results:
                     outputs += self.scheduler.update_from_output(self.results.popleft())
             self.results.append(self._sample(plan, self.scheduler.token_masks()))
-        if not output.slices or len(self.results) > self.depth:
+        if not output.num_sequences or len(self.results) > self.depth:
             outputs += self.scheduler.update_from_output(self.results.popleft())
         self.scheduler.check_invariants()
         for out in outputs:
@@ -270,7 +278,7 @@ class EngineWithoutModel:
             self.last_token.pop(seq_id, None)
         for source, target in plan.block_copies:
             self.content[target] = list(self.content[source])
-        for item in plan.scheduled:
+        for item in plan.all_sequences():
             for offset, token in enumerate(item.token_ids):
                 block, slot = divmod(item.start + offset, self.block_size)
                 if token == PLACEHOLDER:
@@ -306,10 +314,10 @@ class EngineWithoutModel:
     def _sample(self, plan: ScheduledBatch, masks: TokenMasks | None) -> ModelRunnerOutput:
         allowed = {} if masks is None else dict(zip(masks.indices, mask_sets(masks), strict=True))
         sampled = []
-        for item in plan.scheduled:
+        for item in plan.all_sequences():
             tables = self._visible(item)
             end = item.start + len(item.token_ids)
-            self._seen(tables, self.worker_state._states[item.seq_id].token_ids[:end])
+            self._seen(tables, self.worker_state._sequences[item.seq_id].token_ids[:end])
             for spec in item.samples:
                 assert spec.num_output_tokens < spec.params.max_tokens, "a token too many"
                 seen = self._seen(tables, spec.context)
@@ -320,10 +328,10 @@ class EngineWithoutModel:
         # In place of a log-probability stands the token that it is of.
         prompt_logprobs = [
             [TokenLogprobs(token, 1, [], []) for token in item.prompt_logprobs.token_ids]
-            for item in plan.scheduled
+            for item in plan.all_sequences()
             if item.prompt_logprobs is not None
         ]
-        kept, _ = keep_accepted(plan.scheduled, sampled, {})
+        kept, _ = keep_accepted(plan, sampled, {})
         return ModelRunnerOutput(kept, {}, prompt_logprobs)
 
 

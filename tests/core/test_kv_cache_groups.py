@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from engine_without_model import HASH_KEY, EngineWithoutModel, make_request
+from engine_without_model import HASH_KEY, EngineWithoutModel, make_request, make_sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.core.sequence import Sequence
 from paged_backend.kv_cache_groups import MAX_GROUPS, KVCacheLayout, group_layers
 
 some_windows = st.lists(
@@ -162,7 +161,7 @@ def test_hits_are_those_of_a_simple_model(windows, length, evicted, budget, orde
     layout = KVCacheLayout(block_size, budget, windows)
     kv = KVCacheManager(200, layout, enable_prefix_caching=True, hash_key=HASH_KEY)
     request = make_request("a", range(1, length + 1))
-    first = Sequence(0, request, 0, 1)
+    first = make_sequence(0, request)
     names: dict[int, tuple[int, int]] = {}  # block id -> index of the block and group
     while first.num_uncomputed_tokens:
         kv.free_invisible_blocks([first])
@@ -185,7 +184,7 @@ def test_hits_are_those_of_a_simple_model(windows, length, evicted, budget, orde
         index, group = names[block_id]
         cached[group].add(index)
 
-    second = Sequence(1, request, 0, 1)
+    second = make_sequence(1, request)
     hits = kv.find_prefix(second)
     wanted = hits_of_model(cached, windows, block_size, (length - 1) // block_size)
     assert kv.num_hit_tokens(hits) == wanted * block_size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engine_without_model import make_sequence
+
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence
 from paged_backend.kv_cache_groups import KVCacheLayout
@@ -10,7 +12,7 @@ from paged_backend.sampling_params import SamplingParams
 
 
 def make(seq_id: int, tokens: list[int]) -> Sequence:
-    return Sequence(seq_id, Request(str(seq_id), tokens, SamplingParams()), 0, 1)
+    return make_sequence(seq_id, Request(str(seq_id), tokens, SamplingParams()))
 
 
 def compute(kv: KVCacheManager, seq: Sequence, new_tokens: list[int] = ()) -> None:  # type: ignore[assignment]

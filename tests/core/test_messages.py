@@ -26,7 +26,7 @@ def test_a_decode_step_is_small_however_long_its_sequences_are(windows):
         batch = engine.worker_state.apply(output)
         engine._launch(batch)
         engine.scheduler.update_from_output(engine._sample(batch, None))
-    assert [item.num_tokens for item in output.slices] == [1] * 64
+    assert len(output.continued.new_token_ids) == 64
     assert sizes[0] > 64 * 8000
     assert max(sizes[2:]) < MAX_DECODE_STEP_BYTES
     print(f"{sizes[0]} bytes for the prompts, {sizes[2:]} for decode steps")

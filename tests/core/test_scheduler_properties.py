@@ -13,7 +13,6 @@ from engine_without_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_backend.core.drafter import NoDrafter
 from paged_backend.core.seeds import derive_seed
 from paged_backend.kv_cache_groups import KVCacheLayout
 
@@ -40,7 +39,7 @@ requests = st.fixed_dictionaries(
     }
 )
 drafters = st.one_of(
-    st.just(NoDrafter),
+    st.just(lambda: None),
     st.builds(
         lambda length, num_right: lambda: PrecomputedDrafter(length, num_right),
         st.integers(1, 6),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from engine_without_model import make_request
+from engine_without_model import make_request, make_sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.fairness.tenant_queue import MAX_DEBTORS
-from paged_backend.core.sequence import Sequence
 
 WEIGHTS = {"b": 4.0, "c": 0.5}
 
@@ -96,7 +95,7 @@ def test_the_queue_equals_a_naive_one(actions, fair):
         if action == "come":
             prompt = [1] * (num_come % 7 + 1)
             request = make_request(str(num_come), prompt, tenant=what, priority=how)
-            seq = Sequence(num_come, request, 0, 0)
+            seq = make_sequence(num_come, request)
             num_come += 1
             queue.open(request)
             queue.add(seq)
@@ -134,7 +133,7 @@ def test_the_queue_equals_a_naive_one(actions, fair):
 
 
 def come(queue, seq_id, **fields):
-    seq = Sequence(seq_id, make_request(str(seq_id), [1], **fields), 0, 0)
+    seq = make_sequence(seq_id, make_request(str(seq_id), [1], **fields))
     queue.open(seq.request)
     queue.add(seq)
     return seq

@@ -6,14 +6,14 @@ the device, with a row for each running sequence; only new blocks are sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged_backend.core.scheduled_batch import ScheduledSequence
+from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.platforms.gpu.transfer import Transfer
 
 _ALIGNMENT = 256  # bytes, of each part of a buffer
@@ -101,12 +101,19 @@ class BlockTables:
         tables = self.tensor.index_select(0, rows).view(len(rows), num_blocks, self._num_groups)
         return tables.permute(2, 0, 1).contiguous().unbind()
 
-    def update(self, scheduled: Sequence[ScheduledSequence], rows: Sequence[int]) -> None:
-        """Send the blocks that sequences in these rows got since their last step."""
+    def update(self, scheduled_batch: ScheduledBatch, rows: NDArray[np.int64]) -> None:
+        """Send the blocks that the sequences of a step, in these rows, got since their last step."""
         width = self.tensor.shape[1]
         places: list[int] = []
         block_ids: list[int] = []
-        for item, row in zip(scheduled, rows, strict=True):
+        continued = scheduled_batch.continued
+        for index in continued.entering:
+            entered = continued.sequences[index].block_ids
+            end = int(rows[index]) * width + len(entered)
+            places += range(end - self._num_groups, end)
+            block_ids += entered[-self._num_groups :]
+        others = rows[len(continued.sequences) :].tolist()
+        for item, row in zip(scheduled_batch.scheduled, others, strict=True):
             first, end = item.first_new_block, len(item.block_ids)
             places += range(row * width + first, row * width + end)
             block_ids += item.block_ids[first:]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,7 +44,7 @@ from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.shared_prefix import MIN_SEQS, count_shared_blocks
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
-from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.sampling.logprobs import (
     cut_prompts,
@@ -65,18 +66,18 @@ class InFlightOutput:
 
     tokens: Arrival
     batch: InputBatch
+    places: list[int]  # of the samples with logprobs
     logprobs: DeviceLogprobs | None
     prompt_logprobs: list[DeviceLogprobs]
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the device."""
-        samples = self.batch.samples
-        tokens = self.tokens.wait()[: len(samples)]
+        tokens = self.tokens.wait()[: len(self.batch.sample_positions)]
         logprobs = [] if self.logprobs is None else self.logprobs.wait()
         of_prompts = [row for part in self.prompt_logprobs for row in part.wait()]
         return ModelRunnerOutput(
             [[token] for token in tokens],
-            dict(zip(places_with_logprobs(samples), [[row] for row in logprobs], strict=True)),
+            dict(zip(self.places, [[row] for row in logprobs], strict=True)),
             split_by_prompt(self.batch.prompts, of_prompts),
         )
 
@@ -92,8 +93,9 @@ class LaunchedGpuStep:
 
     def sample(self, masks: TokenMasks | None = None) -> InFlightOutput:
         """Launch the sampling of the step."""
-        tokens, logprobs = self.runner.sample(self.batch.samples, self.shape, masks)
-        return InFlightOutput(tokens, self.batch, logprobs, self.prompt_logprobs)
+        batch = self.batch
+        tokens, places, logprobs = self.runner.sample(batch, self.shape, masks)
+        return InFlightOutput(tokens, batch, places, logprobs, self.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,9 @@ class GpuModelRunner:
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send)
+        self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
         self._rows = Rows(self._max_num_seqs)
+        self._decode_rows = np.zeros(0, np.int64)  # of the decodes of the previous step
         self._sampled: set[int] = set()  # seq_ids whose parameters the device has
         num_rows = self._max_num_seqs + 1
         max_blocks = -(-model.max_model_len // spec.block_size)
@@ -193,16 +197,16 @@ class GpuModelRunner:
     def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedGpuStep | LaunchedEmbeddings:
         """Launch the forward pass of a step."""
         self._release(scheduled_batch.freed_seq_ids)
-        batch = self._input_batch(scheduled_batch)
-        rows = [self._rows[item.seq_id] for item in scheduled_batch.scheduled]
-        sample_rows = [self._rows[spec.seq_id] for spec in batch.samples]
-        self._tables.update(scheduled_batch.scheduled, rows)
-        self._admit(sample_rows, batch.samples)
+        batch = self._inputs.build(scheduled_batch)
+        rows = self._assign_rows(scheduled_batch)
+        new_sample_rows = [self._rows[spec.seq_id] for spec in batch.scheduled_samples]
+        num_continued = len(batch.continued)
+        sample_rows = np.append(rows[:num_continued], np.array(new_sample_rows, np.int64))
+        self._tables.update(scheduled_batch, rows)
+        self._admit(new_sample_rows, batch.scheduled_samples)
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
-        shape, before_prompts = self._launch(
-            batch, rows, sample_rows, scheduled_batch.scheduled[: batch.num_decodes]
-        )
+        shape, before_prompts = self._launch(batch, rows, sample_rows, scheduled_batch)
         if self._makes_embeddings:
             return LaunchedEmbeddings(self._pool(before_prompts, batch.pools))
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
@@ -210,28 +214,34 @@ class GpuModelRunner:
 
     @torch.inference_mode()
     def sample(
-        self, samples: list[SampleSpec], shape: StepShape, masks: TokenMasks | None
-    ) -> tuple[Arrival, DeviceLogprobs | None]:
-        """Launch the sampling of the step that was launched last."""
+        self, batch: InputBatch, shape: StepShape, masks: TokenMasks | None
+    ) -> tuple[Arrival, list[int], DeviceLogprobs | None]:
+        """Launch the sampling of the step that was launched last.
+
+        Returns the tokens, the places of those with logprobs, and their logprobs.
+        """
         logits = self._logits[: shape.num_samples]
-        places = places_with_logprobs(samples)
+        # Continued decodes have neither logprobs nor changes of single tokens' logits.
+        new, num_continued = batch.scheduled_samples, len(batch.continued)
+        places = [num_continued + place for place in places_with_logprobs(new)]
+        adjusted = batch.samples if any(spec.params.adjusts_tokens for spec in new) else []
         index = self._transfer.send(np.array(places, np.int64)) if places else None
         untouched = None if index is None else logits.index_select(0, index)
         if masks is not None:
             self._apply_masks(logits, masks)
         tokens = self._sampler.sample(
             logits,
-            samples,
+            adjusted,
             self._staging.part("sample_rows", shape.num_samples),
             self._staging.part("sample_row_or_none", shape.num_samples),
             self._staging.part("sample_positions", shape.num_samples),
         )
         arrival = self._transfer.receive(tokens)
         if index is None or untouched is None:
-            return arrival, None
-        specs = specs_of_samples([samples[place] for place in places])
+            return arrival, [], None
+        specs = specs_of_samples([new[place - num_continued] for place in places])
         chosen = tokens.index_select(0, index)
-        return arrival, DeviceLogprobs(untouched, chosen, specs, self._transfer)
+        return arrival, places, DeviceLogprobs(untouched, chosen, specs, self._transfer)
 
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that every kernel is compiled.
@@ -266,10 +276,11 @@ class GpuModelRunner:
             return
         shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
         pool = torch.cuda.graph_pool_handle()
-        nothing = self._input_batch(ScheduledBatch([], [], []))
+        nothing = self._inputs.build(ScheduledBatch.of([]))
+        no_rows = np.zeros(0, np.int64)
 
         def capture(shape: StepShape) -> Replay:
-            self._send(nothing, [], [], shape)
+            self._send(nothing, no_rows, no_rows, shape)
             return capture_graph(lambda: self._run(shape), pool)
 
         self._graphs = StepGraphs(shapes, capture)
@@ -290,7 +301,7 @@ class GpuModelRunner:
                 spec = SampleSpec(seq_id, params, 0, length, length, tokens)
                 scheduled.append(ScheduledSequence(seq_id, tokens, 0, blocks, (spec,)))
         everything = TokenMasks([0], b"\xff" * (-(-self._model.config.vocab_size // 32) * 4))
-        self.launch(ScheduledBatch(scheduled, [], [])).sample(everything).result()
+        self.launch(ScheduledBatch.of(scheduled)).sample(everything).result()
         self._release([item.seq_id for item in scheduled])
 
     @torch.inference_mode()
@@ -299,14 +310,21 @@ class GpuModelRunner:
         sizes = {MIN_SEQS << shift for shift in range(12)} | {self._max_num_seqs}
         for size in sorted(size for size in sizes if MIN_SEQS <= size <= self._max_num_seqs):
             item = ScheduledSequence(-1, [0], self._block_size, [0, 0] * self._num_groups, ())
-            batch = self._input_batch(ScheduledBatch([item] * size, [], []))
-            rows = [self._rows.padding] * size
+            batch = self._inputs.build(ScheduledBatch.of([item] * size))
+            rows = np.full(size, self._rows.padding, np.int64)
             shape = StepShape(size, size, 0, size)
-            self._send(batch, rows, [], shape)
+            self._send(batch, rows, rows[:0], shape)
             self._run(shape, 1)
 
-    def _input_batch(self, scheduled_batch: ScheduledBatch) -> InputBatch:
-        return InputBatch.build(scheduled_batch, self._block_size, self._num_groups)
+    def _assign_rows(self, scheduled_batch: ScheduledBatch) -> Longs:
+        """Return the row of each sequence of the step, [num_seqs]."""
+        continued = scheduled_batch.continued
+        others = [self._rows[item.seq_id] for item in scheduled_batch.scheduled]
+        rows = np.append(
+            np.delete(self._decode_rows, continued.dropped), np.array(others, np.int64)
+        )
+        self._decode_rows = rows[: len(continued.sequences) + scheduled_batch.num_decodes]
+        return rows
 
     def _release(self, seq_ids: list[int]) -> None:
         self._sampled.difference_update(seq_ids)
@@ -321,9 +339,9 @@ class GpuModelRunner:
     def _launch(
         self,
         batch: InputBatch,
-        rows: list[int],
-        sample_rows: list[int],
-        decodes: list[ScheduledSequence],
+        rows: Longs,
+        sample_rows: Longs,
+        scheduled_batch: ScheduledBatch,
     ) -> tuple[StepShape, Tensor]:
         """Send a step's inputs and launch the model; returns its shape and the result of `_run`."""
         shape = StepShape(
@@ -337,6 +355,7 @@ class GpuModelRunner:
         shared = 0
         if self._cascade:
             has_graph = captured is not None
+            decodes = list(islice(scheduled_batch.all_sequences(), batch.num_decodes))
             shared = count_shared_blocks(decodes, self._block_size, has_graph, self._windows)
         if shared:
             captured = None
@@ -346,12 +365,10 @@ class GpuModelRunner:
         return shape, self._run(shape, shared)
 
     def _send(
-        self, batch: InputBatch, rows: list[int], sample_rows: list[int], shape: StepShape
+        self, batch: InputBatch, rows: Longs, sample_rows: Longs, shape: StepShape
     ) -> None:
-        table_rows = np.array(rows, np.int64)
-        sampled = np.array(sample_rows, np.int64)
         # A placeholder stands for the token that was sampled last in its sequence's row.
-        owners = np.repeat(table_rows, np.diff(batch.query_start_loc))
+        owners = np.repeat(rows, np.diff(batch.query_start_loc))
         input_ids = np.where(batch.input_ids == PLACEHOLDER, -1 - owners, batch.input_ids)
         starts = batch.query_start_loc
         self._staging.send(
@@ -360,12 +377,14 @@ class GpuModelRunner:
                 "positions": _padded(batch.positions, shape.num_tokens, 0),
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
                 "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
-                "table_rows": _padded(table_rows, shape.num_seqs, self._rows.padding),
+                "table_rows": _padded(rows, shape.num_seqs, self._rows.padding),
                 "logits_indices": _padded(
                     batch.needed_indices, shape.num_samples + shape.num_prompt_rows, 0
                 ),
-                "sample_rows": _padded(sampled, shape.num_samples, self._rows.padding),
-                "sample_row_or_none": _padded(sampled.astype(np.int32), shape.num_samples, -1),
+                "sample_rows": _padded(sample_rows, shape.num_samples, self._rows.padding),
+                "sample_row_or_none": _padded(
+                    sample_rows.astype(np.int32), shape.num_samples, -1
+                ),
                 "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
                 **{
                     name: _padded(slots, shape.num_tokens, -1)

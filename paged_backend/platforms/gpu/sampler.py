@@ -93,7 +93,8 @@ class DeviceSampler:
 
         Args:
             logits: [n, vocab] float32; overwritten.
-            samples: the specs of the first rows of `logits`; the other rows are padding.
+            samples: the specs of the first rows of `logits`, if any of them changes or forbids
+                the logits of single tokens; else none. The other rows are padding.
             rows: [n] int64 the sampler's row of each sequence; its last row for padding.
             row_or_none: [n] int32 like `rows`, but -1 for padding, which gets an arbitrary token.
             positions: [n] int32 the positions of the tokens to sample.
@@ -101,7 +102,7 @@ class DeviceSampler:
         Raises:
             ValueError: the vocabulary is too large for the kernels.
         """
-        if any(spec.params.adjusts_tokens for spec in samples):
+        if samples:
             edit_logits(logits, samples, self._transfer.send, self._tokens_before(samples, rows))
         tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         apply_penalties(logits, row_or_none, positions, self._counts, self._penalties)

@@ -14,7 +14,6 @@ from paged_backend.core.scheduled_batch import (
     PromptLogprobsSpec,
     SampleSpec,
     ScheduledBatch,
-    ScheduledSequence,
 )
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
@@ -22,7 +21,7 @@ from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.platforms.drafts import keep_accepted
-from paged_backend.platforms.input_batch import InputBatch, block_tables
+from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.platforms.torch.threads import one_torch_thread
 from paged_backend.sampling.logprobs import (
@@ -52,7 +51,7 @@ class ComputedStep:
     """A step whose logits are computed; see LaunchedStep."""
 
     sampler: Sampler
-    scheduled: list[ScheduledSequence]
+    scheduled_batch: ScheduledBatch
     samples: list[SampleSpec]
     logits: Tensor  # [num_samples, vocab_size] float32
     prompt_logprobs: list[list[TokenLogprobs]]
@@ -62,7 +61,7 @@ class ComputedStep:
         """Sample the tokens of the step."""
         with one_torch_thread():
             token_ids, logprobs = self._sample(masks)
-        kept = keep_accepted(self.scheduled, token_ids, logprobs)
+        kept = keep_accepted(self.scheduled_batch, token_ids, logprobs)
         return Done(ModelRunnerOutput(*kept, self.prompt_logprobs))
 
     def _sample(self, masks: TokenMasks | None) -> tuple[list[int], dict[int, TokenLogprobs]]:
@@ -96,8 +95,8 @@ class TorchModelRunner:
     def __init__(self, model: Model, attention: AttentionBackend, spec: KVCacheSpec) -> None:
         self._model = model
         self._attention = attention
-        self._block_size = spec.block_size
         self._num_groups = len(spec.groups)
+        self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
         self._sampler = Sampler(frozenset(model.config.eos_token_ids))
         self._pooler = Pooler(torch.from_numpy)
         self.model_seconds = 0.0  # spent in forward passes so far
@@ -120,10 +119,10 @@ class TorchModelRunner:
 
     def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
         self._pooler.release(scheduled_batch.freed_seq_ids)
-        batch = InputBatch.build(scheduled_batch, self._block_size, self._num_groups)
+        batch = self._inputs.build(scheduled_batch)
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
-        tables = block_tables(scheduled_batch.scheduled, self._num_groups)
+        tables = block_tables(scheduled_batch, self._num_groups)
         meta = AttentionMetadata(
             query_start_loc=torch.from_numpy(batch.query_start_loc),
             seq_lens=torch.from_numpy(batch.seq_lens),
@@ -142,13 +141,12 @@ class TorchModelRunner:
         if not self._model.config.has_output_layer:
             self.model_seconds += time.perf_counter() - started
             return self._pool(hidden, batch.pools)
-        num_samples = len(batch.samples)
+        samples = batch.samples
+        num_samples = len(samples)
         logits = self._model.compute_logits(hidden[:num_samples]).float()
         self.model_seconds += time.perf_counter() - started
         prompt_logprobs = self._prompt_logprobs(hidden[num_samples:], batch.prompts)
-        return ComputedStep(
-            self._sampler, scheduled_batch.scheduled, batch.samples, logits, prompt_logprobs
-        )
+        return ComputedStep(self._sampler, scheduled_batch, samples, logits, prompt_logprobs)
 
     def _pool(self, hidden: Tensor, specs: list[PoolSpec]) -> PooledStep:
         pooled = self._pooler.pool(hidden, specs).numpy() if specs else np.zeros((0, 0), np.float32)

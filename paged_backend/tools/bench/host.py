@@ -13,7 +13,7 @@ from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.kv_cache_groups import KVCacheLayout
-from paged_backend.platforms.input_batch import InputBatch
+from paged_backend.platforms.input_batch import InputBatchBuilder
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -27,7 +27,7 @@ class HostTime(NamedTuple):
     batch_size: int
     context: int
     schedule_ms: float  # Scheduler.schedule
-    prepare_ms: float  # WorkerState.apply and InputBatch.build
+    prepare_ms: float  # WorkerState.apply and InputBatchBuilder.build
     update_ms: float  # Scheduler.update_from_output
 
     @property
@@ -59,6 +59,7 @@ class _Step:
             FairQueue({}, fair=True),
         )
         self._worker = WorkerState()
+        self._inputs = InputBatchBuilder(BLOCK_SIZE)
         params = SamplingParams(temperature=0, max_tokens=num_steps + 1, ignore_eos=True)
         for number in range(batch_size):
             prompt = [number, *range(context - 1)]
@@ -67,7 +68,7 @@ class _Step:
     def compute_prompts(self) -> None:
         """Run the first step."""
         output = self._scheduler.schedule()
-        self._worker.apply(output)
+        self._inputs.build(self._worker.apply(output))
         self._scheduler.update_from_output(_any_tokens(output))
 
     def decode(self) -> tuple[float, float, float]:
@@ -75,7 +76,7 @@ class _Step:
         times = [time.process_time()]
         output = self._scheduler.schedule()
         times.append(time.process_time())
-        InputBatch.build(self._worker.apply(output), BLOCK_SIZE)
+        self._inputs.build(self._worker.apply(output))
         times.append(time.process_time())
         self._scheduler.update_from_output(_any_tokens(output))
         times.append(time.process_time())
@@ -86,4 +87,5 @@ class _Step:
 
 
 def _any_tokens(output: SchedulerOutput) -> ModelRunnerOutput:
-    return ModelRunnerOutput([[7] for item in output.slices for _ in item.sample_seq_ids])
+    num_samples = sum(len(item.sample_seq_ids) for item in output.slices)
+    return ModelRunnerOutput([[7]] * (len(output.continued.new_token_ids) + num_samples))
