@@ -223,8 +223,8 @@ class Scheduler:
         for place in range(step.num_continued, len(step.sampled)):
             seq = step.sampled[place]
             if not seq.is_finished:
-                logprobs = result.logprobs.get(place)
-                outputs.append(self._take(seq, result.token_ids[place], logprobs))
+                tokens = result.token_ids[place]
+                outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
         return outputs
 
     @property
@@ -486,7 +486,9 @@ class Scheduler:
                 self.kv.register_full_blocks(seq, end - 1, end)
             self._waiting.charge(request, OUTPUT_TOKEN_COST)
             num_cached = seq.num_cached_tokens or 0
-            outputs.append(SequenceOutput(request.request_id, seq.index, token_ids, None, num_cached))
+            outputs.append(
+                SequenceOutput(request.request_id, seq.index, token_ids, None, num_cached)
+            )
             num_tokens += 1
         self.counters.num_generation_tokens += num_tokens
         return outputs

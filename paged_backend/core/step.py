@@ -156,9 +156,7 @@ class StepBuilder:
     def _num_decodes(self, slices: list[Slice]) -> int:
         """Return the number of first slices that the next step may continue."""
         pairs = zip(self.slices(), slices, strict=True)
-        return sum(
-            1 for _ in takewhile(lambda pair: _may_continue(pair[0][0], pair[1]), pairs)
-        )
+        return sum(1 for _ in takewhile(lambda pair: _may_continue(pair[0][0], pair[1]), pairs))
 
 
 def _may_continue(seq: Sequence, item: Slice) -> bool:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
+
+import numpy as np
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.fairness.fair_queue import FairQueue
@@ -27,6 +29,7 @@ from paged_backend.executor.messages import decode_scheduler_output, encode
 from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.platforms.drafts import keep_accepted
+from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -183,6 +186,13 @@ def make_sequence(seq_id: int, request: Request, max_model_len: int = 1000) -> S
     return Sequence(seq_id, request, 0, 0, *ends)
 
 
+class SchedulerOfSlices(Scheduler):
+    """Sends a slice for each sequence of a step: what continued decodes must be equal to."""
+
+    def _continue_decodes(self, step):
+        pass
+
+
 class EngineWithoutModel:
     """Same step as the engine's, with the pool's content checked at every position."""
 
@@ -201,10 +211,11 @@ class EngineWithoutModel:
         tenant_weights=None,
         drafter=None,
         windows=(None,),
+        scheduler_type=Scheduler,
     ):
         self.block_size = block_size
         self.num_groups = len(windows)
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler_type(
             SchedulerConfig(
                 max_num_seqs,
                 max_num_batched_tokens,
@@ -229,6 +240,7 @@ class EngineWithoutModel:
         self.reasons: dict[tuple[str, int], str] = {}
         self.prompt_logprobs: dict[str, list[float]] = {}
         self.worker_state = WorkerState()
+        self.inputs = InputBatchBuilder(block_size, self.num_groups)
         self.plans: list[ScheduledBatch] = []
 
     def add(self, request: Request) -> None:
@@ -241,6 +253,7 @@ class EngineWithoutModel:
         if output.num_sequences:
             # The worker gets nothing but the encoded message.
             plan = self.worker_state.apply(decode_scheduler_output(encode(output)))
+            self._check_arrays(plan)
             self.plans.append(replace(plan, scheduled=list(plan.all_sequences())))
             self._launch(plan)
             if self.scheduler.is_constrained:
@@ -286,6 +299,20 @@ class EngineWithoutModel:
                 for block_id in item.block_ids[block * self.num_groups :][: self.num_groups]:
                     assert block_id != NULL_BLOCK
                     self.content[block_id][slot] = token
+
+    def _check_arrays(self, plan: ScheduledBatch) -> None:
+        """The arrays of continued decodes are those of slices."""
+        batch = self.inputs.build(plan)
+        builder = InputBatchBuilder(self.block_size, self.num_groups)
+        wanted = builder.build(ScheduledBatch.of(list(plan.all_sequences())))
+        for field in fields(InputBatch):
+            got = getattr(batch, field.name)
+            if isinstance(got, np.ndarray):
+                other = getattr(wanted, field.name)
+                assert got.dtype == other.dtype and got.tolist() == other.tolist(), field.name
+        assert batch.num_decodes == wanted.num_decodes
+        assert batch.samples == wanted.samples
+        assert (batch.prompts, batch.pools) == (wanted.prompts, wanted.pools)
 
     def _visible(self, item: ScheduledSequence) -> list[list[int | None]]:
         """What the blocks of each group hold, as far as the first token of a slice sees it."""

@@ -7,14 +7,17 @@ from engine_without_model import (
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
+    SchedulerOfSlices,
     expected_tokens,
     make_request,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.kv_cache_groups import KVCacheLayout
+from paged_backend.outputs import SequenceOutput
 
 MAX_MODEL_LEN = 40
 
@@ -118,6 +121,60 @@ def test_any_history_keeps_the_books_and_the_tokens(
             got = engine.tokens.get((name, index), [])
             assert got == want if name not in aborted else got == want[: len(got)]
     assert not engine.prompt_logprobs
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    actions=actions,
+    extra_blocks=st.integers(0, 60),
+    windows=windows,
+    budget=st.integers(4, 48),
+    async_scheduling=st.booleans(),
+)
+def test_continued_decodes_are_the_steps_of_slices(
+    actions, extra_blocks, windows, budget, async_scheduling
+):
+    """Step by step: the outputs, the blocks in use, the prefix cache and the counters."""
+    layout = KVCacheLayout(4, budget, windows)
+    engines = [
+        EngineWithoutModel(
+            num_blocks=1 + layout.max_blocks(0, MAX_MODEL_LEN) + extra_blocks,
+            max_num_seqs=6,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            async_scheduling=async_scheduling,
+            tenant_weights={"b": 3},
+            windows=windows,
+            scheduler_type=scheduler_type,
+        )
+        for scheduler_type in (Scheduler, SchedulerOfSlices)
+    ]
+    num_added = 0
+    for kind, value in [*actions, ("step", 10_000)]:
+        if kind == "add":
+            for engine in engines:
+                engine.add(make_request(f"r{num_added}", **value))
+            num_added += 1
+        elif kind == "abort":
+            for engine in engines:
+                engine.scheduler.abort_request(f"r{value}")
+        else:
+            for _ in range(value):
+                if not engines[0].has_unfinished:
+                    break
+                outputs, wanted = (engine.step() for engine in engines)
+                assert sorted(map(_comparable, outputs)) == sorted(map(_comparable, wanted))
+                pools = [engine.scheduler.kv.pool for engine in engines]
+                assert pools[0].num_used == pools[1].num_used
+                assert pools[0].registered_hashes() == pools[1].registered_hashes()
+    stats, wanted_stats = (engine.scheduler.stats() for engine in engines)
+    for name in ("num_steps", "num_preemptions", "num_generation_tokens", "num_cache_hits"):
+        assert getattr(stats, name) == getattr(wanted_stats, name), name
+
+
+def _comparable(output: SequenceOutput) -> tuple[object, ...]:
+    key = (output.request_id, output.index, output.new_token_ids)
+    return (*key, output.finish_reason or "", output.num_cached_tokens)
 
 
 @settings(max_examples=100, deadline=None)

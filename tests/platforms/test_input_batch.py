@@ -18,7 +18,7 @@ from paged_backend.platforms.gpu.cuda_graphs import (
     decode_sizes,
 )
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.input_batch import InputBatch, block_tables
+from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
 from paged_backend.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def make_plan(
         blocks = rng.permutation(1000)[:num_blocks].tolist()
         spec = SampleSpec(seq_id, SamplingParams(), 0, start + count, 1, tokens)
         scheduled.append(ScheduledSequence(seq_id, tokens, start, blocks, (spec,) * num_samples))
-    return ScheduledBatch(scheduled, [], [])
+    return ScheduledBatch.of(scheduled)
 
 
 slices = st.lists(
@@ -49,7 +49,7 @@ slices = st.lists(
 @given(slices, st.integers(1, 3))
 def test_flat_arrays_of_a_plan(slices, num_groups):
     plan = make_plan(slices, num_groups=num_groups)
-    batch = InputBatch.build(plan, BLOCK_SIZE, num_groups)
+    batch = InputBatchBuilder(BLOCK_SIZE, num_groups).build(plan)
     tokens, positions, slots, starts, lasts = [], [], [], [0], []
     for item in plan.scheduled:
         for offset, token in enumerate(item.token_ids):
@@ -78,7 +78,7 @@ def test_flat_arrays_of_a_plan(slices, num_groups):
 def test_block_tables_are_padded_with_the_null_block():
     plan = make_plan([(0, 9, 1), (0, 30, 1)])
     first, second = (item.block_ids for item in plan.scheduled)
-    assert block_tables(plan.scheduled).tolist() == [[first + [0, 0], second]]
+    assert block_tables(plan).tolist() == [[first + [0, 0], second]]
 
 
 def test_block_tables_of_groups_are_separate():
@@ -86,18 +86,20 @@ def test_block_tables_of_groups_are_separate():
     assert tables.tolist() == [[[1, 3], [5, 0]], [[2, 4], [6, 0]]]
     assert tables.flags.c_contiguous
     on_device = BlockTables(3, 2, 2, Transfer(CPU, pinned=False))
-    on_device.update(step(([1, 2, 3, 4], 0), ([5, 6], 0)), [2, 0])
+    on_device.update(step(([1, 2, 3, 4], 0), ([5, 6], 0)), np.array([2, 0]))
     selected = on_device.select(torch.tensor([2, 0]))
     assert [table[:, :2].tolist() for table in selected] == tables.tolist()
     assert all(table.is_contiguous() and table.data_ptr() % 16 == 0 for table in selected)
 
 
-def step(*tables: tuple[list[int], int]) -> list[ScheduledSequence]:
+def step(*tables: tuple[list[int], int]) -> ScheduledBatch:
     """One sequence for each block table, whose blocks are new from that index on."""
-    return [
-        ScheduledSequence(i, [0], 0, ids, (), first_new_block=first)
-        for i, (ids, first) in enumerate(tables)
-    ]
+    return ScheduledBatch.of(
+        [
+            ScheduledSequence(i, [0], 0, ids, (), first_new_block=first)
+            for i, (ids, first) in enumerate(tables)
+        ]
+    )
 
 
 class WatchedTransfer(Transfer):
@@ -115,17 +117,17 @@ class WatchedTransfer(Transfer):
 def test_block_tables_on_a_device_take_only_what_is_new():
     transfer = WatchedTransfer()
     tables, sent = BlockTables(4, 5, 1, transfer), transfer.sent
-    tables.update(step(([7, 8], 0), ([9], 0)), [2, 0])
+    tables.update(step(([7, 8], 0), ([9], 0)), np.array([2, 0]))
     assert tables.tensor.tolist()[0] == [9, 0, 0, 0, 0]
     assert tables.tensor.tolist()[2] == [7, 8, 0, 0, 0]
-    tables.update(step(([7, 8, 3], 2), ([9], 1)), [2, 0])
+    tables.update(step(([7, 8, 3], 2), ([9], 1)), np.array([2, 0]))
     assert sent[2:] == [[12], [3]]  # the place in the whole table, the block
-    tables.update(step(([7, 8, 3], 3), ([9], 1)), [2, 0])
+    tables.update(step(([7, 8, 3], 3), ([9], 1)), np.array([2, 0]))
     assert len(sent) == 4
-    tables.update(step(([7, 8, 6], 2), ([9, 4], 1)), [2, 0])  # copy-on-write
+    tables.update(step(([7, 8, 6], 2), ([9, 4], 1)), np.array([2, 0]))  # copy-on-write
     assert tables.tensor.tolist()[2] == [7, 8, 6, 0, 0]
     assert tables.tensor.tolist()[0] == [9, 4, 0, 0, 0]
-    tables.update(step(([1], 0)), [2])  # another sequence
+    tables.update(step(([1], 0)), np.array([2]))  # another sequence
     assert tables.tensor[2, 0] == 1
 
 

@@ -102,16 +102,21 @@ class BlockTables:
         return tables.permute(2, 0, 1).contiguous().unbind()
 
     def update(self, scheduled_batch: ScheduledBatch, rows: NDArray[np.int64]) -> None:
-        """Send the blocks that the sequences of a step, in these rows, got since their last step."""
+        """Send the blocks that the sequences of a step got since their last step.
+
+        Args:
+            scheduled_batch: the step.
+            rows: [num_seqs] the rows of its sequences.
+        """
         width = self.tensor.shape[1]
         places: list[int] = []
         block_ids: list[int] = []
         continued = scheduled_batch.continued
-        for index in continued.entering:
-            entered = continued.sequences[index].block_ids
-            end = int(rows[index]) * width + len(entered)
+        for place in continued.entering:
+            table = continued.sequences[place].block_ids
+            end = int(rows[place]) * width + len(table)
             places += range(end - self._num_groups, end)
-            block_ids += entered[-self._num_groups :]
+            block_ids += table[-self._num_groups :]
         others = rows[len(continued.sequences) :].tolist()
         for item, row in zip(scheduled_batch.scheduled, others, strict=True):
             first, end = item.first_new_block, len(item.block_ids)

@@ -364,9 +364,7 @@ class GpuModelRunner:
             return captured, self._graphs.replay(captured)
         return shape, self._run(shape, shared)
 
-    def _send(
-        self, batch: InputBatch, rows: Longs, sample_rows: Longs, shape: StepShape
-    ) -> None:
+    def _send(self, batch: InputBatch, rows: Longs, sample_rows: Longs, shape: StepShape) -> None:
         # A placeholder stands for the token that was sampled last in its sequence's row.
         owners = np.repeat(rows, np.diff(batch.query_start_loc))
         input_ids = np.where(batch.input_ids == PLACEHOLDER, -1 - owners, batch.input_ids)
@@ -382,9 +380,7 @@ class GpuModelRunner:
                     batch.needed_indices, shape.num_samples + shape.num_prompt_rows, 0
                 ),
                 "sample_rows": _padded(sample_rows, shape.num_samples, self._rows.padding),
-                "sample_row_or_none": _padded(
-                    sample_rows.astype(np.int32), shape.num_samples, -1
-                ),
+                "sample_row_or_none": _padded(sample_rows.astype(np.int32), shape.num_samples, -1),
                 "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
                 **{
                     name: _padded(slots, shape.num_tokens, -1)
