@@ -26,6 +26,7 @@ class Repository:
     commits: dict[str, dict[str, bytes]]
     gated: bool = False
     down: bool = False  # all answers have status 503
+    claimed: dict[str, int] = field(default_factory=dict)  # sizes that the listing has
     failing: set[str] = field(default_factory=set)  # files whose contents have status 503
     cut: dict[str, int] = field(default_factory=dict)  # bytes until the connection breaks, once
 
@@ -103,7 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         files = repository.commits[sha]
         if match.re is _FILE:
             return self._file(repository, sha, unquote(match[3]), token)
-        return self._json(_tree(files) if match[2] == "tree" else {"id": match[1], "sha": sha})
+        return self._json(
+            _tree(files, repository.claimed) if match[2] == "tree" else {"id": match[1], "sha": sha}
+        )
 
     def _file(self, repository: Repository, sha: str, name: str, token: str) -> None:
         body = repository.commits[sha].get(name)
@@ -148,8 +151,8 @@ def _oid(body: bytes) -> str:
     return hashlib.sha1(body).hexdigest()
 
 
-def _tree(files: dict[str, bytes]) -> list[dict[str, Any]]:
+def _tree(files: dict[str, bytes], claimed: dict[str, int]) -> list[dict[str, Any]]:
     return [
-        {"type": "file", "path": name, "size": len(body), "oid": _oid(body)}
+        {"type": "file", "path": name, "size": claimed.get(name, len(body)), "oid": _oid(body)}
         for name, body in files.items()
     ]

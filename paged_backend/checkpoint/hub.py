@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
+from paged_backend.checkpoint.hub_repository import HubRepository
 from paged_backend.errors import ConfigError, option_error
 from paged_backend.options.model import ModelOptions
 from paged_backend.validation import shorten
@@ -79,16 +80,16 @@ def resolve_model(
     Raises:
         ConfigError: there is no such folder, and it cannot be downloaded either.
     """
+    repository = HubRepository(name, revision, download_dir, role)
     local = _find_local(name, role)
     if local is None:
         # Imported here: it costs a third of a second, and a folder needs none of it.
         from paged_backend.checkpoint.hub_download import download
-        from paged_backend.checkpoint.hub_errors import HubRepository
 
-        return download(HubRepository(name, revision, download_dir, role), weights=weights)
+        return download(repository, weights=weights)
     if revision is not None:
         raise option_error(
-            "revision" if role == "model" else "tokenizer_revision",
+            repository.revision_option,
             f"is only for ids on the Hugging Face Hub; {role} {shorten(name)} is "
             + ("bundled" if name in BUNDLED_MODELS else "on this machine"),
         )
@@ -107,7 +108,6 @@ def download_config(name: str) -> Path:
         ConfigError: it cannot be downloaded.
     """
     from paged_backend.checkpoint import hub_download
-    from paged_backend.checkpoint.hub_errors import HubRepository
 
     return hub_download.download_config(HubRepository(name))
 
@@ -140,4 +140,4 @@ def _find_local(name: str, role: str) -> Path | None:
 
 def _commit(option: str, name: str, folder: Path) -> dict[str, str]:
     """Return the option's value for files of the Hub; their folder has the name of the commit."""
-    return {} if _find_local(name, "") is not None else {option: folder.name}
+    return {} if _find_local(name, "model") is not None else {option: folder.name}

@@ -10,6 +10,7 @@ import glob
 import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-from paged_backend.checkpoint.hub_errors import HubRepository, hub_errors, not_in_cache
+from paged_backend.checkpoint.hub_errors import cache_folder, hub_errors, not_in_cache
 from paged_backend.checkpoint.hub_progress import progress_class, size_text
+from paged_backend.checkpoint.hub_repository import HubRepository
 from paged_backend.checkpoint.weight_index import INDEX, SINGLE, indexed_names
 from paged_backend.errors import ConfigError
 from paged_backend.log import LOG
@@ -161,11 +163,13 @@ def _check_space(repository: HubRepository, folder: Path, num_bytes: int) -> Non
         ConfigError: there is too little room.
     """
     # What another process has already written of the same files takes no more room.
-    blobs = (folder.parent.parent / "blobs").glob("*.incomplete")
-    begun = sum(blob.stat().st_size for blob in blobs)
+    begun = 0
+    for blob in (folder.parent.parent / "blobs").glob("*.incomplete"):
+        with suppress(FileNotFoundError):  # that process has just finished the file
+            begun += blob.stat().st_size
     free = shutil.disk_usage(folder).free
     if num_bytes > free + begun:
         raise ConfigError(
-            f"{repository} needs {size_text(num_bytes)} in {repository.cache_folder}, which has "
+            f"{repository} needs {size_text(num_bytes)} in {cache_folder(repository)}, which has "
             f"{size_text(free)} left; make room, or set download_dir or HF_HOME to another disk"
         )

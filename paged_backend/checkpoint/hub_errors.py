@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from huggingface_hub import constants, get_token, is_offline_mode
 from huggingface_hub.errors import (
@@ -17,27 +16,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from paged_backend.checkpoint.hub_repository import HubRepository
 from paged_backend.errors import ConfigError, option_error
 from paged_backend.validation import shorten
-
-
-@dataclass(frozen=True, slots=True)
-class HubRepository:
-    """A repository of the Hub, as the options name it."""
-
-    name: str
-    revision: str | None = None  # branch, tag or commit hash; None is the main branch
-    download_dir: str | None = None  # None is the library's own cache folder
-    role: str = "model"  # or tokenizer, for error messages
-
-    @property
-    def cache_folder(self) -> str:
-        """Where files are kept."""
-        return self.download_dir or constants.HF_HUB_CACHE
-
-    def __str__(self) -> str:
-        at = "" if self.revision is None else f" at revision {_short(self.revision)}"
-        return f"{self.role} {self.name}{at}"
 
 
 @contextmanager
@@ -59,8 +40,13 @@ def not_in_cache(repository: HubRepository) -> ConfigError:
     """Return the error for files that are missing while HF_HUB_OFFLINE is set."""
     return ConfigError(
         f"HF_HUB_OFFLINE is set, and {repository} is not, or not completely, in the cache folder "
-        f"{repository.cache_folder}; download it while connected, or unset HF_HUB_OFFLINE"
+        f"{cache_folder(repository)}; download it while connected, or unset HF_HUB_OFFLINE"
     )
+
+
+def cache_folder(repository: HubRepository) -> str:
+    """Return the folder that the files of all repositories are kept in."""
+    return repository.download_dir or constants.HF_HUB_CACHE
 
 
 def _explained(repository: HubRepository, error: Exception) -> ConfigError:
@@ -70,9 +56,8 @@ def _explained(repository: HubRepository, error: Exception) -> ConfigError:
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     if isinstance(error, RevisionNotFoundError):
-        option = "revision" if repository.role == "model" else f"{repository.role}_revision"
         return option_error(
-            option,
+            repository.revision_option,
             f"must be a branch, a tag or a commit hash of {repository.name} on the Hugging Face "
             f"Hub, got {shorten(repository.revision)}",
         )
@@ -107,7 +92,7 @@ def _sentence(repository: HubRepository, error: Exception) -> str:
         return f"{repository} cannot be downloaded: {hub} answers {answer}"
     if isinstance(error, OSError) and error.errno is not None:
         return (
-            f"{repository} cannot be written to {repository.cache_folder}: {error.strerror}; set "
+            f"{repository} cannot be written to {cache_folder(repository)}: {error.strerror}; set "
             "download_dir or HF_HOME to a folder with room that may be written to"
         )
     reason = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,7 @@ class Terminal:
 
     def __init__(self) -> None:
         master, self.fd = os.openpty()
+        termios.tcsetwinsize(self.fd, (24, 100))
         self._text = ""
         self._more = threading.Condition()
         threading.Thread(target=self._take, args=(master,), daemon=True).start()
@@ -261,6 +263,10 @@ def test_revisions(hub: Hub, downloader: Downloader, tmp_path: Path) -> None:
             r"model org/gguf has neither .*, but GGUF files \(m-Q4_0.gguf, m-Q8_0.gguf\); download "
             "one of them with `hf download org/gguf FILE`, and give the path",
         ),
+        (
+            {"model": "org/huge"},
+            "model org/huge needs 1.00EB in /[^ ]*, which has [^ ]*B left; make room, or set ",
+        ),
         ({"model": "org/mistral"}, ".*; it has consolidated.safetensors$"),
         ({"model": "org/broken"}, "model org/broken: .* lists files that are not .*: gone.safe"),
         (
@@ -280,6 +286,7 @@ def test_one_line_says_what_is_wrong(
     hub.repositories |= {
         "org/gated": Repository.of(SHARDED),
         "org/down": Repository.of(SHARDED),
+        "org/huge": Repository.of(SHARDED),
         "org/pickled": Repository.of(TEXTS | {"pytorch_model.bin": b"", "onnx/model.bin": b""}),
         "org/gguf": Repository.of({"m-Q4_0.gguf": b"", "m-Q8_0.gguf": b"", "README.md": b""}),
         "org/mistral": Repository.of(TEXTS | {"consolidated.safetensors": b""}),
@@ -287,6 +294,7 @@ def test_one_line_says_what_is_wrong(
     }
     hub.repositories["org/gated"].gated = True
     hub.repositories["org/down"].down = True
+    hub.repositories["org/huge"].claimed[SHARDS[0]] = 10**18
     error = downloader.error(**{"model": "org/sharded", "folder": tmp_path, **options})
     assert re.match(expected, error), error
     assert not any(path.suffix in (".bin", ".gguf") for path in tmp_path.rglob("*"))

@@ -12,7 +12,12 @@ from hub_server import Repository, running_hub
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.config import EngineConfig
-from paged_backend.process.engine_supervisor import EngineRestarted, EngineSupervisor
+from paged_backend.process.engine_supervisor import (
+    EngineDied,
+    EngineRestarted,
+    EngineSupervisor,
+    Event,
+)
 from paged_backend.process.lifetime import ProcessId
 
 
@@ -28,15 +33,26 @@ def test_a_new_engine_loads_the_same_commit(
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         config = EngineConfig(model="org/demo", device="cpu")
         supervisor = EngineSupervisor(config, "llm", "1", os.getpid())
-        ready = supervisor.connect()
-        assert (Path(ready.tokenizer).name, ready.commits) == (first, {"revision": first})
+        try:
+            ready = supervisor.connect()
+            assert (Path(ready.tokenizer).name, ready.commits) == (first, {"revision": first})
+            repository.commit(files | {"config.json": b"{}"})  # cannot be loaded
+            hub.requests.clear()
+            kill_engine(short_folder, supervisor)
+            wait_for(EngineRestarted, supervisor)
+            assert not any("org/demo" in path for _, path in hub.requests)
+        finally:
+            kill_engine(short_folder, supervisor)
+            supervisor.close()
 
-        repository.commit(files | {"config.json": b"{}"})  # cannot be loaded
-        hub.requests.clear()
-        (pid_file,) = short_folder.rglob("engine.pid")
-        os.kill(ProcessId.parse(pid_file.read_text()).pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while EngineRestarted(started_here=True) not in supervisor.receive(1):
-            assert time.monotonic() < deadline
-        assert hub.requests == []
-        supervisor.close()
+
+def kill_engine(folder: Path, supervisor: EngineSupervisor) -> None:
+    (pid_file,) = folder.rglob("engine.pid")
+    os.kill(ProcessId.parse(pid_file.read_text()).pid, signal.SIGKILL)
+    wait_for(EngineDied, supervisor)
+
+
+def wait_for(event: type[Event], supervisor: EngineSupervisor) -> None:
+    deadline = time.monotonic() + 100
+    while not any(isinstance(arrived, event) for arrived in supervisor.receive(1)):
+        assert time.monotonic() < deadline
