@@ -43,6 +43,7 @@ class EngineConfig(
 
     def __post_init__(self) -> None:
         check_fields(self, option_error)
+        self.check_revisions()
         self.check_cache()
         self.check_cpu()
         self.check_scheduling()

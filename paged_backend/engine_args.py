@@ -47,8 +47,8 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "device_ids": (None,),
     # other weights, or the same in another form
     **dict.fromkeys(("quantization_config", "quantization_param_path"), (None,)),
-    **dict.fromkeys(("revision", "code_revision", "tokenizer_revision"), (None, "main")),
-    **dict.fromkeys(("hf_config_path", "hf_token", "download_dir"), (None,)),
+    "code_revision": (None, "main"),
+    **dict.fromkeys(("hf_config_path", "hf_token"), (None,)),
     **dict.fromkeys(("hf_overrides", "model_loader_extra_config", "rope_scaling"), (None, {})),
     "rope_theta": (None,),
     "trust_remote_code": (False,),
@@ -171,7 +171,7 @@ def read_engine_args(path: Path) -> EngineArgs:
             something that this engine lacks.
     """
     values = read_json_object(path)
-    for name in ("model", "tokenizer"):
+    for name in ("model", "tokenizer", "download_dir"):
         value = values.get(name)
         if isinstance(value, str) and (path.parent / value).exists():
             values[name] = str((path.parent / value).resolve())

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
-from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.embedding import cosine_similarity, make_embedding
 from paged_backend.engine import Engine
 from paged_backend.engine_args import from_mapping
@@ -61,14 +61,13 @@ class LLM:
         if args.without_effect:
             LOG.info("options without effect here: %s", ", ".join(args.without_effect))
         self.config = args.config
-        folder = resolve_model(self.config.model)
-        self.tokenizer = load_tokenizer(self.config.tokenizer or str(folder))
-        worker = Worker(self.config, folder)
-        tokenizer = self.config.tokenizer or str(folder)
+        checkpoint = resolve_checkpoint(self.config)
+        self.tokenizer = load_tokenizer(checkpoint.tokenizer)
+        worker = Worker(self.config, checkpoint.model)
         info = worker.info
-        grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+        grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
         self.engine = Engine(self.config, worker, grammars=grammars)
-        self._checker = GrammarChecker(tokenizer, info.vocab_size)
+        self._checker = GrammarChecker(checkpoint.tokenizer, info.vocab_size)
         self._num_requests = 0
 
     def generate(

@@ -8,12 +8,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from paged_backend.checkpoint.tensor_source import SourceTensor
+from paged_backend.checkpoint.weight_index import INDEX, SINGLE, indexed_names
 from paged_backend.errors import ConfigError
-from paged_backend.json_file import read_json_object
 from paged_backend.validation import shorten
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 
 
@@ -53,26 +51,18 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         ConfigError: there are none, or one that the index lists is not there.
     """
-    if (folder / _INDEX).exists():
-        return _indexed_files(folder)
-    if (folder / _SINGLE).exists():
-        return [folder / _SINGLE]
-    problem = f"{folder} holds neither {_SINGLE} nor {_INDEX}"
+    if (folder / INDEX).exists():
+        return [_present(folder, name) for name in indexed_names(folder)]
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    problem = f"{folder} holds neither {SINGLE} nor {INDEX}"
     if any(True for pattern in _PICKLED for _ in folder.glob(pattern)):
         problem += "; its pickled weights are not read: convert them with transformers' "
         problem += "save_pretrained"
     raise ConfigError(problem)
 
 
-def _indexed_files(folder: Path) -> list[Path]:
-    weight_map = read_json_object(folder / _INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{folder / _INDEX}: weight_map must be an object of tensors and files")
-    files = []
-    for name in sorted({str(file) for file in weight_map.values()}):
-        if Path(name).name != name:
-            raise ConfigError(f"{folder / _INDEX}: {shorten(name)} must be a file in this folder")
-        if not (folder / name).exists():
-            raise ConfigError(f"{folder / name}, listed in {_INDEX}, is missing; download it again")
-        files.append(folder / name)
-    return files
+def _present(folder: Path, name: str) -> Path:
+    if not (folder / name).exists():
+        raise ConfigError(f"{folder / name}, listed in {INDEX}, is missing; download it again")
+    return folder / name

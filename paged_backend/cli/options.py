@@ -55,9 +55,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(args).items()
         if name.startswith(_OTHER)
     }
-    for name in ("model", "tokenizer"):
-        if values[name] is not None and Path(values[name]).exists():
-            values[name] = str(Path(values[name]).resolve())
+    for name in ("model", "tokenizer", "download_dir"):
+        # A cache folder may be made later.
+        if values[name] is not None and (name == "download_dir" or Path(values[name]).exists()):
+            values[name] = str(Path(values[name]).expanduser().resolve())
     defaults = {spec.name: spec.default for spec in fields(EngineConfig)}
     changed = {
         name: value for name, value in values.items() if name == "model" or value != defaults[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_backend.errors import option_error
 from paged_backend.pooling_params import PoolingType
 from paged_backend.validation import Rule, checked
 
@@ -25,6 +26,22 @@ class ModelOptions:
         None,
         Rule(str, optional=True),
         "folder, GGUF file or id of the tokenizer; default: the model's",
+    )
+    revision: str | None = checked(
+        None,
+        Rule(str, max_length=255, optional=True),
+        "branch, tag or commit hash of a model of the Hugging Face Hub; default: its main branch",
+    )
+    tokenizer_revision: str | None = checked(
+        None,
+        Rule(str, max_length=255, optional=True),
+        "the same for the tokenizer; default: revision if the tokenizer is the model's, otherwise "
+        "the main branch",
+    )
+    download_dir: str | None = checked(
+        None,
+        Rule(str, optional=True),
+        "cache folder for files of the Hugging Face Hub; default: HF_HUB_CACHE, or hub in HF_HOME",
     )
     task: str = checked(
         "auto",
@@ -75,3 +92,13 @@ class ModelOptions:
         Rule(int, 2, 2**24, optional=True),
         "maximum number of tokens of prompt and output; default: the model's",
     )
+
+    def check_revisions(self) -> None:
+        """Refuse empty names.
+
+        Raises:
+            ConfigError: a revision is empty.
+        """
+        for name in ("revision", "tokenizer_revision"):
+            if getattr(self, name) == "":
+                raise option_error(name, "must be a branch, a tag, a commit hash or null, got ''")

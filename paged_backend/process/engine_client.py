@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -48,6 +50,8 @@ class EngineClient:
         version: the model's version.
         server: the tritonserver process; the engine ends when this process ends.
         counts: the last counts that this front end received from a previous engine, if any.
+        commits: options that replace those of ``config`` in an engine that is started: what a
+            previous engine loaded, although its branch on the Hub may have moved since.
     """
 
     def __init__(
@@ -57,11 +61,14 @@ class EngineClient:
         version: str,
         server: ProcessId,
         counts: EngineStats | None,
+        commits: Mapping[str, Any],
     ) -> None:
         run_dir = runtime_folder(server, model, version, _fingerprint(config, model))
         self._run_dir = run_dir
         enrol(run_dir)
-        self._pidfd, self._process = _start_or_find(config, run_dir, server)
+        self._pidfd, self._process = _start_or_find(
+            dataclasses.replace(config, **commits), run_dir, server
+        )
         self._end = select.poll()  # for `send`; the poller belongs to `receive`
         self._end.register(self._pidfd, select.POLLIN)
         self._identity = uuid.uuid4().hex.encode()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, PagedError, RequestRefused
@@ -143,7 +143,7 @@ class EngineLoop:
         mailbox: Mailbox,
         page: StatusPage,
         config: EngineConfig,
-        model_folder: Path,
+        checkpoint: Checkpoint,
     ) -> None:
         self._engine = engine
         self._mailbox = mailbox
@@ -155,7 +155,10 @@ class EngineLoop:
         rate = config.max_tenant_request_rate
         self._rates = None if rate is None else TenantRateLimit(rate)
         self._ready = wire.EngineReady(
-            engine.limits, str(model_folder), engine.executor.info.describe()
+            engine.limits,
+            str(checkpoint.tokenizer),
+            checkpoint.commits,
+            engine.executor.info.describe(),
         )
         self._owners: dict[str, str] = {}  # request_id -> front end
         self._requests = OpenRequests()
@@ -317,24 +320,24 @@ class EngineLoop:
             self._reported = stats
 
 
-def load(config: EngineConfig) -> tuple[Engine, Path]:
+def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
     """Find the checkpoint and load it.
 
     Returns:
-        The engine, and the folder of the checkpoint.
+        The engine, and where its checkpoint is.
 
     Raises:
         ConfigError: the options or the checkpoint cannot be used.
     """
-    folder = resolve_model(config.model)
-    worker = Worker(config, folder)
-    tokenizer, info = config.tokenizer or folder, worker.info
-    grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+    checkpoint = resolve_checkpoint(config)
+    worker = Worker(config, checkpoint.model)
+    info = worker.info
+    grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
     try:
         grammars.load()  # later the other requests would have to wait
     except ConfigError as error:
         LOG.warning("%s", error)
-    return Engine(config, worker, grammars=grammars), folder
+    return Engine(config, worker, grammars=grammars), checkpoint
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:
@@ -359,13 +362,13 @@ def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
     try:
         config = EngineConfig.from_mapping(json.loads(config_json))
         log_to_stderr(config.log_level)
-        engine, folder = load(config)
+        engine, checkpoint = load(config)
         LOG.info("the engine runs %s: %s", config.model, engine.executor.info.describe())
     except ConfigError as error:
         tell_failure(mailbox, str(error))
         return 1
     else:
-        loop = EngineLoop(engine, mailbox, page, config, folder)
+        loop = EngineLoop(engine, mailbox, page, config, checkpoint)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
         loop.run()
         return 0

@@ -65,7 +65,7 @@ class EngineSupervisor:
         self._blocked = BlockedTenants()
         server = ProcessId.of(server_pid)
         self._make_client: Callable[[], EngineClient] = lambda: EngineClient(
-            config, model, version, server, self._counts
+            config, model, version, server, self._counts, self._commits
         )
         self.identity = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
         self._server = open_process(server)
@@ -73,6 +73,7 @@ class EngineSupervisor:
         self._client: EngineClient | None = None
         self._is_ready = False
         self._counts: EngineStats | None = None
+        self._commits: dict[str, str] = {}  # of the first engine, whose tokenizer is in use
         self._early: list[Event] = []  # arrived together with EngineReady
         self._lost_s: float | None = None  # since when there has been no engine
         self._gave_up = False
@@ -105,6 +106,7 @@ class EngineSupervisor:
                     ) from error
             else:
                 self._client, self._is_ready = client, True
+                self._commits = ready.commits
                 self._log_start(client, ready)
                 return ready
 

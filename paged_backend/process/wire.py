@@ -75,7 +75,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
     limits: RequestLimits
-    model_folder: str
+    tokenizer: str  # folder or GGUF file
+    commits: dict[str, str]  # of files from the Hub: options that load the same ones again
     description: str  # of the worker, for the log
 
 

@@ -179,10 +179,9 @@ def _load(deployment: Deployment) -> LoadedModel:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
     link = EngineSupervisor(args.config, deployment.name, deployment.version, os.getppid())
     ready = link.connect()
-    tokenizer_folder = args.config.tokenizer or ready.model_folder
-    tokenizer = load_tokenizer(tokenizer_folder)
-    grammars = GrammarChecker(tokenizer_folder, ready.limits.vocab_size)
-    tool_use = load_tool_use(tokenizer_folder, tokenizer, args.config)
+    tokenizer = load_tokenizer(ready.tokenizer)
+    grammars = GrammarChecker(ready.tokenizer, ready.limits.vocab_size)
+    tool_use = load_tool_use(ready.tokenizer, tokenizer, args.config)
     front_end = FrontEnd(
         link,
         RequestParser(tokenizer, ready.limits, grammars, tool_use),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paged_backend.checkpoint.hub import resolve_tokenizer
 from paged_backend.contract import named as named  # copies of bls.py import it from here
 from paged_backend.engine_args import read_engine_args
 from paged_backend.errors import ConfigError, InvalidRequest
@@ -45,7 +46,7 @@ class Llm:
         """
         self.name = parameter(args, "llm")
         self.config = read_engine_args(llm_version(args) / "model.json").config
-        self._tokenizer_folder = self.config.tokenizer or self.config.model
+        self._tokenizer_folder = resolve_tokenizer(self.config)
         self.tokenizer = load_tokenizer(self._tokenizer_folder)
 
     @functools.cached_property

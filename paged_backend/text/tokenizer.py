@@ -108,7 +108,7 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     Raises:
         ConfigError: there is no such tokenizer, it cannot be read, or it has no fast version.
     """
-    folder = resolve_model(str(name_or_folder))
+    folder = resolve_model(str(name_or_folder), weights=False, role="tokenizer")
     if is_gguf(folder):
         return _load_gguf(folder)
     config = read_json_object(folder / _CONFIG_FILE) if (folder / _CONFIG_FILE).exists() else {}

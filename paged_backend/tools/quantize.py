@@ -20,14 +20,14 @@ from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.safetensors_files import weight_files
 from paged_backend.checkpoint.tensors import Role
+from paged_backend.checkpoint.weight_index import INDEX
 from paged_backend.errors import ConfigError
 from paged_backend.quantization.bits import pack_int4
 from paged_backend.quantization.read import read_quantization
 from paged_backend.quantization.round import Fp8Rounding, IntegerRounding, Rounding
 from paged_backend.quantization.weight import QuantizedWeight
 
-_INDEX = "model.safetensors.index.json"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", _INDEX)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def quantize_checkpoint(model: str, output: Path, scheme: Scheme) -> None:
         save_file(tensors, output / file.name, {"format": "pt"})
         index |= dict.fromkeys(tensors, file.name)
     if len(files) > 1:
-        (output / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=2))
+        (output / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=2))
     for path in folder.iterdir():
         if path.is_file() and not path.name.endswith(_WEIGHTS):
             shutil.copyfile(path, output / path.name)

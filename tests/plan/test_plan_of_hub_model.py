@@ -6,74 +6,52 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hub_server import Hub, Repository, running_hub
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
 
-SHA = "0" * 40
 FILES = {"config.json": (MODEL_DIR / "config.json").read_bytes(), "model.safetensors": b"weights"}
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Serves the files of one model, as huggingface_hub asks for them."""
-
-    asked: list[str] = []
-
-    def do_HEAD(self) -> None:
-        self.respond(with_body=False)
-
-    def do_GET(self) -> None:
-        self.respond(with_body=True)
-
-    def respond(self, *, with_body: bool) -> None:
-        self.asked.append(self.path)
-        name = self.path.rpartition("/")[2]
-        if not self.path.startswith("/org/small/resolve/") or name not in FILES:
-            self.send_error(404)
-            return
-        body = FILES[name]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{name}"')
-        self.send_header("X-Repo-Commit", SHA)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Write nothing."""
-
-
 @pytest.fixture
-def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+def hub() -> Iterator[Hub]:
+    with running_hub() as hub:
+        hub.repositories["org/small"] = Repository.of(FILES)
+        hub.repositories["org/gguf"] = Repository.of({"m.gguf": b"weights"})
+        yield hub
 
 
-def plan(model: str, hub: str, home: Path) -> subprocess.CompletedProcess[str]:
+def plan(model: str, hub: Hub, home: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paged_backend.cli", "plan", model, "--json"]
-    environment = os.environ | {"HF_ENDPOINT": hub, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
+    environment |= {"NO_PROXY": "127.0.0.1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
-def test_only_the_configuration_is_downloaded(hub: str, tmp_path: Path) -> None:
+def test_only_the_configuration_is_downloaded(hub: Hub, tmp_path: Path) -> None:
     done = plan("org/small", hub, tmp_path)
     assert done.returncode == 0, done.stderr
     local = plan(str(MODEL_DIR), hub, tmp_path)
     assert json.loads(done.stdout)["gpus"] == json.loads(local.stdout)["gpus"]
-    assert any("config.json" in path for path in Hub.asked)
-    assert not any("safetensors" in path for path in Hub.asked)
+    assert hub.fetched("org/small") == ["config.json"]
+    assert not any("safetensors" in path for _, path in hub.requests)
 
 
-def test_an_unknown_model_is_named(hub: str, tmp_path: Path) -> None:
-    done = plan("org/other", hub, tmp_path)
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("org/other", "model org/other is neither a folder here nor"),
+        ("org/gguf", "model org/gguf has no file config.json on "),
+    ],
+)
+def test_what_cannot_be_downloaded_is_named(
+    hub: Hub, tmp_path: Path, model: str, expected: str
+) -> None:
+    done = plan(model, hub, tmp_path)
     assert done.returncode == 2
-    assert "model org/other is neither a folder here nor" in done.stderr
+    assert done.stderr.startswith(f"paged-backend: error: {expected}")
+    assert len(done.stderr.splitlines()) == 1

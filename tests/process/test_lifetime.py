@@ -79,12 +79,12 @@ def test_an_engine_that_is_gone_is_started_again(
     folder = runtime_folder(server, "m", "1", fingerprint_of("m"))
     text = str(earlier(stranger.pid)) if left != "nothing" else ""
     (folder / "engine.pid").write_text(text)
-    client = EngineClient(CONFIG, "m", "1", server, None)
+    client = EngineClient(CONFIG, "m", "1", server, None, {})
     try:
         assert client.has_started
         started = ProcessId.parse((folder / "engine.pid").read_text())
         assert started.pid != stranger.pid
-        other = EngineClient(CONFIG, "m", "1", server, None)
+        other = EngineClient(CONFIG, "m", "1", server, None, {})
         assert not other.has_started
         other.abandon()
     finally:

@@ -201,7 +201,7 @@ def load_tool_use(
     """
     template = tokenizer.chat_template
     format = response_format(
-        resolve_model(str(name_or_folder)),
+        resolve_model(str(name_or_folder), weights=False),
         None if template is None else template.source,
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,

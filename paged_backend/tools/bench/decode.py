@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from paged_backend import engine_args
-from paged_backend.checkpoint.hub import is_gguf, resolve_model
+from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role
@@ -411,7 +411,7 @@ def run_decode_bench(
         ConfigError: the options or the checkpoint cannot be used.
     """
     config = engine_args.from_mapping(options).config
-    folder = resolve_model(config.model).resolve()
+    folder = resolve_checkpoint(config).model.resolve()
     if peer and is_gguf(folder):
         raise ConfigError("GGUF files are measured without a peer: add --no-peer")
     bench = DecodeBench(config, folder, num_steps)

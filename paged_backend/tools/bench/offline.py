@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from paged_backend import engine_args
-from paged_backend.checkpoint.hub import is_gguf, resolve_model
+from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError
@@ -54,9 +54,9 @@ class OfflineBench:
         if threads:
             torch.set_num_threads(threads)
         self._config = engine_args.from_mapping(options).config
-        self._folder = resolve_model(self._config.model)
+        checkpoint = resolve_checkpoint(self._config)
+        self._folder, self._tokenizer = checkpoint.model, str(checkpoint.tokenizer)
         self._worker = Worker(self._config, self._folder)
-        self._tokenizer = self._config.tokenizer or str(self._folder)
         info = self._worker.info
         grammars = GrammarCompiler(self._tokenizer, info.vocab_size, info.eos_token_ids)
         self._engine = Engine(self._config, self._worker, grammars=grammars)

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from paged_backend import engine_args
-from paged_backend.checkpoint.hub import resolve_model
+from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
@@ -116,12 +116,13 @@ class QualityBench:
                 "load_format", "must be auto: random weights have no quality to lose, got dummy"
             )
         self._name = Path(config.model).name
-        folder = resolve_model(config.model)
+        checkpoint = resolve_checkpoint(config)
+        folder = checkpoint.model
         shape = load_model_config(folder)
         self._prompts = make_prompts(
             prompt_options,
             model=folder,
-            tokenizer=config.tokenizer or str(folder),
+            tokenizer=str(checkpoint.tokenizer),
             vocab_size=shape.vocab_size,
             seed=config.seed,
         )
