@@ -206,13 +206,13 @@ def run_host(args: argparse.Namespace) -> int:
     """Measure and print."""
     from paged_backend.tools.bench.host import measure_host
 
-    print("batch  context  schedule  prepare  update  total (ms per step)")
+    print("batch  context  schedule  prepare  update  messages  total (ms per step)")
     for context in args.context:
         for batch_size in args.batch_sizes:
             row = measure_host(batch_size, context, args.steps)
             print(
                 f"{batch_size:5}  {context:7}  {row.schedule_ms:8.3f}  {row.prepare_ms:7.3f}  "
-                f"{row.update_ms:6.3f}  {row.total_ms:5.3f}"
+                f"{row.update_ms:6.3f}  {row.messages_ms:8.3f}  {row.total_ms:5.3f}"
             )
     return 0
 

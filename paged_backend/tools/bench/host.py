@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from itertools import pairwise
 from typing import NamedTuple
 
 from paged_backend.core.fairness.fair_queue import FairQueue
@@ -14,6 +15,7 @@ from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutp
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.platforms.input_batch import InputBatchBuilder
+from paged_backend.process import wire
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -29,11 +31,12 @@ class HostTime(NamedTuple):
     schedule_ms: float  # Scheduler.schedule
     prepare_ms: float  # WorkerState.apply and InputBatchBuilder.build
     update_ms: float  # Scheduler.update_from_output
+    messages_ms: float  # the outputs, encoded for one front end
 
     @property
     def total_ms(self) -> float:
         """The whole step."""
-        return self.schedule_ms + self.prepare_ms + self.update_ms
+        return self.schedule_ms + self.prepare_ms + self.update_ms + self.messages_ms
 
 
 def measure_host(batch_size: int, context: int, num_steps: int) -> HostTime:
@@ -71,19 +74,18 @@ class _Step:
         self._inputs.build(self._worker.apply(output))
         self._scheduler.update_from_output(_any_tokens(output))
 
-    def decode(self) -> tuple[float, float, float]:
-        """Run one step; returns the seconds of its three parts."""
+    def decode(self) -> list[float]:
+        """Run one step; returns the seconds of its parts."""
         times = [time.process_time()]
         output = self._scheduler.schedule()
         times.append(time.process_time())
         self._inputs.build(self._worker.apply(output))
         times.append(time.process_time())
-        self._scheduler.update_from_output(_any_tokens(output))
+        outputs = self._scheduler.update_from_output(_any_tokens(output))
         times.append(time.process_time())
-        first, second, third = (
-            after - before for before, after in zip(times, times[1:], strict=False)
-        )
-        return first, second, third
+        wire.encode(wire.StepOutputs(outputs))
+        times.append(time.process_time())
+        return [after - before for before, after in pairwise(times)]
 
 
 def _any_tokens(output: SchedulerOutput) -> ModelRunnerOutput:
