@@ -6,7 +6,6 @@ asynchronous scheduling, tokens that never pass through the host, sampling by ke
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from masking import MaskingExecutor
@@ -16,7 +15,6 @@ from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
-from paged_backend.platforms.input_batch import InputBatchBuilder
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -342,8 +340,8 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
     """What graphs are captured on; a batch is padded with the same."""
     steps = engine_for(oracle, max_num_seqs=3).executor.model_runner
     before = steps._attention._pool.clone()
-    nothing, no_rows = InputBatchBuilder(16).build(ScheduledBatch.of([])), np.zeros(0, np.int64)
-    steps._send(nothing, no_rows, no_rows, StepShape.decodes(3))
+    nothing = steps._inputs.update(ScheduledBatch.of([]))
+    steps._inputs.send(nothing, StepShape.decodes(3))
     with torch.inference_mode():
         steps._run(StepShape.decodes(3))
     assert torch.equal(steps._attention._pool, before)

@@ -27,12 +27,10 @@ from paged_backend.core.scheduled_batch import (
     ScheduledSequence,
 )
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
-from paged_backend.core.sequence import PLACEHOLDER
-from paged_backend.models.attention import AttentionBackend, AttentionMetadata
+from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.options.scheduling import StepLimits
-from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import (
     Replay,
     StepGraphs,
@@ -43,8 +41,9 @@ from paged_backend.platforms.gpu.cuda_graphs import (
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.shared_prefix import MIN_SEQS, count_shared_blocks
+from paged_backend.platforms.gpu.step_inputs import DeviceInputs, StepInputs
 from paged_backend.platforms.gpu.transfer import Arrival, Transfer
-from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs
+from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.sampling.logprobs import (
     cut_prompts,
@@ -140,39 +139,20 @@ class GpuModelRunner:
         self._block_size = spec.block_size
         self._windows = [group.window for group in spec.groups]
         self._num_groups = len(spec.groups)
-        self._slot_mappings = [f"slot_mapping {group}" for group in range(self._num_groups)]
         self._transfer = transfer
         self._max_num_seqs = limits.max_num_seqs
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send)
-        self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
-        self._rows = Rows(self._max_num_seqs)
-        self._decode_rows = np.zeros(0, np.int64)  # of the decodes of the previous step
+        self._inputs = DeviceInputs(spec, limits, model.max_model_len, transfer)
         self._sampled: set[int] = set()  # seq_ids whose parameters the device has
-        num_rows = self._max_num_seqs + 1
-        max_blocks = -(-model.max_model_len // spec.block_size)
-        self._tables = BlockTables(num_rows, max_blocks, self._num_groups, transfer)
         self._sampler = DeviceSampler(
-            num_rows, model.config.vocab_size, frozenset(model.config.eos_token_ids), transfer
-        )
-        tokens, seqs = self._max_num_batched_tokens, self._max_num_seqs
-        self._staging = Staging(
-            {
-                "input_ids": (torch.int64, tokens),
-                "positions": (torch.int32, tokens),
-                "query_start_loc": (torch.int32, seqs + 1),
-                "seq_lens": (torch.int32, seqs),
-                "table_rows": (torch.int64, seqs),
-                "logits_indices": (torch.int64, seqs + tokens),
-                "sample_rows": (torch.int64, seqs),
-                "sample_row_or_none": (torch.int32, seqs),
-                "sample_positions": (torch.int32, seqs),
-                **{name: (torch.int64, tokens) for name in self._slot_mappings},
-            },
+            self._max_num_seqs + 1,
+            model.config.vocab_size,
+            frozenset(model.config.eos_token_ids),
             transfer,
         )
-        num_logits = 0 if self._makes_embeddings else seqs
+        num_logits = 0 if self._makes_embeddings else self._max_num_seqs
         self._logits = torch.empty(
             num_logits, model.config.vocab_size, dtype=torch.float32, device=transfer.device
         )
@@ -197,16 +177,12 @@ class GpuModelRunner:
     def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedGpuStep | LaunchedEmbeddings:
         """Launch the forward pass of a step."""
         self._release(scheduled_batch.freed_seq_ids)
-        batch = self._inputs.build(scheduled_batch)
-        rows = self._assign_rows(scheduled_batch)
-        new_sample_rows = [self._rows[spec.seq_id] for spec in batch.scheduled_samples]
-        num_continued = len(batch.continued)
-        sample_rows = np.append(rows[:num_continued], np.array(new_sample_rows, np.int64))
-        self._tables.update(scheduled_batch, rows)
-        self._admit(new_sample_rows, batch.scheduled_samples)
+        inputs = self._inputs.update(scheduled_batch)
+        batch = inputs.batch
+        self._admit(inputs.new_sample_rows, batch.scheduled_samples)
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
-        shape, before_prompts = self._launch(batch, rows, sample_rows, scheduled_batch)
+        shape, before_prompts = self._launch(inputs, scheduled_batch)
         if self._makes_embeddings:
             return LaunchedEmbeddings(self._pool(before_prompts, batch.pools))
         prompts = list(self._prompt_logprobs(before_prompts, batch.prompts))
@@ -232,9 +208,9 @@ class GpuModelRunner:
         tokens = self._sampler.sample(
             logits,
             adjusted,
-            self._staging.part("sample_rows", shape.num_samples),
-            self._staging.part("sample_row_or_none", shape.num_samples),
-            self._staging.part("sample_positions", shape.num_samples),
+            self._inputs.part("sample_rows", shape.num_samples),
+            self._inputs.part("sample_row_or_none", shape.num_samples),
+            self._inputs.part("sample_positions", shape.num_samples),
         )
         arrival = self._transfer.receive(tokens)
         if index is None or untouched is None:
@@ -276,11 +252,10 @@ class GpuModelRunner:
             return
         shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
         pool = torch.cuda.graph_pool_handle()
-        nothing = self._inputs.build(ScheduledBatch.of([]))
-        no_rows = np.zeros(0, np.int64)
+        nothing = self._inputs.update(ScheduledBatch.of([]))
 
         def capture(shape: StepShape) -> Replay:
-            self._send(nothing, no_rows, no_rows, shape)
+            self._inputs.send(nothing, shape)
             return capture_graph(lambda: self._run(shape), pool)
 
         self._graphs = StepGraphs(shapes, capture)
@@ -310,26 +285,16 @@ class GpuModelRunner:
         sizes = {MIN_SEQS << shift for shift in range(12)} | {self._max_num_seqs}
         for size in sorted(size for size in sizes if MIN_SEQS <= size <= self._max_num_seqs):
             item = ScheduledSequence(-1, [0], self._block_size, [0, 0] * self._num_groups, ())
-            batch = self._inputs.build(ScheduledBatch.of([item] * size))
-            rows = np.full(size, self._rows.padding, np.int64)
+            inputs = self._inputs.update(ScheduledBatch.of([item] * size))
             shape = StepShape(size, size, 0, size)
-            self._send(batch, rows, rows[:0], shape)
+            self._inputs.send(inputs, shape)
             self._run(shape, 1)
-
-    def _assign_rows(self, scheduled_batch: ScheduledBatch) -> Longs:
-        """Return the row of each sequence of the step, [num_seqs]."""
-        continued = scheduled_batch.continued
-        others = [self._rows[item.seq_id] for item in scheduled_batch.scheduled]
-        rows = np.append(
-            np.delete(self._decode_rows, continued.dropped), np.array(others, np.int64)
-        )
-        self._decode_rows = rows[: len(continued.sequences) + scheduled_batch.num_decodes]
-        return rows
+        self._inputs.rows.release([-1])
 
     def _release(self, seq_ids: list[int]) -> None:
         self._sampled.difference_update(seq_ids)
         self._pooler.release(seq_ids)
-        self._rows.release(seq_ids)
+        self._inputs.rows.release(seq_ids)
 
     def _admit(self, rows: list[int], samples: list[SampleSpec]) -> None:
         new = [i for i, spec in enumerate(samples) if spec.seq_id not in self._sampled]
@@ -337,73 +302,30 @@ class GpuModelRunner:
         self._sampled.update(samples[i].seq_id for i in new)
 
     def _launch(
-        self,
-        batch: InputBatch,
-        rows: Longs,
-        sample_rows: Longs,
-        scheduled_batch: ScheduledBatch,
+        self, inputs: StepInputs, scheduled_batch: ScheduledBatch
     ) -> tuple[StepShape, Tensor]:
         """Send a step's inputs and launch the model; returns its shape and the result of `_run`."""
-        shape = StepShape(
-            len(batch.input_ids),
-            len(rows),
-            len(sample_rows),
-            batch.num_decodes,
-            len(batch.other_indices),
-        )
+        shape = inputs.shape
         captured = None if self._graphs is None else self._graphs.fit(shape)
         shared = 0
         if self._cascade:
             has_graph = captured is not None
-            decodes = list(islice(scheduled_batch.all_sequences(), batch.num_decodes))
+            decodes = list(islice(scheduled_batch.all_sequences(), shape.num_decodes))
             shared = count_shared_blocks(decodes, self._block_size, has_graph, self._windows)
         if shared:
             captured = None
-        self._send(batch, rows, sample_rows, captured or shape)
+        self._inputs.send(inputs, captured or shape)
         if self._graphs is not None and captured is not None:
             return captured, self._graphs.replay(captured)
         return shape, self._run(shape, shared)
-
-    def _send(self, batch: InputBatch, rows: Longs, sample_rows: Longs, shape: StepShape) -> None:
-        # A placeholder stands for the token that was sampled last in its sequence's row.
-        owners = np.repeat(rows, np.diff(batch.query_start_loc))
-        input_ids = np.where(batch.input_ids == PLACEHOLDER, -1 - owners, batch.input_ids)
-        starts = batch.query_start_loc
-        self._staging.send(
-            {
-                "input_ids": _padded(input_ids, shape.num_tokens, 0),
-                "positions": _padded(batch.positions, shape.num_tokens, 0),
-                "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
-                "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
-                "table_rows": _padded(rows, shape.num_seqs, self._rows.padding),
-                "logits_indices": _padded(
-                    batch.needed_indices, shape.num_samples + shape.num_prompt_rows, 0
-                ),
-                "sample_rows": _padded(sample_rows, shape.num_samples, self._rows.padding),
-                "sample_row_or_none": _padded(sample_rows.astype(np.int32), shape.num_samples, -1),
-                "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
-                **{
-                    name: _padded(slots, shape.num_tokens, -1)
-                    for name, slots in zip(self._slot_mappings, batch.slot_mappings, strict=True)
-                },
-            }
-        )
 
     def _run(self, shape: StepShape, num_shared_blocks: int = 0) -> Tensor:
         """Launch the model on the contents of the buffers, and copy the samples' logits.
 
         Returns the last hidden states [num_prompt_rows, hidden_size] of the other rows.
         """
-        part = self._staging.part
-        meta = AttentionMetadata(
-            query_start_loc=part("query_start_loc", shape.num_seqs + 1),
-            seq_lens=part("seq_lens", shape.num_seqs),
-            block_tables=self._tables.select(part("table_rows", shape.num_seqs)),
-            slot_mappings=tuple([part(name, shape.num_tokens) for name in self._slot_mappings]),
-            positions=part("positions", shape.num_tokens),
-            num_decodes=shape.num_decodes,
-            num_shared_blocks=num_shared_blocks,
-        )
+        part = self._inputs.part
+        meta = self._inputs.metadata(shape, num_shared_blocks)
         input_ids = part("input_ids", shape.num_tokens)
         last_tokens = self._sampler.last_tokens.index_select(0, (-1 - input_ids).clamp_(min=0))
         all_sampled = shape == StepShape.decodes(shape.num_tokens)
@@ -444,9 +366,3 @@ class GpuModelRunner:
 def _powers_of_four(largest: int) -> list[int]:
     """Return the powers of four below a number."""
     return [4**exponent for exponent in range(largest.bit_length()) if 4**exponent < largest]
-
-
-def _padded(values: IntArray, length: int, filler: int) -> IntArray:
-    filling = np.full(length - len(values), filler, values.dtype)
-    padded: IntArray = np.concatenate((values, filling))
-    return padded

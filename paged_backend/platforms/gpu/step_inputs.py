@@ -1,0 +1,161 @@
+"""The inputs of a step: flattened on the host, and sent to buffers of the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged_backend.core.scheduled_batch import ScheduledBatch
+from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.models.attention import AttentionMetadata
+from paged_backend.models.kv_cache import KVCacheSpec
+from paged_backend.options.scheduling import StepLimits
+from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
+from paged_backend.platforms.gpu.cuda_graphs import StepShape
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs
+
+IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step on the host."""
+
+    batch: InputBatch
+    rows: Longs  # [num_seqs] the row of each sequence in the device's buffers
+    sample_rows: Longs  # [num_samples] the row of each sample's sequence
+
+    @property
+    def shape(self) -> StepShape:
+        """The shape of the step without padding."""
+        batch = self.batch
+        return StepShape(
+            len(batch.input_ids),
+            len(self.rows),
+            len(self.sample_rows),
+            batch.num_decodes,
+            len(batch.other_indices),
+        )
+
+    @property
+    def new_sample_rows(self) -> list[int]:
+        """The rows of `batch.scheduled_samples`."""
+        rows: list[int] = self.sample_rows[len(self.batch.continued) :].tolist()
+        return rows
+
+
+class DeviceInputs:
+    """Assigns rows of the device's buffers to sequences, and fills the buffers for each step.
+
+    Args:
+        spec: the KV cache.
+        limits: the limits of a step.
+        max_model_len: the longest sequence.
+        transfer: the way to the device.
+    """
+
+    def __init__(
+        self, spec: KVCacheSpec, limits: StepLimits, max_model_len: int, transfer: Transfer
+    ) -> None:
+        num_groups = len(spec.groups)
+        self.rows = Rows(limits.max_num_seqs)
+        self._builder = InputBatchBuilder(spec.block_size, num_groups)
+        self._decode_rows = np.zeros(0, np.int64)  # of the decodes of the previous step
+        max_blocks = -(-max_model_len // spec.block_size)
+        self._tables = BlockTables(limits.max_num_seqs + 1, max_blocks, num_groups, transfer)
+        self._slot_mappings = [f"slot_mapping {group}" for group in range(num_groups)]
+        tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+        self._staging = Staging(
+            {
+                "input_ids": (torch.int64, tokens),
+                "positions": (torch.int32, tokens),
+                "query_start_loc": (torch.int32, seqs + 1),
+                "seq_lens": (torch.int32, seqs),
+                "table_rows": (torch.int64, seqs),
+                "logits_indices": (torch.int64, seqs + tokens),
+                "sample_rows": (torch.int64, seqs),
+                "sample_row_or_none": (torch.int32, seqs),
+                "sample_positions": (torch.int32, seqs),
+                **{name: (torch.int64, tokens) for name in self._slot_mappings},
+            },
+            transfer,
+        )
+
+    def update(self, scheduled_batch: ScheduledBatch) -> StepInputs:
+        """Flatten a step, and send the new blocks of its sequences."""
+        batch = self._builder.build(scheduled_batch)
+        continued = scheduled_batch.continued
+        others = [self.rows[item.seq_id] for item in scheduled_batch.scheduled]
+        rows = np.delete(self._decode_rows, continued.dropped)
+        if others:
+            rows = np.append(rows, np.array(others, np.int64))
+        num_continued = len(continued.sequences)
+        self._decode_rows = rows[: num_continued + scheduled_batch.num_decodes]
+        sample_rows = rows[:num_continued]
+        if batch.scheduled_samples:
+            sampled = [self.rows[spec.seq_id] for spec in batch.scheduled_samples]
+            sample_rows = np.append(sample_rows, np.array(sampled, np.int64))
+        self._tables.update(scheduled_batch, rows)
+        return StepInputs(batch, rows, sample_rows)
+
+    def send(self, inputs: StepInputs, shape: StepShape) -> None:
+        """Fill the buffers, padded to a shape."""
+        batch, rows, sample_rows = inputs.batch, inputs.rows, inputs.sample_rows
+        starts = batch.query_start_loc
+        input_ids = batch.input_ids
+        if shape.num_tokens and input_ids.min(initial=0) < 0:
+            # A placeholder stands for the token that was sampled last in its sequence's row.
+            owners = np.repeat(rows, np.diff(starts))
+            input_ids = np.where(input_ids == PLACEHOLDER, -1 - owners, input_ids)
+        padding = self.rows.padding
+        self._staging.send(
+            {
+                "input_ids": _padded(input_ids, shape.num_tokens, 0),
+                "positions": _padded(batch.positions, shape.num_tokens, 0),
+                "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
+                "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
+                "table_rows": _padded(rows, shape.num_seqs, padding),
+                "logits_indices": _padded(
+                    batch.needed_indices, shape.num_samples + shape.num_prompt_rows, 0
+                ),
+                "sample_rows": _padded(sample_rows, shape.num_samples, padding),
+                "sample_row_or_none": _padded(sample_rows.astype(np.int32), shape.num_samples, -1),
+                "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
+                **{
+                    name: _padded(slots, shape.num_tokens, -1)
+                    for name, slots in zip(self._slot_mappings, batch.slot_mappings, strict=True)
+                },
+            }
+        )
+
+    def part(self, name: str, length: int) -> Tensor:
+        """Return the first elements of a buffer on the device; the memory is always the same."""
+        return self._staging.part(name, length)
+
+    def metadata(self, shape: StepShape, num_shared_blocks: int) -> AttentionMetadata:
+        """Return the metadata of attention in the buffers."""
+        return AttentionMetadata(
+            query_start_loc=self.part("query_start_loc", shape.num_seqs + 1),
+            seq_lens=self.part("seq_lens", shape.num_seqs),
+            block_tables=self._tables.select(self.part("table_rows", shape.num_seqs)),
+            slot_mappings=tuple(
+                [self.part(name, shape.num_tokens) for name in self._slot_mappings]
+            ),
+            positions=self.part("positions", shape.num_tokens),
+            num_decodes=shape.num_decodes,
+            num_shared_blocks=num_shared_blocks,
+        )
+
+
+def _padded(values: IntArray, length: int, filler: int) -> IntArray:
+    if len(values) == length:
+        return values
+    filling = np.full(length - len(values), filler, values.dtype)
+    padded: IntArray = np.concatenate((values, filling))
+    return padded
