@@ -127,6 +127,18 @@ def _add_decode(kinds: Subparsers) -> None:
     group.add_argument("--steps", type=_count, default=64, help="timed steps (default: 64)")
     group.add_argument("--json", type=Path, help="write the figures there, too, as they come")
     group.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    group.add_argument(
+        "--simulate-device-ms",
+        type=_positive,
+        help="run no model: each step takes a simulated device this long; prints how long it is "
+        "idle and the host's time for a step",
+    )
+    group.add_argument(
+        "--request-rate",
+        type=_positive,
+        help="with --simulate-device-ms: prompts of 512 tokens that arrive per second, while as "
+        "many sequences end",
+    )
     decode.set_defaults(run=run_decode)
 
 
@@ -281,6 +293,10 @@ def _peer_options(args: argparse.Namespace) -> PeerOptions | None:
 
 def run_decode(args: argparse.Namespace) -> int:
     """Measure and print."""
+    if args.simulate_device_ms is not None:
+        return _run_simulated_device(args)
+    if args.request_rate is not None:
+        raise ConfigError("--request-rate: needs --simulate-device-ms")
     from paged_backend.tools.bench.decode import run_decode_bench
 
     report = run_decode_bench(
@@ -295,6 +311,22 @@ def run_decode(args: argparse.Namespace) -> int:
     return 0
 
 
+def _run_simulated_device(args: argparse.Namespace) -> int:
+    from paged_backend.tools.bench.simulated_device import SimulatedFigures, run_simulated_bench
+
+    print(SimulatedFigures.HEADER)
+    for figures in run_simulated_bench(
+        engine_options(args),
+        step_s=args.simulate_device_ms / 1e3,
+        contexts=args.context,
+        batch_sizes=args.batch_sizes,
+        num_steps=args.steps,
+        request_rate=args.request_rate or 0.0,
+    ):
+        print(figures.line(), flush=True)
+    return 0
+
+
 def _counts(text: str) -> list[int]:
     """Parse whole numbers of at least 1, separated by commas."""
     return [_count(part) for part in text.split(",")]
@@ -304,6 +336,13 @@ def _share(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return value
 
 

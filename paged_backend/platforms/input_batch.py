@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from paged_backend.core.scheduled_batch import (
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
+Number = TypeVar("Number", bound=np.number[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,8 @@ class InputBatchBuilder:
         return batch
 
     def _continue(self, continued: ContinuedSequences) -> InputBatch:
-        positions = np.delete(self._positions, continued.dropped) + np.int32(1)
-        slots = np.delete(self._slots, continued.dropped, axis=1) + 1
+        positions = without(self._positions, continued.dropped) + np.int32(1)
+        slots = without(self._slots, continued.dropped) + 1
         sequences, entering = continued.sequences, continued.entering
         if entering:
             blocks = [sequences[index].block_ids[-self._num_groups :] for index in entering]
@@ -170,6 +172,11 @@ class InputBatchBuilder:
         blocks = np.take(written.reshape(-1, num_groups).T, places, axis=1)
         slots: Longs = blocks * block_size + positions % block_size
         return slots
+
+
+def without(values: NDArray[Number], dropped: list[int]) -> NDArray[Number]:
+    """Return an array without the given indices of its last axis."""
+    return np.delete(values, dropped, axis=-1) if dropped else values
 
 
 def _joined(first: InputBatch, second: InputBatch) -> InputBatch:

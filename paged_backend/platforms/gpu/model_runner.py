@@ -144,7 +144,9 @@ class GpuModelRunner:
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._makes_embeddings = not model.config.has_output_layer
         self._pooler = Pooler(transfer.send)
-        self._inputs = DeviceInputs(spec, limits, model.max_model_len, transfer)
+        self._inputs = DeviceInputs(
+            spec.block_size, self._num_groups, limits, model.max_model_len, transfer
+        )
         self._sampled: set[int] = set()  # seq_ids whose parameters the device has
         self._sampler = DeviceSampler(
             self._max_num_seqs + 1,

@@ -13,12 +13,11 @@ from torch import Tensor
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionMetadata
-from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepShape
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs
+from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs, without
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 
@@ -54,20 +53,25 @@ class DeviceInputs:
     """Assigns rows of the device's buffers to sequences, and fills the buffers for each step.
 
     Args:
-        spec: the KV cache.
+        block_size: tokens in a block.
+        num_groups: the KV cache groups.
         limits: the limits of a step.
         max_model_len: the longest sequence.
         transfer: the way to the device.
     """
 
     def __init__(
-        self, spec: KVCacheSpec, limits: StepLimits, max_model_len: int, transfer: Transfer
+        self,
+        block_size: int,
+        num_groups: int,
+        limits: StepLimits,
+        max_model_len: int,
+        transfer: Transfer,
     ) -> None:
-        num_groups = len(spec.groups)
         self.rows = Rows(limits.max_num_seqs)
-        self._builder = InputBatchBuilder(spec.block_size, num_groups)
+        self._builder = InputBatchBuilder(block_size, num_groups)
         self._decode_rows = np.zeros(0, np.int64)  # of the decodes of the previous step
-        max_blocks = -(-max_model_len // spec.block_size)
+        max_blocks = -(-max_model_len // block_size)
         self._tables = BlockTables(limits.max_num_seqs + 1, max_blocks, num_groups, transfer)
         self._slot_mappings = [f"slot_mapping {group}" for group in range(num_groups)]
         tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
@@ -92,7 +96,7 @@ class DeviceInputs:
         batch = self._builder.build(scheduled_batch)
         continued = scheduled_batch.continued
         others = [self.rows[item.seq_id] for item in scheduled_batch.scheduled]
-        rows = np.delete(self._decode_rows, continued.dropped)
+        rows = without(self._decode_rows, continued.dropped)
         if others:
             rows = np.append(rows, np.array(others, np.int64))
         num_continued = len(continued.sequences)

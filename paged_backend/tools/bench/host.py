@@ -13,9 +13,9 @@ from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
+from paged_backend.executor.messages import encode
 from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.platforms.input_batch import InputBatchBuilder
-from paged_backend.process import wire
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 
@@ -83,7 +83,7 @@ class _Step:
         times.append(time.process_time())
         outputs = self._scheduler.update_from_output(_any_tokens(output))
         times.append(time.process_time())
-        wire.encode(wire.StepOutputs(outputs))
+        encode(outputs)
         times.append(time.process_time())
         return [after - before for before, after in pairwise(times)]
 

@@ -1,0 +1,107 @@
+"""A model runner without a model, to measure what the host does beside a GPU without having one.
+
+A step's inputs are prepared as for a GPU. The forward pass is only a time: a step occupies the
+device for a given number of seconds, and whoever waits for its tokens sleeps until then. The host's
+time to launch kernels is not included.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from paged_backend.core.scheduled_batch import ScheduledBatch
+from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
+from paged_backend.kv_cache_groups import KVCacheLayout
+from paged_backend.options.scheduling import StepLimits
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, captured_shapes
+from paged_backend.platforms.gpu.step_inputs import DeviceInputs
+from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.torch.threads import one_torch_thread
+
+_ANY_TOKEN = 7
+
+
+class SimulatedDevice:
+    """Carries out steps one after the other, each in ``step_s`` seconds.
+
+    Attributes:
+        step_s: duration of a step.
+        idle_s: seconds without a step, between the first step and the last.
+        busy_s: seconds of all steps.
+    """
+
+    def __init__(self) -> None:
+        self.step_s = self.idle_s = self.busy_s = 0.0
+        self._free_s: float | None = None  # the end of the last step, on the monotonic clock
+
+    def launch(self) -> float:
+        """Start a step after those before it; returns the moment of its end."""
+        now = time.monotonic()
+        if self._free_s is not None:
+            self.idle_s += max(0.0, now - self._free_s)
+            now = max(now, self._free_s)
+        self.busy_s += self.step_s
+        self._free_s = now + self.step_s
+        return self._free_s
+
+    @property
+    def idle_share(self) -> float:
+        """The fraction of the time in which the device was idle."""
+        return self.idle_s / (self.idle_s + self.busy_s)
+
+    def reset(self, step_s: float) -> None:
+        """Forget the steps so far; the next ones take ``step_s`` seconds."""
+        self.__init__()  # type: ignore[misc]
+        self.step_s = step_s
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step on the simulated device: a LaunchedStep, and then its PendingOutput."""
+
+    end_s: float
+    num_samples: int
+
+    def sample(self, masks: TokenMasks | None = None) -> SimulatedStep:
+        """Return the tokens to wait for; sampling takes no time."""
+        return self if masks is None else replace(self, end_s=max(self.end_s, time.monotonic()))
+
+    def result(self) -> ModelRunnerOutput:
+        """Sleep until the step is over."""
+        time.sleep(max(0.0, self.end_s - time.monotonic()))
+        return ModelRunnerOutput([[_ANY_TOKEN]] * self.num_samples)
+
+
+class SimulatedModelRunner:
+    """Prepares each step as for a GPU, and launches it on a simulated device.
+
+    Args:
+        layout: the groups of the block tables.
+        limits: the limits of a step.
+        max_model_len: the longest sequence.
+    """
+
+    def __init__(self, layout: KVCacheLayout, limits: StepLimits, max_model_len: int) -> None:
+        self.device = SimulatedDevice()
+        transfer = Transfer(torch.device("cpu"), pinned=False)
+        self._inputs = DeviceInputs(
+            layout.block_size, layout.num_groups, limits, max_model_len, transfer
+        )
+        shapes = captured_shapes(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._graphs = StepGraphs(shapes, lambda _: lambda: torch.empty(0))
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of CUDA graphs that a GPU would capture."""
+        return len(self._graphs)
+
+    def launch(self, scheduled_batch: ScheduledBatch) -> SimulatedStep:
+        """Prepare a step, and launch it."""
+        self._inputs.rows.release(scheduled_batch.freed_seq_ids)
+        inputs = self._inputs.update(scheduled_batch)
+        with one_torch_thread():  # copies to a device take no other threads
+            self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
+        return SimulatedStep(self.device.launch(), len(inputs.sample_rows))
