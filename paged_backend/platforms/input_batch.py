@@ -89,7 +89,7 @@ class InputBatchBuilder:
 
     def _continue(self, continued: ContinuedSequences) -> InputBatch:
         positions = without(self._positions, continued.dropped) + np.int32(1)
-        slots = without(self._slots, continued.dropped) + 1
+        slots = np.ascontiguousarray(without(self._slots, continued.dropped)) + 1
         sequences, entering = continued.sequences, continued.entering
         if entering:
             blocks = [sequences[index].block_ids[-self._num_groups :] for index in entering]

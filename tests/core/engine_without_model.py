@@ -308,6 +308,7 @@ class EngineWithoutModel:
         for field in fields(InputBatch):
             got = getattr(batch, field.name)
             if isinstance(got, np.ndarray):
+                assert got.flags.c_contiguous, field.name
                 other = getattr(wanted, field.name)
                 assert got.dtype == other.dtype and got.tolist() == other.tolist(), field.name
         assert batch.num_decodes == wanted.num_decodes

@@ -101,7 +101,7 @@ class SimulatedModelRunner:
     def launch(self, scheduled_batch: ScheduledBatch) -> SimulatedStep:
         """Prepare a step, and launch it."""
         self._inputs.rows.release(scheduled_batch.freed_seq_ids)
-        inputs = self._inputs.update(scheduled_batch)
         with one_torch_thread():  # copies to a device take no other threads
+            inputs = self._inputs.update(scheduled_batch)
             self._inputs.send(inputs, self._graphs.fit(inputs.shape) or inputs.shape)
         return SimulatedStep(self.device.launch(), len(inputs.sample_rows))
