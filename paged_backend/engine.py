@@ -77,18 +77,21 @@ class Engine:
         )
         # Blocks of the cache have no hidden states. Only the last token's are always computed.
         has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
+        has_blocks = info.kv_layout.has_blocks
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=steps.max_num_seqs,
                 max_num_batched_tokens=steps.max_num_batched_tokens,
                 max_model_len=info.max_model_len,
-                enable_chunked_prefill=config.enable_chunked_prefill,
+                enable_chunked_prefill=config.enable_chunked_prefill and has_blocks,
                 eos_token_ids=frozenset(info.eos_token_ids),
             ),
             KVCacheManager(
                 info.num_blocks,
                 info.kv_layout,
-                enable_prefix_caching=config.enable_prefix_caching and has_all_states,
+                enable_prefix_caching=(
+                    config.enable_prefix_caching and has_all_states and has_blocks
+                ),
             ),
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
             drafter,

@@ -108,7 +108,7 @@ class EngineStats:
     num_waiting: int
     num_running: int
     block_size: int
-    num_blocks: int
+    num_blocks: int  # 0 without a KV cache
     num_used_blocks: int
     num_cached_blocks: int  # free blocks whose content can still be found
     # Tokens stored in used blocks, shared ones counted once; each KV cache group stores a token.
@@ -122,6 +122,11 @@ class EngineStats:
     kv_bytes_per_token: int = 0  # in all layers, with the scales of quantized numbers
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
     histograms: dict[str, HistogramCounts] = field(default_factory=dict)  # as ENGINE_HISTOGRAMS
+
+    @property
+    def kv_usage(self) -> float:
+        """The fraction of blocks in use; 0 without a KV cache."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
 
     @property
     def utilization(self) -> float:

@@ -330,10 +330,11 @@ def load(config: EngineConfig) -> tuple[Engine, Path]:
     worker = Worker(config, folder)
     tokenizer, info = config.tokenizer or folder, worker.info
     grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
-    try:
-        grammars.load()  # later the other requests would have to wait
-    except ConfigError as error:
-        LOG.warning("%s", error)
+    if info.pooling is None:
+        try:
+            grammars.load()  # later the other requests would have to wait
+        except ConfigError as error:
+            LOG.warning("%s", error)
     return Engine(config, worker, grammars=grammars), folder
 
 
