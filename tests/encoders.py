@@ -1,18 +1,26 @@
-"""Tiny encoders with random weights, made by transformers: one for each supported family."""
+"""Tiny encoders with random weights, made by transformers, and checks of their embeddings."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from embedding_models import expected
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from paged_backend.config import EngineConfig
+from paged_backend.embedding import make_embedding
 from paged_backend.engine import Engine
+from paged_backend.pooling_params import PoolingParams
+from paged_backend.request import Request
 from paged_backend.worker import Worker
 
+KINDS = ("mean", "cls", "last")
 MAX_POSITIONS = 96  # of most families
 _SIZES = {
     "vocab_size": 199,
@@ -85,3 +93,41 @@ def write_wordpiece(folder: Path) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in special.items()}
     ).save_pretrained(folder)
+
+
+def make_prompts(number: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of a few lengths, of which some have padding tokens within."""
+    rng = random.Random(seed)
+    lengths = [1, 2, 7, 7, 20, 20, 20, 50, MAX_POSITIONS]
+    return [[rng.randrange(199) for _ in range(rng.choice(lengths))] for _ in range(number)]
+
+
+def embed(
+    engine: Engine, prompts: list[list[int]], params: PoolingParams | None = None
+) -> list[NDArray[np.float32]]:
+    """The embeddings of prompts that all wait before the first step."""
+    params = params or PoolingParams()
+    for index, prompt in enumerate(prompts):
+        engine.add_request(Request(str(index), prompt, pooling=params))
+    found = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            assert output.pooled is not None
+            found[output.request_id] = make_embedding(
+                output.pooled, params, normalize=engine.limits.normalize
+            )
+        engine.scheduler.check_invariants()
+    engine.scheduler.check_empty()
+    return [found[str(index)] for index in range(len(prompts))]
+
+
+def confirm(
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    found: list[NDArray[np.float32]],
+    kind: str,
+    **options: Any,
+) -> None:
+    for prompt, embedding in zip(prompts, found, strict=True):
+        wanted = expected(model, prompt, kind, **options)
+        torch.testing.assert_close(torch.from_numpy(embedding), wanted, rtol=0, atol=1e-5)

@@ -8,11 +8,13 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from embedding_models import expected
+from encoders import encoder_engine, make_encoder
 from oracle import make_engine
 
 from paged_backend.embedding import make_embedding
 from paged_backend.engine import Engine
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.platform import GpuPlatform
 from paged_backend.pooling_params import PoolingParams
 from paged_backend.request import Request
 
@@ -79,3 +81,23 @@ def test_warming_up_leaves_nothing_behind(folder, model):
     assert runner.num_graphs == 0
     assert not runner._pooler._sums
     assert len(run(engine)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_encoder(tmp_path, async_scheduling):
+    model = make_encoder("roberta", tmp_path)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = encoder_engine(
+        tmp_path,
+        device=device,
+        pooling_type="mean",
+        async_scheduling=async_scheduling,
+        max_num_batched_tokens=96,
+    )
+    assert isinstance(engine.executor.platform, GpuPlatform)
+    pooled = run(engine)
+    for index, prompt in enumerate(PROMPTS):
+        found = make_embedding(pooled[str(index)] or b"", PoolingParams(), normalize=True)
+        torch.testing.assert_close(
+            torch.from_numpy(found), expected(model, prompt, "mean"), rtol=0, atol=1e-5
+        )
