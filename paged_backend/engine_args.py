@@ -28,7 +28,7 @@ _ALIASES: dict[str, dict[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "scheduling_policy": {"fcfs": "priority"},  # equal while no request has a priority
-    "task": {"embedding": "embed", "pooling": "embed"},
+    "task": {"embedding": "embed"},
     "pooling_type": {name.upper(): name for name in PoolingType},
 }
 

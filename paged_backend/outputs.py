@@ -191,7 +191,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """The cosine similarity of the embeddings of two texts."""
+    """The score of a pair of texts: a reranker's, or the cosine similarity of their embeddings."""
 
     score: float
 
@@ -200,9 +200,9 @@ class ScoringOutput:
 class ScoringRequestOutput:
     """The score of one pair of texts of :meth:`paged_backend.LLM.score`."""
 
-    request_id: str  # of the second text
+    request_id: str  # of the pair, or of the second text
     outputs: ScoringOutput
-    prompt_token_ids: list[int]  # of the first text, then of the second
+    prompt_token_ids: list[int]  # of the pair, or of the first text, then of the second
     num_cached_tokens: int
 
 

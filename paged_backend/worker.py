@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paged_backend.checkpoint.classifier import Activation, ClassifierSpec, parse_tokens
 from paged_backend.checkpoint.encoder_config import (
     EncoderConfig,
     is_encoder,
@@ -18,7 +19,7 @@ from paged_backend.checkpoint.fallback_config import (
     uses_fallback,
 )
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
-from paged_backend.checkpoint.task import resolve_task
+from paged_backend.checkpoint.task import resolve_scoring, resolve_task
 from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
@@ -29,13 +30,15 @@ from paged_backend.models.base import Model
 from paged_backend.models.contents import held_bytes, weight_forms
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
 from paged_backend.models.loader import load_model
-from paged_backend.options.model import EMBED
+from paged_backend.options.model import AUTO, GENERATE
 from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.select import select_platform
 from paged_backend.platforms.torch.encoder_runner import EncoderRunner
 from paged_backend.pooling_params import Pooling, PoolingType
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
+from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.validation import shorten
 
 if TYPE_CHECKING:  # imports transformers, which takes seconds
     from paged_backend.models.transformers_encoder import TransformersEncoder
@@ -99,6 +102,7 @@ class Worker:
             supports_drafts=self.platform.supports_drafts and pooling is None,
             pooling=pooling,
             hidden_size=model_config.hidden_size,
+            scores_pairs=_is_reranker(model_config),
             kernels_s=platform_s - started_s,
             weights_s=loaded_s - platform_s,
             prepare_s=time.monotonic() - loaded_s,
@@ -208,8 +212,36 @@ def _read_config(
     folder: Path, config: EngineConfig
 ) -> ModelConfig | FallbackConfig | EncoderConfig:
     if not uses_fallback(folder, config.model_impl):
-        return load_model_config(folder)
+        model = load_model_config(folder)
+        return model if config.classifier_from_token is None else _with_classifier(model, config)
+    if config.classifier_from_token is not None:
+        raise ConfigError(
+            "option classifier_from_token cannot be used with a model that transformers computes"
+        )
     return load_encoder_config(folder) if is_encoder(folder) else load_fallback_config(folder)
+
+
+def _with_classifier(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    """Return the model with a head that is made of its output layer."""
+    option, variant = "option classifier_from_token", model.variant
+    tokens = parse_tokens(config.classifier_from_token or "")
+    if not model.has_output_layer:
+        raise ConfigError(f"{option} cannot be used: the checkpoint has no output layer")
+    if variant.logits_scale != 1 or variant.logits_softcap is not None:
+        raise ConfigError(f"{option} cannot be used: {model.architecture} scales its logits")
+    if config.load_format == "dummy":
+        raise ConfigError(f"{option} cannot be used with load_format dummy")
+    tokenizer = load_tokenizer(config.tokenizer or config.model)
+    first, second = (tokenizer.token_id(token) for token in tokens)
+    if first is None or second is None:
+        missing = tokens[0] if first is None else tokens[1]
+        raise ConfigError(f"{option}: {shorten(missing)} is no token of the model's vocabulary")
+    spec = ClassifierSpec(Activation.SIGMOID, (first, second))
+    return replace(model, classifier=spec, has_output_layer=False)
+
+
+def _is_reranker(model: ModelConfig | FallbackConfig | EncoderConfig) -> bool:
+    return isinstance(model, ModelConfig) and model.classifier is not None
 
 
 def _pooling(
@@ -217,11 +249,17 @@ def _pooling(
 ) -> Pooling | None:
     """Return how the model makes embeddings; None if it generates."""
     match model:
+        case ModelConfig(classifier=ClassifierSpec()):
+            return resolve_scoring(config)
         case ModelConfig():
             return resolve_task(config, folder, model)
         case EncoderConfig():
             return resolve_task(config, folder, model, PoolingType.CLS)
-    if config.task == EMBED or config.pooling_type is not None or config.normalize is not None:
+    if (
+        config.task not in (AUTO, GENERATE)
+        or config.pooling_type is not None
+        or config.normalize is not None
+    ):
         raise ConfigError(
             f"options task, pooling_type and normalize cannot ask for embeddings: transformers "
             f"computes {model.architecture}, which can only generate"

@@ -9,7 +9,7 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.gguf.config import GGUF_POOLING
 from paged_backend.checkpoint.sentence_transformers import has_modules, read_pooling
 from paged_backend.errors import ConfigError
-from paged_backend.options.model import EMBED, GENERATE, ModelOptions
+from paged_backend.options.model import AUTO, GENERATE, POOLING, SCORE, ModelOptions
 from paged_backend.pooling_params import Pooling, PoolingType
 from paged_backend.validation import shorten
 
@@ -57,11 +57,16 @@ def resolve_task(
     Raises:
         ConfigError: the checkpoint cannot do what the options ask for.
     """
+    if config.task == SCORE:
+        raise ConfigError(
+            "option task can only be score for a reranker: a checkpoint of an architecture "
+            "...ForSequenceClassification, or with the option classifier_from_token"
+        )
     if config.task == GENERATE:
         _check_generates(config, checkpoint, model)
         return None
     pooling = _read_pooling(checkpoint, model)
-    if config.task != EMBED and pooling is None and model.has_output_layer:
+    if config.task == AUTO and pooling is None and model.has_output_layer:
         _check_generates(config, checkpoint, model)
         return None
     pooling = pooling or Pooling(default, normalize=True)
@@ -70,6 +75,22 @@ def resolve_task(
     if config.normalize is not None:
         pooling = pooling._replace(normalize=config.normalize)
     return pooling
+
+
+def resolve_scoring(config: ModelOptions) -> Pooling:
+    """Return how a reranker is pooled: its head reads the hidden states of the last token.
+
+    Raises:
+        ConfigError: the options ask for something else.
+    """
+    if config.task not in (AUTO, SCORE, POOLING):
+        raise ConfigError(
+            f"option task must be auto, score or pooling for a reranker, got {config.task}"
+        )
+    for name, value in (("pooling_type", config.pooling_type), ("normalize", config.normalize)):
+        if value is not None:
+            raise ConfigError(f"option {name} cannot be used with a reranker")
+    return Pooling(PoolingType.LAST, normalize=False)
 
 
 def _read_pooling(checkpoint: Path, model: PooledModel) -> Pooling | None:

@@ -34,6 +34,7 @@ class WorkerInfo:
     supports_drafts: bool  # a step can sample several tokens of a sequence
     pooling: Pooling | None  # how the model makes embeddings; None if it generates
     hidden_size: int
+    scores_pairs: bool  # the model is a reranker: what is pooled becomes a score
     kernels_s: float  # to import the platform's kernels, and to compile them if necessary
     weights_s: float  # to load the weights
     prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
@@ -45,6 +46,8 @@ class WorkerInfo:
         if self.pooling is not None:
             normalized = ", normalized" if self.pooling.normalize else ""
             task = f"embeddings of {self.hidden_size} numbers ({self.pooling.kind}{normalized}) in "
+        if self.scores_pairs:
+            task = "scores of pairs of texts in "
         cache = "no KV cache"
         if self.kv_layout.has_blocks:
             cache = f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {self._capacity}"

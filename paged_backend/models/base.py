@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.classifier import Head
 
 
 class OutputConfig(Protocol):
@@ -46,6 +47,11 @@ class Model(Protocol):
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """The attention layers, in order."""
+        ...
+
+    @property
+    def head(self) -> Head | None:
+        """The head of a reranker, which scores pooled hidden states; None for other models."""
         ...
 
     def forward(

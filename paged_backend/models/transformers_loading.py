@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,7 @@ def load_pretrained(
     if "add_pooling_layer" in inspect.signature(loader.__init__).parameters:
         settings["add_pooling_layer"] = False
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(
-        transformers.logging.ERROR
-    )  # `check` says what matters, in one line
+    transformers.logging.set_verbosity(logging.ERROR)  # `check` says what matters, in one line
     try:
         if options.load_format == "dummy":
             with torch.random.fork_rng():

@@ -36,6 +36,8 @@ from paged_backend.validation import shorten
 class TransformersModel:
     """See :class:`~paged_backend.models.base.Model`; `forward` returns logits."""
 
+    head = None
+
     def __init__(self, config: FallbackConfig, max_model_len: int, model: Any) -> None:
         self.config = config
         self.max_model_len = max_model_len

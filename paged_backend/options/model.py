@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paged_backend.pooling_params import PoolingType
 from paged_backend.validation import Rule, checked
 
-GENERATE, EMBED = "generate", "embed"
+AUTO, GENERATE, EMBED, SCORE, POOLING = "auto", "generate", "embed", "score", "pooling"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -27,10 +27,12 @@ class ModelOptions:
         "folder, GGUF file or id of the tokenizer; default: the model's",
     )
     task: str = checked(
-        "auto",
-        Rule(str, choices=("auto", GENERATE, EMBED)),
-        "embed makes embeddings; auto: embed for checkpoints that say how they are pooled (by a "
-        "modules.json, or pooling_type in a GGUF file) or have no output layer, otherwise generate",
+        AUTO,
+        Rule(str, choices=(AUTO, GENERATE, EMBED, SCORE, POOLING)),
+        "embed makes embeddings, score scores pairs of texts with a reranker, pooling is the one "
+        "of both that the checkpoint can do; auto: score for rerankers, embed for checkpoints that "
+        "say how they are pooled (by a modules.json, or pooling_type in a GGUF file) or have no "
+        "output layer, otherwise generate",
     )
     pooling_type: str | None = checked(
         None,
@@ -42,6 +44,12 @@ class ModelOptions:
         None,
         Rule(bool, optional=True),
         "scale embeddings to a length of 1; default: as the checkpoint says, or true",
+    )
+    classifier_from_token: str | None = checked(
+        None,
+        Rule(str, max_length=256, optional=True),
+        "makes a reranker of a model that generates: two tokens, such as no,yes; a score is the "
+        "probability of the second one beside the first one",
     )
     device: str = checked(
         "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"
