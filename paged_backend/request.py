@@ -29,7 +29,8 @@ class Request:
     tenant: str = ""  # the user that its tokens are charged to
     grammar: str = ""  # of llguidance, which the front end has checked; empty: none
     call_id: str = ""  # by which a client can cancel it; empty: no client can
-    # Ask for an embedding of the prompt, or for the score of a reranker. Nothing is generated then, and `params` have no effect.
+    # Ask for an embedding of the prompt, or for the score of a reranker. Nothing is generated then,
+    # and `params` have no effect.
     pooling: PoolingParams | None = None
 
     @property
