@@ -38,7 +38,8 @@ class ModelOptions:
         None,
         Rule(str, choices=tuple(PoolingType), optional=True),
         "the hidden states that become an embedding: of the last token, the mean over all tokens, "
-        "or of the first token (cls); default: as the checkpoint says, or last, and cls for encoders",
+        "or of the first token (cls); default: as the checkpoint says, or last (cls for "
+        "encoders)",
     )
     normalize: bool | None = checked(
         None,
