@@ -233,15 +233,17 @@ def _without_overrides(values: dict[str, Any]) -> dict[str, Any]:
         return values
     match overrides:
         case {
-            "architectures": [str(architecture)],
+            "architectures": ["Qwen3ForSequenceClassification"],
             "classifier_from_token": [str(first), str(second)],
             "is_original_qwen3_reranker": True,
-        } if len(overrides) == 3 and architecture.endswith("ForSequenceClassification"):
+        } if len(overrides) == 3:
+            if values.get(tokens) is not None:
+                raise option_error(tokens, f"is in {name}, too; give one of them")
             rest = {key: value for key, value in values.items() if key != name}
-            return {tokens: f"{first},{second}", **rest}
+            return {**rest, tokens: f"{first},{second}"}
     raise option_error(
         name,
-        "can only have architectures (one ...ForSequenceClassification), classifier_from_token "
+        'can only have architectures (["Qwen3ForSequenceClassification"]), classifier_from_token '
         "(two tokens) and is_original_qwen3_reranker (true), got "
         f"{shorten(json.dumps(overrides), 200, quote=False)}",
     )

@@ -16,9 +16,7 @@ from paged_backend.validation import shorten
 
 # Values of model_type. In the second list, the position of a token is the number of tokens up to
 # it that are not the padding token, plus the padding token's id.
-_PLAIN = (
-    *("bert", "distilbert", "electra", "albert", "modernbert", "nomic_bert", "eurobert", "gte"),
-)
+_PLAIN = ("bert", "distilbert", "electra", "albert", "modernbert", "nomic_bert", "eurobert", "gte")
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 ENCODERS = (*_PLAIN, *_AFTER_PADDING)
 
@@ -52,9 +50,7 @@ class EncoderConfig:
 
 
 def is_encoder(checkpoint: Path) -> bool:
-    """Return True if config.json has the ``model_type`` of an encoder and does not call it a
-    causal language model.
-    """
+    """Return True for an encoder, by its ``model_type``, that is no causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     file = ConfigFile.read(checkpoint / "config.json")

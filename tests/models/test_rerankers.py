@@ -160,6 +160,8 @@ def test_vllms_overrides_for_qwen3_reranker() -> None:
     for overrides in (QWEN3_RERANKER, json.dumps(QWEN3_RERANKER)):
         config = from_mapping({"hf_overrides": overrides}).config
         assert config.classifier_from_token == f"{NO},{YES}"
+    with pytest.raises(ConfigError, match="classifier_from_token is in hf_overrides, too"):
+        from_mapping({"hf_overrides": QWEN3_RERANKER, "classifier_from_token": "a,b"})
     for changes in (
         {"classifier_from_token": ["yes"]},
         {"is_original_qwen3_reranker": False},

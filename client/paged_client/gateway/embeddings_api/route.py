@@ -121,8 +121,9 @@ async def _scores(
     second: Sequence[str],
     name: PairNames,
 ) -> tuple[str, list[float], Json]:
-    """Return the model's name, the score of each pair, and the usage; a single first text is paired
-    with each second one. Raises ApiError.
+    """Return the model's name, the score of each pair, and the usage. Raises ApiError.
+
+    A single first text is paired with each second one.
     """
     model = await servers.resolve(body.model)
     info = await servers.info(model)
