@@ -241,7 +241,7 @@ def _with_classifier(model: ModelConfig, config: EngineConfig) -> ModelConfig:
 
 
 def _is_reranker(model: ModelConfig | FallbackConfig | EncoderConfig) -> bool:
-    return isinstance(model, ModelConfig) and model.classifier is not None
+    return not isinstance(model, FallbackConfig) and model.classifier is not None
 
 
 def _pooling(
@@ -250,9 +250,11 @@ def _pooling(
     """Return how the model makes embeddings; None if it generates."""
     match model:
         case ModelConfig(classifier=ClassifierSpec()):
-            return resolve_scoring(config)
+            return resolve_scoring(config, PoolingType.LAST)
         case ModelConfig():
             return resolve_task(config, folder, model)
+        case EncoderConfig(classifier=ClassifierSpec()):
+            return resolve_scoring(config, PoolingType.CLS)
         case EncoderConfig():
             return resolve_task(config, folder, model, PoolingType.CLS)
     if (

@@ -11,7 +11,13 @@ import torch
 from embedding_models import expected
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from paged_backend.config import EngineConfig
 from paged_backend.embedding import make_embedding
@@ -52,12 +58,17 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 ENCODERS = tuple(_ENCODERS)
 
 
+def encoder_config(family: str, **overrides: Any) -> PretrainedConfig:
+    """The configuration of an encoder; `overrides` replace values."""
+    return AutoConfig.for_model(family, **{**_SIZES, **_ENCODERS[family], **overrides})
+
+
 def make_encoder(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
     """Save an encoder and return transformers' own float32 model.
 
     `overrides` replace values of its config.json. Biases and norms are random, too.
     """
-    config = AutoConfig.for_model(family, **{**_SIZES, **_ENCODERS[family], **overrides})
+    config = encoder_config(family, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model: PreTrainedModel = AutoModel.from_config(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from checkpoints import make_checkpoint, values_of
+from encoders import ENCODERS, encoder_config
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -31,11 +32,16 @@ def add_tokenizer(folder: Path) -> None:
 
 def make_reranker(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
     """Save a model with a classification head, and return transformers' own float32 model."""
-    values = {**values_of(family), **_SIZES, "num_labels": 1, **overrides}
+    if family in ENCODERS:
+        sizes = {"vocab_size": _SIZES["vocab_size"], "type_vocab_size": 1}
+        config = encoder_config(family, **{**sizes, "num_labels": 1, **overrides})
+    else:
+        values = {**values_of(family), **_SIZES, "num_labels": 1, **overrides}
+        config = AutoConfig.for_model(**values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
-            AutoConfig.for_model(**values), dtype=torch.float32
+            config, dtype=torch.float32
         )
     model.save_pretrained(folder)
     add_tokenizer(folder)

@@ -29,7 +29,7 @@ class ClassifierSpec:
     Attributes:
         activation: makes a score of its output.
         token_ids: the tokens whose rows of the output layer it consists of, the second for a match;
-            None if the checkpoint has a ``score.weight``.
+            None if the checkpoint has a head.
     """
 
     activation: Activation
@@ -64,7 +64,7 @@ def check_one_label(file: ConfigFile) -> None:
     number = file.integer("num_labels", 2) if labels is None else len(list(labels.keys()))
     if number != 1:
         key = "num_labels" if labels is None else "id2label"
-        raise file.error(key, f"names {number} labels; only rerankers, which have 1, are supported")
+        raise file.error(key, f"gives {number} labels; only rerankers, which have 1, are supported")
 
 
 def parse_tokens(option: str) -> tuple[str, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from paged_backend.checkpoint.classifier import ClassifierSpec, read_activation
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.fallback_config import find_integer, read_auto_config
 from paged_backend.checkpoint.model_config import DTYPES
@@ -19,6 +21,8 @@ from paged_backend.validation import shorten
 _PLAIN = ("bert", "distilbert", "electra", "albert", "modernbert", "nomic_bert", "eurobert", "gte")
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 ENCODERS = (*_PLAIN, *_AFTER_PADDING)
+# Those whose rerankers are supported: the texts of a pair differ by nothing but their places.
+_RERANKERS = ("roberta", "xlm-roberta", "camembert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class EncoderConfig:
     """The facts that a worker needs about an encoder.
 
     Attributes:
-        architecture: the class in transformers of the model without a head.
+        architecture: the class in transformers: of the model without a head, or of a reranker.
         hidden_size: numbers of a hidden state.
         vocab_size: number of tokens.
         max_position_embeddings: tokens of the longest prompt.
@@ -35,6 +39,7 @@ class EncoderConfig:
         padding_id: the token from whose id on positions are counted; None if they begin at 0.
         dtype: of the checkpoint.
         file: config.json.
+        classifier: the head of a reranker; None if the model makes embeddings.
     """
 
     architecture: str
@@ -45,6 +50,7 @@ class EncoderConfig:
     padding_id: int | None
     dtype: torch.dtype
     file: ConfigFile
+    classifier: ClassifierSpec | None = None
     eos_token_ids: tuple[int, ...] = ()
     has_output_layer: bool = False
 
@@ -68,7 +74,7 @@ def load_encoder_config(checkpoint: Path) -> EncoderConfig:
         ConfigError: the model has a head that is not supported, or a key is wrong.
     """
     file = ConfigFile.read(checkpoint / "config.json")
-    architecture = _base_class(file)
+    architecture, is_reranker = _find_class(file)
     config = read_auto_config(checkpoint, file)
     if getattr(config, "is_decoder", False):
         raise file.error("is_decoder", "is true; only encoders, which are bidirectional, can embed")
@@ -87,11 +93,21 @@ def load_encoder_config(checkpoint: Path) -> EncoderConfig:
         padding_id=padding_id,
         dtype=DTYPES[read_dtype(file)],
         file=file,
+        classifier=_read_classifier(file, config) if is_reranker else None,
     )
 
 
-def _base_class(file: ConfigFile) -> str:
-    """Return the class of the model without a head; heads that predict tokens are left out."""
+def _read_classifier(file: ConfigFile, config: Any) -> ClassifierSpec:
+    if find_integer(file, config, "type_vocab_size", 2**31) != 1:
+        raise file.error("type_vocab_size", "must be 1 for a reranker")
+    return ClassifierSpec(read_activation(file))
+
+
+def _find_class(file: ConfigFile) -> tuple[str, bool]:
+    """Return the class to load, and whether it is a reranker's.
+
+    It is that of the model without a head, if the head predicts tokens.
+    """
     from transformers.models.auto import modeling_auto as auto
 
     kind = file.value("model_type")
@@ -99,11 +115,16 @@ def _base_class(file: ConfigFile) -> str:
     masked = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(kind)
     pretrained = auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(kind)
     allowed = list(dict.fromkeys(name for name in (base, masked, pretrained) if name is not None))
+    reranker = auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(kind)
     names = file.value("architectures")
+    if kind in _RERANKERS and names == [reranker]:
+        return str(reranker), True
     if not isinstance(names, list) or not any(name in allowed for name in names):
+        if kind in _RERANKERS:
+            allowed.append(str(reranker))
         raise file.error(
             "architectures",
             f"is {shorten(names)}; with model_type {kind} it must have one of "
             + ", ".join(allowed),
         )
-    return base
+    return base, False

@@ -77,8 +77,12 @@ def resolve_task(
     return pooling
 
 
-def resolve_scoring(config: ModelOptions) -> Pooling:
-    """Return how a reranker is pooled: its head reads the hidden states of the last token.
+def resolve_scoring(config: ModelOptions, kind: PoolingType) -> Pooling:
+    """Return how a reranker is pooled.
+
+    Args:
+        config: the engine's options.
+        kind: the hidden states that the head reads.
 
     Raises:
         ConfigError: the options ask for something else.
@@ -90,7 +94,7 @@ def resolve_scoring(config: ModelOptions) -> Pooling:
     for name, value in (("pooling_type", config.pooling_type), ("normalize", config.normalize)):
         if value is not None:
             raise ConfigError(f"option {name} cannot be used with a reranker")
-    return Pooling(PoolingType.LAST, normalize=False)
+    return Pooling(kind, normalize=False)
 
 
 def _read_pooling(checkpoint: Path, model: PooledModel) -> Pooling | None:

@@ -19,6 +19,11 @@ class Head(Protocol):
         ...
 
 
+def activate(logits: Tensor, activation: Activation) -> Tensor:
+    """Return the scores for the outputs of a head."""
+    return logits.sigmoid() if activation is Activation.SIGMOID else logits
+
+
 class Classifier:
     """One row of weights, and an activation.
 
@@ -78,6 +83,4 @@ class Classifier:
         """Return scores [rows, 1] float32 for `pooled` [rows, hidden_size] float32."""
         # A sum for each row alone, so that it does not depend on the other rows.
         scores = (pooled.double() * self._weight).sum(1, keepdim=True)
-        if self._activation is Activation.SIGMOID:
-            scores = scores.sigmoid()
-        return scores.float()
+        return activate(scores, self._activation).float()

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from paged_backend.checkpoint.classifier import ClassifierSpec
 from paged_backend.checkpoint.encoder_config import EncoderConfig
 from paged_backend.errors import ConfigError
+from paged_backend.models.classifier import activate
 from paged_backend.models.layers import Kernels
 from paged_backend.models.loader import resolve_max_model_len
 from paged_backend.models.packed_attention import PackedPrompts
@@ -34,18 +36,42 @@ from paged_backend.validation import shorten
 _BUFFERS = "position_ids", "token_type_ids", "inv_freq"
 
 
+class EncoderHead:
+    """The head of a reranker; see `models.classifier.Head`.
+
+    Args:
+        classifier: transformers' layers, which read the first token of sequences.
+        spec: its activation.
+    """
+
+    def __init__(self, classifier: nn.Module, spec: ClassifierSpec) -> None:
+        self._classifier = classifier
+        self._activation = spec.activation
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """Return scores [rows, 1] float32 for `pooled` [rows, hidden_size] float32."""
+        dtype = next(self._classifier.parameters()).dtype
+        # Row by row, as torch rounds the result of a row in another way if there are other rows.
+        logits = [self._classifier(row.to(dtype).view(1, 1, -1)) for row in pooled]
+        return activate(torch.cat(logits).float(), self._activation)
+
+
 class TransformersEncoder:
     """An encoder on one device, for inference only.
 
     Args:
         config: the sizes.
         max_model_len: tokens of the longest prompt.
-        model: transformers' model without a head.
+        model: transformers' model, with a head if it is a reranker.
     """
 
     def __init__(self, config: EncoderConfig, max_model_len: int, model: Any) -> None:
         self.config = config
         self.max_model_len = max_model_len
+        self.head: EncoderHead | None = None
+        if config.classifier is not None:
+            self.head = EncoderHead(model.classifier, config.classifier)
+            model = model.base_model
         self._model = model
         # Others add a bias to the scores by themselves, so they compute one prompt at a time.
         self._packs = bool(model._supports_attention_backend)
@@ -125,7 +151,7 @@ def load_encoder(
     try:
         with watch_linear_layers(model) as called:
             loaded.own_hidden(prompts[1])
-        replace_linear_layers(model, sorted(called), kernels)
+        replace_linear_layers(model, sorted(called), kernels)  # those of a head stay
         expected = [loaded.own_hidden(prompt) for prompt in prompts]
         loaded.use_packed_attention()
         lengths = [len(prompt) for prompt in prompts]

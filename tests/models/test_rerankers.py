@@ -62,6 +62,36 @@ def test_a_classification_head(tmp_path: Path, family: str) -> None:
     assert scores(llm) == scores(llm)
 
 
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
+def test_a_cross_encoder(tmp_path: Path, family: str) -> None:
+    model = make_reranker(family, tmp_path)
+    wanted = torch.tensor(classifier_scores(model, tmp_path)).sigmoid()
+    llm = LLM(str(tmp_path), dtype="float32", runner="pooling")
+    assert scores(llm) == pytest.approx(wanted.tolist(), abs=1e-5)
+    alone = [llm.score(QUERY, document)[0].outputs.score for document in DOCUMENTS]
+    assert alone == scores(llm)
+    with pytest.raises(InvalidRequest, match="at most 96 tokens: max_model_len"):
+        llm.score(QUERY, "a b " * 99)
+    with pytest.raises(InvalidRequest, match="task: the model scores pairs of texts"):
+        llm.embed("a")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("bert", {}, "with model_type bert it must have one of BertModel, BertForMaskedLM, Bert"),
+        ("roberta", {"type_vocab_size": 2}, "type_vocab_size must be 1 for a reranker"),
+        ("roberta", {"num_labels": 2}, "num_labels gives 2 labels"),
+    ],
+)
+def test_cross_encoders_that_are_refused(
+    tmp_path: Path, family: str, changes: dict[str, Any], message: str
+) -> None:
+    make_reranker(family, tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tmp_path), dtype="float32")
+
+
 def test_activations(folder: Path, model: PreTrainedModel, tmp_path: Path) -> None:
     wanted = classifier_scores(model, folder)
     for file in folder.iterdir():
@@ -148,11 +178,11 @@ def test_options_that_make_no_reranker(options: dict[str, Any], message: str) ->
 
 def test_several_labels_are_refused(tmp_path: Path) -> None:
     make_reranker("llama2", tmp_path, num_labels=3)
-    with pytest.raises(ConfigError, match="id2label names 3 labels; only rerankers, which have 1"):
+    with pytest.raises(ConfigError, match="id2label gives 3 labels; only rerankers, which have 1"):
         load(tmp_path)
     make_reranker("llama2", tmp_path)
     change_config(tmp_path, id2label=None)
-    with pytest.raises(ConfigError, match="num_labels names 2 labels"):
+    with pytest.raises(ConfigError, match="num_labels gives 2 labels"):
         load(tmp_path)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
+from paged_backend.models.classifier import Head
 from paged_backend.platforms.input_batch import pool_indices
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.platforms.torch.threads import one_torch_thread
@@ -26,6 +27,11 @@ class Encoder(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
+        ...
+
+    @property
+    def head(self) -> Head | None:
+        """The head of a reranker, which scores pooled hidden states; None for other models."""
         ...
 
     def forward(self, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -42,14 +48,14 @@ class Encoder(Protocol):
 class EncodedStep:
     """A launched step, and its pending output; see LaunchedStep and PendingOutput."""
 
-    pooled: Tensor  # [num_prompts, hidden_size] float32
+    pooled: Tensor  # [num_prompts, hidden_size] float32, or [num_prompts, 1] scores
 
     def sample(self, masks: TokenMasks | None = None) -> EncodedStep:
         """Return the step; there is nothing to sample."""
         return self
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for the device, and return the embeddings."""
+        """Wait for the device, and return the embeddings or scores."""
         return ModelRunnerOutput([], pooled=pooled_bytes(self.pooled.cpu().numpy()))
 
 
@@ -60,7 +66,7 @@ class EncoderRunner:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._pooler = Pooler(self._send)
+        self._pooler = Pooler(self._send, encoder.head)
         self.model_seconds = 0.0  # in which the host computed or launched forward passes
 
     @property
