@@ -33,7 +33,6 @@ from paged_backend.models.loader import load_model
 from paged_backend.options.model import AUTO, GENERATE
 from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.select import select_platform
-from paged_backend.platforms.torch.encoder_runner import EncoderRunner
 from paged_backend.pooling_params import Pooling, PoolingType
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
@@ -172,7 +171,7 @@ class Worker:
         self._check_whole_prompts_fit(
             model.max_model_len, "for an encoder, which computes a prompt in one step"
         )
-        self.model_runner = EncoderRunner(model)
+        self.model_runner = self.platform.encoder_runner(model)
         layout = KVCacheLayout(config.block_size, self.step_limits.max_num_batched_tokens, ())
         return _Cache("", layout, num_blocks=1, bytes_per_token=0)
 

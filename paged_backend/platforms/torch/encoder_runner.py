@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,33 +14,10 @@ from torch import Tensor
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
-from paged_backend.models.classifier import Head
+from paged_backend.models.base import Encoder
 from paged_backend.platforms.input_batch import pool_indices
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.platforms.torch.threads import one_torch_thread
-
-
-class Encoder(Protocol):
-    """Computes the hidden states of prompts."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        ...
-
-    @property
-    def head(self) -> Head | None:
-        """The head of a reranker, which scores pooled hidden states; None for other models."""
-        ...
-
-    def forward(self, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Compute the last hidden states [num_tokens, hidden_size] of whole prompts.
-
-        Args:
-            input_ids: [num_tokens] int64, the prompts one after the other.
-            lengths: the number of tokens of each prompt.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

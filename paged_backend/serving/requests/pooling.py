@@ -123,11 +123,9 @@ def parse_pooling(
 
 
 def _check_tensors(tensors: Tensors, subject: str, prompts: Collection[str]) -> None:
-    """Refuse tensors that mean nothing for the subject; flags may be there if they are false.
-
-    Only ``add_special_tokens`` is a flag that is true by default.
-    """
+    """Refuse tensors that mean nothing for the subject; flags may be there if they are false."""
     for name in tensors:
+        # A score always has special tokens, so a client may not turn them off.
         is_off = name in _FLAGS and name != "add_special_tokens" and not fields.flag(tensors, name)
         if name not in _USED and name not in prompts and not is_off:
             raise InvalidRequest(name, f"cannot be used with {subject}")
