@@ -29,6 +29,7 @@ class TensorSpec(NamedTuple):
 
 INPUTS = (
     TensorSpec("text_input", "TYPE_STRING", 1),
+    TensorSpec("text_pair", "TYPE_STRING", 1),  # the second text of the task ``score``
     TensorSpec("input_ids", "TYPE_INT32", -1),
     TensorSpec("messages", "TYPE_STRING", 1),
     TensorSpec("image", "TYPE_STRING", -1),
@@ -81,6 +82,8 @@ OUTPUTS = (
     TensorSpec("metrics", "TYPE_STRING", -1, optional=False),
     # The answer to the task ``embed``.
     TensorSpec("embedding", "TYPE_FP32", -1, optional=False),
+    # The answer to the task ``score``.
+    TensorSpec("score", "TYPE_FP32", 1, optional=False),
     # Parts of the answer that `text_output` then leaves out.
     TensorSpec("tool_calls", "TYPE_STRING", -1, optional=False),
     TensorSpec("reasoning", "TYPE_STRING", -1, optional=False),

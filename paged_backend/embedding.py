@@ -26,6 +26,11 @@ def make_embedding(pooled: bytes, params: PoolingParams, *, normalize: bool) -> 
     return vector.astype(np.float32)
 
 
+def read_score(pooled: bytes) -> float:
+    """Return the score that a reranker has made of a pair: a number in float32, little-endian."""
+    return float(np.frombuffer(pooled, "<f4")[0])
+
+
 def cosine_similarity(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the cosine of the angle between two embeddings of the same size."""
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)

@@ -72,23 +72,27 @@ class Engine:
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             max_num_seqs=steps.max_num_seqs,
-            embedding_size=0 if info.pooling is None else info.hidden_size,
+            embedding_size=(0 if info.pooling is None or info.scores_pairs else info.hidden_size),
+            scores_pairs=info.scores_pairs,
             normalize=info.pooling is not None and info.pooling.normalize,
         )
         # Blocks of the cache have no hidden states. Only the last token's are always computed.
         has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
+        has_blocks = info.kv_layout.has_blocks
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=steps.max_num_seqs,
                 max_num_batched_tokens=steps.max_num_batched_tokens,
                 max_model_len=info.max_model_len,
-                enable_chunked_prefill=config.enable_chunked_prefill,
+                enable_chunked_prefill=config.enable_chunked_prefill and has_blocks,
                 eos_token_ids=frozenset(info.eos_token_ids),
             ),
             KVCacheManager(
                 info.num_blocks,
                 info.kv_layout,
-                enable_prefix_caching=config.enable_prefix_caching and has_all_states,
+                enable_prefix_caching=(
+                    config.enable_prefix_caching and has_all_states and has_blocks
+                ),
             ),
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
             drafter,
@@ -111,10 +115,12 @@ class Engine:
         Raises:
             InvalidRequest: the request does not fit this model after all.
         """
-        if request.pooling is not None:
-            self.limits.check_embedding(request.prompt_token_ids, request.pooling)
-        else:
+        if request.pooling is None:
             self.limits.check(request.prompt_token_ids, request.params)
+        elif self.limits.scores_pairs:
+            self.limits.check_pair(request.prompt_token_ids)
+        else:
+            self.limits.check_embedding(request.prompt_token_ids, request.pooling)
         if not request.grammar:
             self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
         elif self._grammars is None:

@@ -8,6 +8,7 @@ none of them is a mistake.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -28,7 +29,7 @@ _ALIASES: dict[str, dict[str, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "scheduling_policy": {"fcfs": "priority"},  # equal while no request has a priority
-    "task": {"embedding": "embed", "pooling": "embed"},
+    "task": {"embedding": "embed"},
     "pooling_type": {name.upper(): name for name in PoolingType},
 }
 
@@ -185,7 +186,7 @@ def from_mapping(values: Mapping[str, Any]) -> EngineArgs:
         ConfigError: a name is unknown or a value is not allowed.
     """
     check_known(values, (*sorted(_OURS), _SILENCE, *_RENAMED, *_ONLY, *_NO_MEANING), option_error)
-    values = _renamed(values)
+    values = _without_overrides(_renamed(values))
     for name, value in values.items():
         if name in _ONLY:
             _check_neutral(name, value)
@@ -215,6 +216,37 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
         if theirs in values and ours in values:
             raise option_error(theirs, f"is another name of {ours}; give one of them")
     return {_RENAMED.get(name, name): value for name, value in values.items()}
+
+
+def _without_overrides(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace vLLM's ``hf_overrides`` for Qwen3-Reranker with the option that does the same.
+
+    Raises:
+        ConfigError: they ask for a classifier of another kind.
+    """
+    name, tokens = "hf_overrides", "classifier_from_token"
+    overrides = values.get(name)
+    if isinstance(overrides, str):
+        with contextlib.suppress(ValueError):
+            overrides = json.loads(overrides)
+    if not isinstance(overrides, dict) or tokens not in overrides:
+        return values
+    match overrides:
+        case {
+            "architectures": ["Qwen3ForSequenceClassification"],
+            "classifier_from_token": [str(first), str(second)],
+            "is_original_qwen3_reranker": True,
+        } if len(overrides) == 3:
+            if values.get(tokens) is not None:
+                raise option_error(tokens, f"is in {name}, too; give one of them")
+            rest = {key: value for key, value in values.items() if key != name}
+            return {**rest, tokens: f"{first},{second}"}
+    raise option_error(
+        name,
+        'can only have architectures (["Qwen3ForSequenceClassification"]), classifier_from_token '
+        "(two tokens) and is_original_qwen3_reranker (true), got "
+        f"{shorten(json.dumps(overrides), 200, quote=False)}",
+    )
 
 
 def alias(name: str, value: Any) -> Any:

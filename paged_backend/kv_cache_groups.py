@@ -77,7 +77,8 @@ class KVCacheLayout:
     Attributes:
         block_size: number of tokens in a block.
         max_num_batched_tokens: maximum number of tokens that a step computes.
-        windows: the window of each group; None if its tokens see all positions.
+        windows: the window of each group; None if its tokens see all positions. Empty for a model
+            without a KV cache, which computes a whole prompt in one step.
     """
 
     block_size: int
@@ -88,6 +89,11 @@ class KVCacheLayout:
     def num_groups(self) -> int:
         """Number of groups, which is the number of blocks for the same tokens."""
         return len(self.windows)
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if tokens have keys and values in a KV cache."""
+        return bool(self.windows)
 
     @property
     def sliding(self) -> Iterator[tuple[int, int]]:

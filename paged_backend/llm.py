@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from tqdm import tqdm
 
 from paged_backend.checkpoint.hub import resolve_checkpoint
-from paged_backend.embedding import cosine_similarity, make_embedding
+from paged_backend.embedding import cosine_similarity, make_embedding, read_score
 from paged_backend.engine import Engine
 from paged_backend.engine_args import from_mapping
 from paged_backend.errors import InvalidRequest
@@ -122,23 +122,20 @@ class LLM:
             self._embedding_request(prompt, params)
             for prompt, params in _pair("pooling_params", prompts, pooling_params, PoolingParams())
         ]
-        ends: dict[str, SequenceOutput] = {}
-
-        def take(output: SequenceOutput) -> bool:
-            ends[output.request_id] = output
-            return True
-
-        self._run(requests, take)
-        return [self._embedding_output(request, ends[request.request_id]) for request in requests]
+        ends = self._pool(requests)
+        return [
+            self._embedding_output(request, end)
+            for request, end in zip(requests, ends, strict=True)
+        ]
 
     def score(
         self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt]
     ) -> list[ScoringRequestOutput]:
-        """Score pairs of texts by the cosine similarity of their embeddings.
+        """Score pairs of texts: by the reranker, or by the cosine similarity of their embeddings.
 
         Args:
             data_1: one text, which is compared with each of the others, or one for each of them.
-            data_2: one text or several.
+            data_2: one text or several. A reranker takes no token ids.
 
         Raises:
             InvalidRequest: the model generates, the numbers of texts differ, or a text cannot be
@@ -147,11 +144,46 @@ class LLM:
         first, second = _several(data_1), _several(data_2)
         if len(first) not in (1, len(second)):
             raise InvalidRequest("data_1", f"has {len(first)} entries for {len(second)} in data_2")
+        if self.engine.limits.scores_pairs:
+            queries = [*first] * (len(second) if len(first) == 1 else 1)
+            return self._score_pairs(list(zip(queries, second, strict=True)))
         outputs = self.embed([*first, *second])
         queries, documents = outputs[: len(first)], outputs[len(first) :]
         if len(queries) == 1:
             queries *= len(documents)
         return [_score(query, document) for query, document in zip(queries, documents, strict=True)]
+
+    def _score_pairs(self, pairs: Sequence[tuple[Prompt, Prompt]]) -> list[ScoringRequestOutput]:
+        requests = [self._pair_request(query, document) for query, document in pairs]
+        return [
+            ScoringRequestOutput(
+                request.request_id,
+                ScoringOutput(read_score(end.pooled or b"")),
+                request.prompt_token_ids,
+                end.num_cached_tokens,
+            )
+            for request, end in zip(requests, self._pool(requests), strict=True)
+        ]
+
+    def _pair_request(self, query: Prompt, document: Prompt) -> Request:
+        for name, text in (("data_1", query), ("data_2", document)):
+            if not isinstance(text, str):
+                raise InvalidRequest(name, f"must be texts for a reranker, got {shorten(text)}")
+        ids = self.tokenizer.encode_pair(str(query), str(document))
+        self.engine.limits.check_pair(ids)
+        self._num_requests += 1
+        return Request(str(self._num_requests), ids, pooling=PoolingParams())
+
+    def _pool(self, requests: list[Request]) -> list[SequenceOutput]:
+        """Run requests that generate nothing; returns their only outputs."""
+        ends: dict[str, SequenceOutput] = {}
+
+        def take(output: SequenceOutput) -> bool:
+            ends[output.request_id] = output
+            return True
+
+        self._run(requests, take)
+        return [ends[request.request_id] for request in requests]
 
     def _embedding_request(self, prompt: Prompt, params: PoolingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)

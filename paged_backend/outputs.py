@@ -108,7 +108,7 @@ class EngineStats:
     num_waiting: int
     num_running: int
     block_size: int
-    num_blocks: int
+    num_blocks: int  # 0 without a KV cache
     num_used_blocks: int
     num_cached_blocks: int  # free blocks whose content can still be found
     # Tokens stored in used blocks, shared ones counted once; each KV cache group stores a token.
@@ -122,6 +122,11 @@ class EngineStats:
     kv_bytes_per_token: int = 0  # in all layers, with the scales of quantized numbers
     finished: dict[str, int] = field(default_factory=dict)  # finish reason -> sequences
     histograms: dict[str, HistogramCounts] = field(default_factory=dict)  # as ENGINE_HISTOGRAMS
+
+    @property
+    def kv_usage(self) -> float:
+        """The fraction of blocks in use; 0 without a KV cache."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
 
     @property
     def utilization(self) -> float:
@@ -186,7 +191,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """The cosine similarity of the embeddings of two texts."""
+    """The score of a pair of texts: a reranker's, or the cosine similarity of their embeddings."""
 
     score: float
 
@@ -195,9 +200,9 @@ class ScoringOutput:
 class ScoringRequestOutput:
     """The score of one pair of texts of :meth:`paged_backend.LLM.score`."""
 
-    request_id: str  # of the second text
+    request_id: str  # of the pair, or of the second text
     outputs: ScoringOutput
-    prompt_token_ids: list[int]  # of the first text, then of the second
+    prompt_token_ids: list[int]  # of the pair, or of the first text, then of the second
     num_cached_tokens: int
 
 

@@ -29,7 +29,8 @@ class Request:
     tenant: str = ""  # the user that its tokens are charged to
     grammar: str = ""  # of llguidance, which the front end has checked; empty: none
     call_id: str = ""  # by which a client can cancel it; empty: no client can
-    # Ask for an embedding of the prompt. Nothing is generated then, and `params` have no effect.
+    # Ask for an embedding of the prompt, or for the score of a reranker. Nothing is generated then,
+    # and `params` have no effect.
     pooling: PoolingParams | None = None
 
     @property
@@ -93,6 +94,7 @@ class RequestLimits:
     max_total_logits: int
     embedding_size: int = 0  # numbers of an embedding; 0: the model generates tokens
     normalize: bool = False  # embeddings are scaled to a length of 1
+    scores_pairs: bool = False  # the model is a reranker, which scores pairs of texts
 
     @classmethod
     def of(
@@ -104,6 +106,7 @@ class RequestLimits:
         max_num_seqs: int,
         embedding_size: int = 0,
         normalize: bool = False,
+        scores_pairs: bool = False,
     ) -> RequestLimits:
         """Combine the options with the limits of the loaded model."""
         return cls(
@@ -112,7 +115,8 @@ class RequestLimits:
             max_num_seqs=max_num_seqs,
             # A prompt that generates leaves room for a token.
             max_prompt_tokens=min(
-                config.max_prompt_tokens or max_model_len, max_model_len - (embedding_size == 0)
+                config.max_prompt_tokens or max_model_len,
+                max_model_len - (embedding_size == 0 and not scores_pairs),
             ),
             max_output_tokens=min(config.max_output_tokens or max_model_len, max_model_len),
             max_n=config.max_n,
@@ -126,19 +130,28 @@ class RequestLimits:
             max_total_logits=config.max_total_logits,
             embedding_size=embedding_size,
             normalize=normalize,
+            scores_pairs=scores_pairs,
         )
 
     @property
     def makes_embeddings(self) -> bool:
-        """True if the model makes embeddings, and False if it generates tokens."""
+        """True if the model makes embeddings."""
         return self.embedding_size > 0
+
+    @property
+    def _ability(self) -> str:
+        """The only thing that the model does."""
+        if self.scores_pairs:
+            return "scores pairs of texts"
+        return "makes embeddings" if self.makes_embeddings else "generates text"
 
     @property
     def longest_prompt(self) -> str:
         """Describe the maximum length of a prompt and the option or limit that it comes from."""
         if self.max_prompt_tokens == self.max_model_len:
             return f"{self.max_prompt_tokens} tokens: max_model_len ({self.max_model_len})"
-        if self.makes_embeddings or self.max_prompt_tokens < self.max_model_len - 1:
+        is_whole = self.makes_embeddings or self.scores_pairs
+        if is_whole or self.max_prompt_tokens < self.max_model_len - 1:
             return f"{self.max_prompt_tokens} tokens (max_prompt_tokens)"
         return f"{self.max_prompt_tokens} tokens, below max_model_len ({self.max_model_len})"
 
@@ -170,19 +183,39 @@ class RequestLimits:
         """Check that the model generates tokens.
 
         Raises:
-            InvalidRequest: it makes embeddings.
+            InvalidRequest: it does something else.
         """
-        if self.makes_embeddings:
-            raise InvalidRequest("task", "the model makes embeddings; it does not generate text")
+        if self.makes_embeddings or self.scores_pairs:
+            raise InvalidRequest("task", f"the model {self._ability}; it does not generate text")
 
     def check_embeds(self) -> None:
         """Check that the model makes embeddings.
 
         Raises:
-            InvalidRequest: it generates tokens.
+            InvalidRequest: it does something else.
         """
         if not self.makes_embeddings:
-            raise InvalidRequest("task", "the model generates text; it makes no embeddings")
+            raise InvalidRequest("task", f"the model {self._ability}; it makes no embeddings")
+
+    def check_scores(self) -> None:
+        """Check that the model scores pairs of texts.
+
+        Raises:
+            InvalidRequest: it does something else.
+        """
+        if not self.scores_pairs:
+            raise InvalidRequest(
+                "task", f"the model {self._ability}; it does not score pairs of texts"
+            )
+
+    def check_pair(self, prompt_token_ids: list[int]) -> None:
+        """Check the tokens of a pair of texts against the model.
+
+        Raises:
+            InvalidRequest: naming the field and the allowed range.
+        """
+        self.check_scores()
+        self._check_prompt(prompt_token_ids)
 
     def check_embedding(self, prompt_token_ids: list[int], params: PoolingParams) -> None:
         """Check a request for an embedding against the model.

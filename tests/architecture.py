@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "platforms": {"checkpoint", "core", "models", "quantization", "sampling"},
     "executor": {"core"},
     "embedding": set(),
-    "worker": {"checkpoint", "core", "executor", "models", "platforms", "quantization"},
+    "worker": {"checkpoint", "core", "executor", "models", "platforms", "quantization", "text"},
     "engine": {"core", "executor"},
     "sandbox": set(),
     "text": {"checkpoint", "sandbox"},

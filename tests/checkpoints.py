@@ -224,7 +224,7 @@ def make_checkpoint(
     `overrides` replace values of its config.json. The weights depend on nothing but the family
     and the overrides; biases and norms are random too, so that a forgotten one shows.
     """
-    config = AutoConfig.for_model(**{**_values_of(family), **overrides})
+    config = AutoConfig.for_model(**{**values_of(family), **overrides})
     state = torch.get_rng_state()
     torch.manual_seed(7)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -241,7 +241,8 @@ def make_checkpoint(
     return model.eval()
 
 
-def _values_of(family: str) -> dict[str, Any]:
+def values_of(family: str) -> dict[str, Any]:
+    """The values of a family's config.json."""
     if family in _FAMILIES:
         return {**_SIZES, **_FAMILIES[family]}
     tokens = {"pad_token_id": 0, "bos_token_id": 1}

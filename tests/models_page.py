@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from checkpoints import FALLBACKS, FAMILIES
+from encoders import ENCODERS, KINDS, confirm, embed, encoder_engine, make_encoder, make_prompts
 from scenarios import SCENARIOS, Case
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from paged_backend.config import EngineConfig
@@ -70,9 +71,17 @@ FALLBACK = """
 
 `model_impl` ([options](options.md)) is `transformers` for them, by default. Attention goes through
 the paged KV cache. On a CPU, linear layers are our products; experts are not. Quantized checkpoints
-and embeddings are not supported, and a GPU runs them without CUDA graphs. Other causal language
-models of transformers may work, too: before such a model serves, its logits are compared with those
-of its own attention, and a model that fails is refused.
+of these models and embeddings are not supported, and a GPU runs them without CUDA graphs. Other
+causal language models of transformers may work, too: before such a model serves, its logits are
+compared with those of its own attention, and a model that fails is refused.
+"""
+ENCODER = """
+## Encoders
+
+transformers computes them, too, and they make [embeddings](protocols.md#embeddings): pooled by the
+mean, the first token (cls) or the last one. Each row was compared with transformers in float32, to
+1e-5, in a batch of 12 prompts and in smaller ones. A step computes whole prompts, without a KV
+cache. Code in a checkpoint is never run, and quantized checkpoints are not supported.
 """
 REFUSALS = """
 ## Models that are refused
@@ -88,6 +97,8 @@ def main() -> None:
     print("\n".join(_table(FAMILIES)))
     print(FALLBACK)
     print("\n".join(_table(FALLBACKS)))
+    print(ENCODER)
+    print("\n".join(_encoders()))
     print(REFUSALS + "\n".join(_refusals()))
 
 
@@ -100,6 +111,26 @@ def _table(families: tuple[str, ...]) -> Iterator[str]:
             names = json.loads((Path(folder) / "config.json").read_text())["architectures"]
             marks = [_passes(scenario, case) for scenario in SCENARIOS]
         yield f"| {family} | `{names[0]}` | {' | '.join(marks)} |"
+
+
+def _encoders() -> Iterator[str]:
+    yield "| model | class in transformers | mean | cls | last |"
+    yield "|---|---|---|---|---|"
+    for family in ENCODERS:
+        with TemporaryDirectory() as folder:
+            model = make_encoder(family, Path(folder))
+            marks = [_embeds(model, Path(folder), kind) for kind in KINDS]
+        yield f"| {family} | `{type(model).__name__}` | {' | '.join(marks)} |"
+
+
+def _embeds(model: PreTrainedModel, folder: Path, kind: str) -> str:
+    engine, prompts = encoder_engine(folder, pooling_type=kind), make_prompts(12)
+    try:
+        for batch in (prompts, prompts[7:8], prompts[::-4]):
+            confirm(model, batch, embed(engine, batch), kind)
+    except AssertionError:
+        return "no"
+    return "yes"
 
 
 def _passes(scenario: Callable[[Case], None], case: Case) -> str:

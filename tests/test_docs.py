@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import FALLBACKS, FAMILIES
+from encoders import ENCODERS
 
 from paged_backend.cli.options_page import options_page
 
@@ -41,5 +42,5 @@ def test_readme_fits_two_screens() -> None:
 def test_the_page_of_models_has_each_one_and_all_passed() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     rows = re.findall(r"^\| (\S+) \| `\w+` \| (.*) \|$", text, re.MULTILINE)
-    assert [name for name, _ in rows] == [*FAMILIES, *FALLBACKS]
-    assert {marks for _, marks in rows} == {"yes | yes | yes | yes"}
+    assert [name for name, _ in rows] == [*FAMILIES, *FALLBACKS, *ENCODERS]
+    assert {marks for _, marks in rows} == {"yes | yes | yes | yes", "yes | yes | yes"}

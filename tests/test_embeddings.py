@@ -318,7 +318,7 @@ def test_options_that_do_not_fit_are_refused(folder, model, tmp_path):
 
 
 def test_vllms_names_of_the_options():
-    assert from_mapping({"runner": "pooling"}).config.task == "embed"
+    assert from_mapping({"runner": "pooling"}).config.task == "pooling"
     assert from_mapping({"task": "embedding", "pooling_type": "MEAN"}).config.pooling_type == "mean"
     assert from_mapping({"runner": "generate"}).config.task == "generate"
     with pytest.raises(ConfigError, match="runner is another name of task"):

@@ -71,6 +71,8 @@ class ToyLayer:
 class ToyModel:
     """See `paged_backend.models.base.Model`."""
 
+    head = None
+
     def __init__(self, config: ModelConfig, max_model_len: int, kernels: Kernels) -> None:
         self.config = config
         self.max_model_len = max_model_len

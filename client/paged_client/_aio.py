@@ -12,17 +12,19 @@ import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_client._completion import CompletionBuilder
-from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo
+from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo, Score
 from paged_client.errors import RequestCancelled, ServerError, from_status
 from paged_client.protocol import (
     READY_TIMEOUT_S,
-    EmbeddingDecoder,
     Prompt,
+    SingleDecoder,
     StreamDecoder,
     Tools,
     channel_options,
     config_request,
+    decode_embedding,
     decode_info,
+    decode_score,
     decode_text,
     decode_token_ids,
     decode_view,
@@ -30,6 +32,7 @@ from paged_client.protocol import (
     index_request,
     is_large,
     ready_request,
+    score_request,
     speaks_this_contract,
     stream_request,
     task_request,
@@ -51,7 +54,7 @@ class Decoder(Protocol[T_co]):
 
 
 class AsyncStream(AsyncIterator[T_co]):
-    """The chunks of one request as they arrive, or its embedding.
+    """The chunks of one request as they arrive, or its embedding or score.
 
     The request is cancelled on the server by ``aclose``, by leaving the ``async with`` block, or by
     cancelling the task that waits for a chunk. Iterating raises subclasses of ClientError.
@@ -179,7 +182,7 @@ class AsyncClient:
         request = embedding_request(
             self._model, prompt, params, add_special_tokens=add_special_tokens
         )
-        return AsyncStream(self._call(request, timeout), EmbeddingDecoder())
+        return AsyncStream(self._call(request, timeout), SingleDecoder(decode_embedding))
 
     async def embed(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
@@ -188,6 +191,21 @@ class AsyncClient:
         async with self.stream_embedding(prompt, timeout=timeout, **params) as stream:
             (embedding,) = [item async for item in stream]
         return embedding
+
+    def stream_score(
+        self, text: str, text_pair: str, *, timeout: float | None = None, **params: Any
+    ) -> AsyncStream[Score]:
+        """Send a pair of texts; the stream has its score only, and can be canceled until then."""
+        request = score_request(self._model, text, text_pair, params)
+        return AsyncStream(self._call(request, timeout), SingleDecoder(decode_score))
+
+    async def score(
+        self, text: str, text_pair: str, *, timeout: float | None = None, **params: Any
+    ) -> Score:
+        """Return the score of a pair of texts, such as a query and a document, by a reranker."""
+        async with self.stream_score(text, text_pair, timeout=timeout, **params) as stream:
+            (score,) = [item async for item in stream]
+        return score
 
     async def tokenize(
         self,

@@ -11,7 +11,7 @@ import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from paged_client._completion import CompletionBuilder
-from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo
+from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo, Score
 from paged_client.errors import ServerError, from_status
 from paged_client.protocol import (
     READY_TIMEOUT_S,
@@ -21,11 +21,13 @@ from paged_client.protocol import (
     channel_options,
     decode_embedding,
     decode_info,
+    decode_score,
     decode_text,
     decode_token_ids,
     decode_view,
     embedding_request,
     ready_request,
+    score_request,
     stream_request,
     task_request,
 )
@@ -141,6 +143,16 @@ class Client:
             self._model, prompt, params, add_special_tokens=add_special_tokens
         )
         return decode_embedding(self._answer(request, timeout))
+
+    def score(
+        self, text: str, text_pair: str, *, timeout: float | None = None, **params: Any
+    ) -> Score:
+        """Return the score of a pair of texts, such as a query and a document, by a reranker.
+
+        ``params`` may have parameters of all requests such as ``priority``.
+        """
+        request = score_request(self._model, text, text_pair, params)
+        return decode_score(self._answer(request, timeout))
 
     def tokenize(
         self,

@@ -86,16 +86,27 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """The score of a pair of texts by a reranker."""
+
+    value: float
+    num_input_tokens: int
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Properties of a model, as its server reports them.
 
-    ``embedding_size`` is the number of numbers in an embedding; 0 if the model generates text.
+    ``embedding_size`` is the number of numbers in an embedding; 0 if the model makes none. A
+    reranker has ``scores_pairs``.
     """
 
     max_model_len: int
     vocab_size: int
     has_chat_template: bool
     embedding_size: int = 0
+    scores_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

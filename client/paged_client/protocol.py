@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from paged_client._types import (
     EngineView,
     ModelInfo,
     Position,
+    Score,
     SequenceView,
     TokenLogprob,
     ToolCallDelta,
@@ -29,6 +30,7 @@ from paged_client.errors import InvalidRequest, ServerError, from_text
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Messages | Mapping[str, Any]
 """A text, token ids, chat messages, or an object with chat messages and rendering options."""
 
@@ -109,6 +111,23 @@ def embedding_request(
     """
     request = _request(model, prompt, add_special_tokens)
     _add_text(request, "task", "embed")
+    return _with_counts(request, params)
+
+
+def score_request(model: str, text: str, text_pair: str, params: Mapping[str, Any]) -> Any:
+    """Return a ``ModelInferRequest`` for the score of a pair of texts.
+
+    ``params`` may have parameters of all requests such as ``priority``.
+
+    Raises InvalidRequest for values that cannot be put into tensors.
+    """
+    request = _request(model, text, True)
+    _add_text(request, "text_pair", text_pair)
+    _add_text(request, "task", "score")
+    return _with_counts(request, params)
+
+
+def _with_counts(request: Any, params: Mapping[str, Any]) -> Any:
     if params:
         _add_text(request, "sampling_parameters", _json("sampling_parameters", params))
     for name in ("return_num_input_tokens", "return_num_cached_tokens"):
@@ -181,6 +200,19 @@ def decode_embedding(response: Any) -> Embedding:
     )
 
 
+def decode_score(response: Any) -> Score:
+    """Return the score in the response to the task ``score``.
+
+    If the response is an error, raises the corresponding ClientError.
+    """
+    result = _result(response)
+    return Score(
+        float(_output(result, "score").item()),
+        int(_output(result, "num_input_tokens").item()),
+        int(_output(result, "num_cached_tokens").item()),
+    )
+
+
 def decode_info(response: Any) -> ModelInfo:
     """Parse the response to the task ``info``. Raises ServerError if a field is missing."""
     values = json.loads(decode_text(response))
@@ -213,24 +245,25 @@ def is_large(response: Any) -> bool:
     return sum(map(len, response.infer_response.raw_output_contents)) > _LARGE_BYTES
 
 
-class EmbeddingDecoder:
-    """Converts the only response of a stream into an embedding."""
+class SingleDecoder(Generic[T]):
+    """Converts the only response of a stream, an embedding or a score, by ``decode_one``."""
 
-    def __init__(self) -> None:
+    def __init__(self, decode_one: Callable[[Any], T]) -> None:
+        self._decode_one = decode_one
         self._has_ended = False
 
-    def decode(self, response: Any) -> list[Embedding]:
-        """Return the embedding in a ``ModelStreamInferResponse``.
+    def decode(self, response: Any) -> list[T]:
+        """Return the result in a ``ModelStreamInferResponse``.
 
         If the response is an error, raises the corresponding ClientError.
         """
         self._has_ended = True
-        return [decode_embedding(response)]
+        return [self._decode_one(response)]
 
     def finish(self) -> None:
-        """Check the end of the stream; raises ServerError if there was no embedding."""
+        """Check the end of the stream; raises ServerError if there was no response."""
         if not self._has_ended:
-            raise ServerError("the stream ended without an embedding")
+            raise ServerError("the stream ended without a response")
 
 
 class StreamDecoder:

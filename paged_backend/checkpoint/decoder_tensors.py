@@ -15,6 +15,8 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
     tensors = {"model.embed_tokens.weight": TensorSpec(table, Role.EMBEDDING, shard=0)}
     if shape.has_output_layer and not shape.tied_embeddings:
         tensors["lm_head.weight"] = TensorSpec(table, Role.HEAD, shard=0)
+    if shape.has_classifier:
+        tensors["score.weight"] = TensorSpec((1, shape.hidden_size), Role.HEAD)
     tensors["model.norm.weight"] = _norm(shape, shape.hidden_size)
     for index in range(shape.num_layers):
         for name, spec in _layer_tensors(shape, index):

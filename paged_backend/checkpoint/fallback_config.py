@@ -55,13 +55,15 @@ def load_fallback_config(checkpoint: Path) -> FallbackConfig:
     """
     file = ConfigFile.read(checkpoint / "config.json")
     architecture = _find_class(file)
-    config = _read(checkpoint, file)
-    vocab_size = _integer(file, config, "vocab_size", 2**31)
+    config = read_auto_config(checkpoint, file).get_text_config(decoder=True)
+    vocab_size = find_integer(file, config, "vocab_size", 2**31)
     return FallbackConfig(
         architecture=architecture,
-        hidden_size=_integer(file, config, "hidden_size", 2**31),
+        hidden_size=find_integer(file, config, "hidden_size", 2**31),
         vocab_size=vocab_size,
-        max_position_embeddings=_integer(file, config, "max_position_embeddings", MAX_POSITIONS),
+        max_position_embeddings=find_integer(
+            file, config, "max_position_embeddings", MAX_POSITIONS
+        ),
         dtype=DTYPES[read_dtype(file)],
         eos_token_ids=read_eos_token_ids(checkpoint, file, vocab_size),
         file=file,
@@ -78,15 +80,25 @@ def _find_class(file: ConfigFile) -> str:
     for name in names if isinstance(names, list) else ():
         if name in known:
             return str(name)
+    if file.value("auto_map") is not None:
+        raise file.error(
+            "auto_map",
+            f"names code in the checkpoint, which is never run; transformers has no "
+            f"{shorten(names, quote=False)} that could take its place",
+        )
     raise file.error(
         "architectures",
-        f"is {shorten(names)}; supported are {', '.join(ARCHITECTURES)}, and most causal language "
-        "models of transformers",
+        f"is {shorten(names)}; supported are {', '.join(ARCHITECTURES)}, most causal language "
+        "models of transformers, and encoders of the BERT family",
     )
 
 
-def _read(checkpoint: Path, file: ConfigFile) -> Any:
-    """Return transformers' configuration of the decoder."""
+def read_auto_config(checkpoint: Path, file: ConfigFile) -> Any:
+    """Return transformers' configuration of a checkpoint; no code of the checkpoint is run.
+
+    Raises:
+        ConfigError: transformers does not know the model, or finds a value wrong.
+    """
     from transformers import AutoConfig
 
     try:
@@ -96,10 +108,14 @@ def _read(checkpoint: Path, file: ConfigFile) -> Any:
     except Exception as error:  # whatever its validation raises
         line = " ".join(str(error).split())
         raise ConfigError(f"{checkpoint / 'config.json'}: {shorten(line)}") from error
-    return config.get_text_config(decoder=True)
+    return config
 
 
-def _integer(file: ConfigFile, config: Any, key: str, high: int) -> int:
-    """Return a size that transformers may read from a key of another name."""
+def find_integer(file: ConfigFile, config: Any, key: str, high: int, *, low: int = 1) -> int:
+    """Return a size that transformers may read from a key of another name.
+
+    Raises:
+        ConfigError: it is missing, not an integer, below ``low`` or above ``high``.
+    """
     values = {} if getattr(config, key, None) is None else {key: getattr(config, key)}
-    return file.with_only().with_defaults(**values).integer(key, high=high)
+    return file.with_only().with_defaults(**values).integer(key, low=low, high=high)

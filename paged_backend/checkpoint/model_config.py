@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from paged_backend.checkpoint.classifier import ClassifierSpec, read_activation
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.keys import rope_section
 from paged_backend.checkpoint.gguf.config import read_gguf_config
@@ -33,6 +34,7 @@ class ModelConfig(ModelShape):
     dtype: torch.dtype  # of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     file: ConfigFile  # config.json, for keys that only one family has; or a GGUF file as such
+    classifier: ClassifierSpec | None = None  # the head of a reranker
 
 
 def load_model_config(checkpoint: Path) -> ModelConfig:
@@ -50,6 +52,7 @@ def load_model_config(checkpoint: Path) -> ModelConfig:
         dtype=DTYPES[read_dtype(config)],
         eos_token_ids=read_eos_token_ids(checkpoint, config, shape.vocab_size),
         file=config,
+        classifier=ClassifierSpec(read_activation(config)) if shape.has_classifier else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.config_file import ConfigFile
@@ -81,6 +81,12 @@ _BASE_NAMES = {"Gemma3TextModel": "Gemma3ForCausalLM"} | {
 }
 
 
+# The names of the same models with a head that scores, such as rerankers have.
+_CLASSIFIER_NAMES = {
+    name.replace("Model", "ForSequenceClassification"): full for name, full in _BASE_NAMES.items()
+}
+
+
 def register_architecture(name: str, architecture: Architecture) -> None:
     """Add a family of models, or replace one.
 
@@ -102,25 +108,34 @@ def find_architecture(config: ConfigFile) -> str:
         for name in names:
             if is_supported(name):
                 return _full_name(name)
-    supported = ", ".join([*ARCHITECTURES, *_BASE_NAMES])
+    supported = ", ".join([*ARCHITECTURES, *_BASE_NAMES, *_CLASSIFIER_NAMES])
     raise config.error("architectures", f"must be one of {supported}; got {shorten(names)}")
 
 
 def is_supported(name: object) -> bool:
-    """Return whether this is the name of a supported architecture, with or without its head."""
+    """Return whether this is the name of a supported architecture, with any head or none."""
     return isinstance(name, str) and _full_name(name) in ARCHITECTURES
 
 
 def has_output_layer(config: ConfigFile) -> bool:
     """Return False if a config.json names a model without an output layer (``LlamaModel``)."""
+    return not _names_one_of(config, {*_BASE_NAMES, *_CLASSIFIER_NAMES})
+
+
+def has_classifier(config: ConfigFile) -> bool:
+    """Return True if a config.json names a model with a head that scores."""
+    return _names_one_of(config, _CLASSIFIER_NAMES)
+
+
+def _names_one_of(config: ConfigFile, known: Collection[str]) -> bool:
     names = config.value("architectures")
-    return not isinstance(names, list) or not any(
-        isinstance(name, str) and name in _BASE_NAMES for name in names
+    return isinstance(names, list) and any(
+        isinstance(name, str) and name in known for name in names
     )
 
 
 def _full_name(name: str) -> str:
-    return _BASE_NAMES.get(name, name)
+    return _BASE_NAMES.get(name) or _CLASSIFIER_NAMES.get(name, name)
 
 
 def tensors_of(shape: ModelShape) -> Tensors:

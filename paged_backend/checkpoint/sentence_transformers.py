@@ -61,6 +61,19 @@ def read_pooling(checkpoint: Path, hidden_size: int) -> Pooling:
     return Pooling(kind, normalize=kinds[-1] == "Normalize")
 
 
+def read_max_length(checkpoint: Path) -> int | None:
+    """Read the number of tokens after which sentence-transformers cuts a text off, if it does.
+
+    Raises:
+        ConfigError: it is no positive integer.
+    """
+    file = checkpoint / _TRANSFORMER
+    if not has_modules(checkpoint) or not file.is_file():
+        return None
+    config, key = ConfigFile.read(file), "max_seq_length"
+    return None if config.value(key) is None else config.integer(key, high=2**31)
+
+
 def _check_texts(file: Path) -> None:
     """Refuse what a checkpoint does to texts before they are tokenized.
 

@@ -145,6 +145,7 @@ class ModelShape:
     tied_embeddings: bool  # the output layer's weight is the embedding's
     has_output_layer: bool  # False: the model is loaded for its hidden states only
     variant: Variant
+    has_classifier: bool = False  # the checkpoint has a head that scores
 
     @property
     def windows(self) -> Windows:

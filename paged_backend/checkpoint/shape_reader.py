@@ -9,6 +9,7 @@ from paged_backend.checkpoint.registry import (
     ARCHITECTURES,
     Architecture,
     find_architecture,
+    has_classifier,
     has_output_layer,
 )
 from paged_backend.checkpoint.shape import ModelShape
@@ -53,6 +54,7 @@ def read_shape(config: ConfigFile) -> ModelShape:
         max_position_embeddings=config.integer("max_position_embeddings", high=MAX_POSITIONS),
         tied_embeddings=config.flag("tie_word_embeddings", architecture.tied_embeddings),
         has_output_layer=has_output_layer(config),
+        has_classifier=has_classifier(config),
         variant=architecture.variant(config, num_layers),
     )
 

@@ -23,8 +23,8 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 2:
-            raise ValueError(f"a pool needs the null block and one more, got {num_blocks=}")
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs the null block, got {num_blocks=}")
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks

@@ -22,7 +22,7 @@ class KVCacheManager:
     later token sees. The allocated blocks of a table follow each other, up to its end.
 
     Args:
-        num_blocks: size of the pool, the null block included.
+        num_blocks: size of the pool, the null block included; 1 for a model without a KV cache.
         layout: the groups of the model's layers.
         enable_prefix_caching: whether to register full blocks, so that other sequences find them.
         hash_key: the secret key of the block hashes; random by default.
@@ -62,12 +62,12 @@ class KVCacheManager:
         free. They never include the last token, because a step must compute it to get its logits.
         """
         keys = self._keys_up_to(seq, seq.num_tokens - 1)
-        is_one_table = self.num_groups == 1 and not self._sliding
+        is_one_table = self.num_groups <= 1 and not self._sliding
         return self._hits_of_one_table(keys) if is_one_table else self._hits_of_groups(keys)
 
     def num_hit_tokens(self, hits: list[int]) -> int:
         """Return the number of tokens in the hits from :meth:`find_prefix`."""
-        return len(hits) // self.num_groups * self.block_size
+        return len(hits) // self.num_groups * self.block_size if hits else 0
 
     def num_blocks_to_admit(self, seq: Sequence, hits: list[int]) -> int:
         """Return the number of free blocks that the sequence takes to compute all of its tokens.

@@ -27,13 +27,14 @@ class WorkerInfo:
     quantization: str | None  # of the weights
     weight_forms: Mapping[str, int]  # the number of quantized layers by the form they are kept in
     weight_bytes: int  # of all tensors that the model holds
-    kv_cache: str  # the format of keys and values
+    kv_cache: str  # the format of keys and values; empty without a KV cache
     kv_bytes_per_token: int  # in all layers, with the scales of quantized numbers
     attention_backend: str
     num_graphs: int  # captured CUDA graphs
     supports_drafts: bool  # a step can sample several tokens of a sequence
     pooling: Pooling | None  # how the model makes embeddings; None if it generates
     hidden_size: int
+    scores_pairs: bool  # the model is a reranker: what is pooled becomes a score
     kernels_s: float  # to import the platform's kernels, and to compile them if necessary
     weights_s: float  # to load the weights
     prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
@@ -45,12 +46,16 @@ class WorkerInfo:
         if self.pooling is not None:
             normalized = ", normalized" if self.pooling.normalize else ""
             task = f"embeddings of {self.hidden_size} numbers ({self.pooling.kind}{normalized}) in "
+        if self.scores_pairs:
+            task = "scores of pairs of texts in "
+        cache = "no KV cache"
+        if self.kv_layout.has_blocks:
+            cache = f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {self._capacity}"
         return (
             f"{task}{self.dtype}{self._weights()} on {self.device} with {self.attention_backend}, "
-            f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {self._capacity}{graphs}; "
-            f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: kernels "
-            f"{self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool and graphs "
-            f"{self.prepare_s:.1f} s"
+            f"{cache}{graphs}; loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: "
+            f"kernels {self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool "
+            f"and graphs {self.prepare_s:.1f} s"
         )
 
     def _weights(self) -> str:

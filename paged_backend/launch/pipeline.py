@@ -22,7 +22,7 @@ _IN_ORDER = "\n# One instance keeps the pieces of a stream in order."
 # Inputs of the model that an ensemble does not have: other tasks, notes for its own steps, and
 # logits.
 _INNER_INPUTS = (
-    *("image", "embedding_request", "task"),
+    *("image", "embedding_request", "text_pair", "task"),
     *("call_id", "pass_through", "return_context_ids"),
     *("return_context_logits", "return_generation_logits"),
 )

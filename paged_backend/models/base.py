@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.classifier import Head
 
 
 class OutputConfig(Protocol):
@@ -46,6 +48,11 @@ class Model(Protocol):
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """The attention layers, in order."""
+        ...
+
+    @property
+    def head(self) -> Head | None:
+        """The head of a reranker, which scores pooled hidden states; None for other models."""
         ...
 
     def forward(
@@ -88,4 +95,27 @@ class LoadableModel(Model, Protocol):
 
     def pack(self) -> None:
         """Bring the filled weights into the form that the platform's kernels read."""
+        ...
+
+
+class Encoder(Protocol):
+    """A bidirectional model without a KV cache, for inference only."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        ...
+
+    @property
+    def head(self) -> Head | None:
+        """The head of a reranker, which scores pooled hidden states; None for other models."""
+        ...
+
+    def forward(self, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Compute the last hidden states [num_tokens, hidden_size] of whole prompts.
+
+        Args:
+            input_ids: [num_tokens] int64, the prompts one after the other.
+            lengths: the number of tokens of each prompt.
+        """
         ...

@@ -8,19 +8,18 @@ from types import FunctionType, MethodType, ModuleType
 
 from torch import Tensor
 
-from paged_backend.models.base import Model
 from paged_backend.models.quantized_linear import QuantizedLinear
 
 _CODE = (type, ModuleType, FunctionType, MethodType)
 
 
-def held_bytes(model: Model) -> int:
+def held_bytes(model: object) -> int:
     """Return the bytes of all tensors of a packed model: weights, scales and rotary tables."""
     tensors = [item for item in _contents(model) if isinstance(item, Tensor)]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
-def weight_forms(model: Model) -> dict[str, int]:
+def weight_forms(model: object) -> dict[str, int]:
     """Return the number of quantized layers of a packed model, by the forms of their weights."""
     layers = (item for item in _contents(model) if isinstance(item, QuantizedLinear))
     return dict(Counter(layer.form.value if layer.form else "dequantized" for layer in layers))

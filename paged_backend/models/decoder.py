@@ -12,6 +12,7 @@ from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
+from paged_backend.models.classifier import Classifier
 from paged_backend.models.layers import Kernels, NormWeights
 from paged_backend.models.linear import LinearMethod, LinearSpec, RowFunction
 from paged_backend.models.moe import MoeMLP
@@ -88,6 +89,15 @@ class Decoder:
         if config.has_output_layer:
             name = "model.embed_tokens" if is_tied else "lm_head"
             self._lm_head = kernels.linear(LinearSpec(hidden_size, {name: vocab_size}))
+        self.head: Classifier | None = None
+        if config.classifier is not None:
+            self.head = Classifier(
+                hidden_size,
+                vocab_size,
+                config.classifier,
+                tied=config.tied_embeddings,
+                device=kernels.device,
+            )
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
@@ -101,6 +111,8 @@ class Decoder:
             parameters |= self._lm_head.parameters()
         if self._embedding is not None:
             parameters["model.embed_tokens.weight"] = self._embedding
+        if self.head is not None:
+            parameters |= self.head.parameters()
         for index, layer in enumerate(self._layers):
             parameters |= prefixed(_layer(index), layer.parameters())
         return parameters
@@ -112,6 +124,8 @@ class Decoder:
         self._norm_weights.pack()
         if self._lm_head is not None:
             self._lm_head.pack()
+        if self.head is not None and self._embedding is not None:
+            self.head.pack(self._embedding)
 
     @torch.inference_mode()
     def forward(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.layers import Kernels
 
 _LENGTHS, _BLOCK_SIZE = (24, 5), 16
+# Frequencies that change with the longest sequence of a batch, so that answers would, too.
+_BATCH_ROPES = "dynamic", "longrope"
 
 
 class AttentionKernels(Kernels, Protocol):
@@ -28,6 +30,13 @@ class AttentionKernels(Kernels, Protocol):
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
         ...
+
+
+def rope_depends_on_batch(config: Any) -> bool:
+    """Return True if transformers' configuration asks for rotary embeddings of such a kind."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    ropes = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return any(rope.get("rope_type") in _BATCH_ROPES for rope in ropes)
 
 
 def check_prompts(vocab_size: int, max_model_len: int) -> list[Tensor]:
@@ -71,8 +80,14 @@ def paged_logits(model: Model, prompts: list[Tensor], kernels: AttentionKernels)
     return [torch.cat((first, both[:rest])), both[rest:]]
 
 
-def compare(expected: list[Tensor], actual: list[Tensor], *, exact: bool) -> None:
-    """Check that logits agree within a thousandth of the largest, or within a tenth in 16 bits.
+def compare(expected: list[Tensor], actual: list[Tensor], subject: str, *, exact: bool) -> None:
+    """Check that numbers agree within a thousandth of the largest, or within a tenth in 16 bits.
+
+    Args:
+        expected: computed with the model's own attention.
+        actual: computed with ours.
+        subject: what the error message says about them.
+        exact: whether both were computed in float32.
 
     Raises:
         ConfigError: they do not.
@@ -82,6 +97,6 @@ def compare(expected: list[Tensor], actual: list[Tensor], *, exact: bool) -> Non
         error = (wanted.float() - found.float()).abs().max() / wanted.float().abs().max()
         if not error <= bound:
             raise ConfigError(
-                "the model cannot use the paged KV cache: its logits differ from those of its own "
-                f"attention by {float(error):.2g} of the largest"
+                f"{subject} differ from those of its own attention by {float(error):.2g} of the "
+                "largest"
             )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
@@ -21,17 +20,23 @@ from paged_backend.models.transformers_check import (
     check_prompts,
     compare,
     paged_logits,
+    rope_depends_on_batch,
 )
 from paged_backend.models.transformers_linear import replace_linear_layers, watch_linear_layers
+from paged_backend.models.transformers_loading import (
+    check_not_quantized,
+    load_pretrained,
+    refuse_tensors,
+    tensor_names,
+)
 from paged_backend.options.model import ModelOptions
 from paged_backend.validation import shorten
-
-# Frequencies that change with the longest sequence of a batch, so that answers would, too.
-_BATCH_ROPES = "dynamic", "longrope"
 
 
 class TransformersModel:
     """See :class:`~paged_backend.models.base.Model`; `forward` returns logits."""
+
+    head = None
 
     def __init__(self, config: FallbackConfig, max_model_len: int, model: Any) -> None:
         self.config = config
@@ -104,9 +109,8 @@ def load_transformers_model(
     Raises:
         ConfigError: transformers cannot load it, or it cannot use the paged KV cache.
     """
-    if options.quantization is not None or config.file.section("quantization_config") is not None:
-        raise ConfigError("quantized weights are not supported by model_impl transformers")
-    model = _load(options, config, folder, kernels)
+    check_not_quantized(options, config.file)
+    model = load_pretrained(config.architecture, options, folder, kernels, _check_complete)
     _check_kind(model)
     max_model_len = resolve_max_model_len(options, config.max_position_embeddings)
     loaded = TransformersModel(config, max_model_len, model)
@@ -123,64 +127,26 @@ def load_transformers_model(
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"the model cannot use the paged KV cache: {shorten(line)}") from error
-    compare(expected, actual, exact=kernels.dtype == kernels.kv_dtypes[0] == torch.float32)
+    exact = kernels.dtype == kernels.kv_dtypes[0] == torch.float32
+    compare(expected, actual, "the model cannot use the paged KV cache: its logits", exact=exact)
     return loaded
 
 
-def _load(
-    options: ModelOptions, config: FallbackConfig, folder: Path, kernels: AttentionKernels
-) -> Any:
-    loader = getattr(transformers, config.architecture)
-    settings = {"dtype": kernels.dtype, "attn_implementation": "eager"}
-    try:
-        if options.load_format == "dummy":
-            with torch.random.fork_rng():
-                torch.manual_seed(options.seed)
-                values = transformers.AutoConfig.from_pretrained(
-                    str(folder), trust_remote_code=False, local_files_only=True
-                )
-                model = loader._from_config(values, **settings)
-        else:
-            model, info = loader.from_pretrained(
-                str(folder),
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # reported below, as are missing tensors
-                output_loading_info=True,
-                **settings,
-            )
-            _check_complete(folder, info)
-    except ConfigError:
-        raise
-    except Exception as error:  # of safetensors, or whatever the model's code raises
-        line = " ".join(str(error).split())
-        raise ConfigError(f"transformers cannot load {folder}: {shorten(line)}") from error
-    return model.eval().requires_grad_(False).to(kernels.device)
-
-
-def _check_complete(folder: Path, info: dict[str, Any]) -> None:
-    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        keys = sorted(k if isinstance(k, str) else k[0] for k in info.get(problem) or ())
-        if keys:
-            kind = problem.removesuffix("_keys")
-            raise ConfigError(f"{folder}: {len(keys)} {kind} tensors, such as {shorten(keys[0])}")
+def _check_complete(folder: Path, model: Any, info: dict[str, Any]) -> None:
+    for problem in ("missing", "mismatched", "unexpected"):
+        refuse_tensors(folder, problem, tensor_names(info, problem))
 
 
 def _check_kind(model: Any) -> None:
     """Refuse models whose state or attention is known not to be in a KV cache."""
     config = model.config.get_text_config(decoder=True)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    ropes = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     reasons = {
         "it has a recurrent state": getattr(model, "_is_stateful", False),
         "it computes attention by itself": not getattr(model, "_supports_attention_backend", False),
         "it attends to chunks": getattr(config, "attention_chunk_size", None) is not None,
         "its layers share keys and values": getattr(config, "num_kv_shared_layers", 0),
         "it has an encoder": getattr(config, "is_encoder_decoder", False),
-        "its rope_type depends on the batch": any(
-            rope.get("rope_type") in _BATCH_ROPES for rope in ropes
-        ),
+        "its rope_type depends on the batch": rope_depends_on_batch(config),
     }
     for reason, applies in reasons.items():
         if applies:

@@ -8,7 +8,7 @@ from paged_backend.errors import option_error
 from paged_backend.pooling_params import PoolingType
 from paged_backend.validation import Rule, checked
 
-GENERATE, EMBED = "generate", "embed"
+AUTO, GENERATE, EMBED, SCORE, POOLING = "auto", "generate", "embed", "score", "pooling"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -44,21 +44,30 @@ class ModelOptions:
         "cache folder for files of the Hugging Face Hub; default: HF_HUB_CACHE, or hub in HF_HOME",
     )
     task: str = checked(
-        "auto",
-        Rule(str, choices=("auto", GENERATE, EMBED)),
-        "embed makes embeddings; auto: embed for checkpoints that say how they are pooled (by a "
-        "modules.json, or pooling_type in a GGUF file) or have no output layer, otherwise generate",
+        AUTO,
+        Rule(str, choices=(AUTO, GENERATE, EMBED, SCORE, POOLING)),
+        "embed makes embeddings, score scores pairs of texts with a reranker, pooling is the one "
+        "of both that the checkpoint can do; auto: score for rerankers, embed for checkpoints that "
+        "say how they are pooled (by a modules.json, or pooling_type in a GGUF file) or have no "
+        "output layer, otherwise generate",
     )
     pooling_type: str | None = checked(
         None,
         Rule(str, choices=tuple(PoolingType), optional=True),
         "the hidden states that become an embedding: of the last token, the mean over all tokens, "
-        "or of the first token (cls); default: as the checkpoint says, or last",
+        "or of the first token (cls); default: as the checkpoint says, or last (cls for "
+        "encoders)",
     )
     normalize: bool | None = checked(
         None,
         Rule(bool, optional=True),
         "scale embeddings to a length of 1; default: as the checkpoint says, or true",
+    )
+    classifier_from_token: str | None = checked(
+        None,
+        Rule(str, max_length=256, optional=True),
+        "makes a reranker of a model that generates: two tokens, such as no,yes; a score is the "
+        "probability of the second one beside the first one",
     )
     device: str = checked(
         "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"

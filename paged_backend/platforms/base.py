@@ -11,7 +11,7 @@ from paged_backend.config import EngineConfig
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import LaunchedStep
 from paged_backend.models.attention import AttentionBackend
-from paged_backend.models.base import Model
+from paged_backend.models.base import Encoder, Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import Kernels
 from paged_backend.options.scheduling import StepLimits
@@ -92,4 +92,8 @@ class Platform(Kernels, Protocol):
         config: EngineConfig,
     ) -> ModelRunner:
         """Make a model runner that is ready to serve, with a KV pool of `num_blocks` blocks."""
+        ...
+
+    def encoder_runner(self, encoder: Encoder) -> ModelRunner:
+        """Make a model runner for an encoder."""
         ...

@@ -143,7 +143,7 @@ class InputBatchBuilder:
             scheduled_samples=samples,
             prompt_indices=_prompt_indices(items, query_start_loc),
             prompts=[item.prompt_logprobs for item in items if item.prompt_logprobs is not None],
-            pool_indices=_pool_indices(items, query_start_loc),
+            pool_indices=pool_indices(items, query_start_loc),
             pools=[item.pool for item in items if item.pool is not None],
         )
 
@@ -224,7 +224,13 @@ def _prompt_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Lo
     return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
-def _pool_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Longs:
+def pool_indices(items: list[ScheduledSequence], query_start_loc: Ints) -> Longs:
+    """Return the rows of a step that are pooled.
+
+    Args:
+        items: the slices of the step.
+        query_start_loc: [num_seqs + 1] the first row of each slice, and the number of rows.
+    """
     parts = [
         start + item.pool.first_row + np.arange(item.pool.num_rows)
         for item, start in zip(items, query_start_loc.tolist(), strict=False)

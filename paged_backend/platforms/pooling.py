@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import PoolSpec
+from paged_backend.models.classifier import Head
 
 
 class Pooler:
@@ -18,10 +19,12 @@ class Pooler:
 
     Args:
         send: copies an array to the model's device.
+        head: makes a score of pooled hidden states; None for a model that makes embeddings.
     """
 
-    def __init__(self, send: Callable[[NDArray[Any]], Tensor]) -> None:
+    def __init__(self, send: Callable[[NDArray[Any]], Tensor], head: Head | None = None) -> None:
         self._send = send
+        self._head = head
         self._sums: dict[int, Tensor] = {}  # by seq_id: [hidden_size] float64
 
     def pool(self, hidden: Tensor, specs: list[PoolSpec]) -> Tensor:
@@ -32,7 +35,8 @@ class Pooler:
             specs: the rows of each sequence.
 
         Returns:
-            [num_complete, hidden_size] float32, in the order of the specs.
+            [num_complete, hidden_size] float32, in the order of the specs. With a head:
+            [num_complete, 1], the scores.
         """
         parts: list[Tensor] = []
         start = 0
@@ -52,7 +56,8 @@ class Pooler:
         complete = [index for index, spec in enumerate(specs) if spec.total is not None]
         counts = np.array([spec.total for spec in specs if spec.total is not None], np.float64)
         rows = self._send(np.array(complete, np.int64))
-        return (sums.index_select(0, rows) / self._send(counts)[:, None]).float()
+        pooled = (sums.index_select(0, rows) / self._send(counts)[:, None]).float()
+        return pooled if self._head is None else self._head(pooled)
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """Forget sequences that have ended or lost their blocks; unknown ones are ignored."""

@@ -333,10 +333,11 @@ def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
     worker = Worker(config, checkpoint.model)
     info = worker.info
     grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
-    try:
-        grammars.load()  # later the other requests would have to wait
-    except ConfigError as error:
-        LOG.warning("%s", error)
+    if info.pooling is None:
+        try:
+            grammars.load()  # later the other requests would have to wait
+        except ConfigError as error:
+            LOG.warning("%s", error)
     return Engine(config, worker, grammars=grammars), checkpoint
 
 

@@ -67,6 +67,9 @@ class Tokenizer:
         Raises:
             InvalidRequest: the text contains half of a surrogate pair.
         """
+        return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode(self, text: str | tuple[str, str], *, add_special_tokens: bool) -> list[int]:
         try:
             # Unlike the call for a single text, this call releases the GIL.
             (encoding,) = self._backend.encode_batch_fast(
@@ -77,6 +80,18 @@ class Tokenizer:
             raise InvalidRequest(
                 "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"
             ) from error
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts together, as `transformers` joins them.
+
+        Raises:
+            InvalidRequest: a text contains half of a surrogate pair.
+        """
+        return self._encode((first, second), add_special_tokens=True)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a vocabulary entry; None if there is none."""
+        return self._backend.token_to_id(token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decode ``token_ids`` with the tokenizer's own decoder, without cleaning up spaces.

@@ -8,11 +8,15 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from embedding_models import expected
+from encoders import encoder_engine, make_encoder
 from oracle import make_engine
+from rerankers import DOCUMENTS, QUERY, classifier_scores, make_reranker
 
+from paged_backend import LLM
 from paged_backend.embedding import make_embedding
 from paged_backend.engine import Engine
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
+from paged_backend.platforms.gpu.platform import GpuPlatform
 from paged_backend.pooling_params import PoolingParams
 from paged_backend.request import Request
 
@@ -79,3 +83,33 @@ def test_warming_up_leaves_nothing_behind(folder, model):
     assert runner.num_graphs == 0
     assert not runner._pooler._sums
     assert len(run(engine)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_encoder(tmp_path, async_scheduling):
+    model = make_encoder("roberta", tmp_path)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = encoder_engine(
+        tmp_path,
+        device=device,
+        pooling_type="mean",
+        async_scheduling=async_scheduling,
+        max_num_batched_tokens=96,
+    )
+    assert isinstance(engine.executor.platform, GpuPlatform)
+    pooled = run(engine)
+    for index, prompt in enumerate(PROMPTS):
+        found = make_embedding(pooled[str(index)] or b"", PoolingParams(), normalize=True)
+        torch.testing.assert_close(
+            torch.from_numpy(found), expected(model, prompt, "mean"), rtol=0, atol=1e-5
+        )
+
+
+def test_a_reranker(tmp_path):
+    model = make_reranker("smollm", tmp_path, num_hidden_layers=2, intermediate_size=40)
+    wanted = torch.tensor(classifier_scores(model, tmp_path)).sigmoid().tolist()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    llm = LLM(str(tmp_path), dtype="float32", device=device, kv_cache_memory_bytes=2**20)
+    assert isinstance(llm.engine.executor.model_runner, GpuModelRunner)
+    scores = [output.outputs.score for output in llm.score(QUERY, DOCUMENTS)]
+    assert scores == pytest.approx(wanted, abs=1e-5)

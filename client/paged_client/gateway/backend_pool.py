@@ -11,10 +11,12 @@ from typing import Any, Self, TypeVar
 
 from paged_client import (
     AsyncClient,
+    AsyncStream,
     Chunk,
     ClientError,
     Embedding,
     ModelInfo,
+    Score,
     Unavailable,
     UnknownModel,
 )
@@ -219,20 +221,33 @@ class BackendPool:
 
     async def embed(self, request: BackendRequest) -> Embedding:
         """Return the embedding of a request's prompt."""
+        return await self._only_response(
+            request,
+            lambda client: client.stream_embedding(
+                request.prompt, add_special_tokens=request.add_special_tokens, **request.params
+            ),
+        )
+
+    async def score(self, request: BackendRequest, text_pair: str) -> Score:
+        """Return the score of a request's prompt, which is a text, and another text."""
+        return await self._only_response(
+            request,
+            lambda client: client.stream_score(str(request.prompt), text_pair, **request.params),
+        )
+
+    async def _only_response(
+        self, request: BackendRequest, send: Callable[[AsyncClient], AsyncStream[T]]
+    ) -> T:
         error = _nobody(request.model)
         hashes = prefix_hashes(request.model, request.params.get("cache_salt", ""), request.prompt)
         for backend in self._attempts(request.model, hashes):
             try:
                 with backend.in_use():
-                    stream = backend.client(request.model).stream_embedding(
-                        request.prompt,
-                        add_special_tokens=request.add_special_tokens,
-                        **request.params,
-                    )
+                    stream = send(backend.client(request.model))
                     with self._drain.watching(stream):
                         async with stream:
-                            (embedding,) = [item async for item in stream]
-                            return embedding
+                            (response,) = [item async for item in stream]
+                            return response
             except Unavailable as caught:
                 error = caught
                 if caught.reason == "rate_limited":

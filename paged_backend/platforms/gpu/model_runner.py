@@ -143,7 +143,7 @@ class GpuModelRunner:
         self._max_num_seqs = limits.max_num_seqs
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._makes_embeddings = not model.config.has_output_layer
-        self._pooler = Pooler(transfer.send)
+        self._pooler = Pooler(transfer.send, model.head)
         self._inputs = DeviceInputs(
             spec.block_size, self._num_groups, limits, model.max_model_len, transfer
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
-from paged_backend.models.base import Model
+from paged_backend.models.base import Encoder, Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions, ProductExperts
@@ -21,6 +21,7 @@ from paged_backend.platforms.gpu.experts import TritonExperts
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
 from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.torch.encoder_runner import EncoderRunner
 from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
 from paged_backend.quantization.forms import WeightForm
@@ -106,6 +107,10 @@ class GpuPlatform:
         if not self._interpreted:
             prepare(runner, enforce_eager=config.enforce_eager)
         return runner
+
+    def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
+        """Make a model runner for an encoder, which needs no kernels of this platform."""
+        return EncoderRunner(encoder)
 
     def _new_runner(
         self,

@@ -98,7 +98,7 @@ class TorchModelRunner:
         self._num_groups = len(spec.groups)
         self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
         self._sampler = Sampler(frozenset(model.config.eos_token_ids))
-        self._pooler = Pooler(torch.from_numpy)
+        self._pooler = Pooler(torch.from_numpy, model.head)
         self.model_seconds = 0.0  # spent in forward passes so far
 
     @property

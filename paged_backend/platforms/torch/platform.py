@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
-from paged_backend.models.base import Model
+from paged_backend.models.base import Encoder, Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
@@ -18,6 +18,7 @@ from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.options.scheduling import CPU_LIMITS, StepLimits
 from paged_backend.platforms.torch import layers
 from paged_backend.platforms.torch.attention import TorchAttention
+from paged_backend.platforms.torch.encoder_runner import EncoderRunner
 from paged_backend.platforms.torch.experts import TorchExperts, swiglu_of_rows
 from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
 from paged_backend.platforms.torch.linear import RowwiseLinear, TorchLinear
@@ -85,3 +86,7 @@ class TorchPlatform:
         compile_draws()
         compile_token_masks()
         return TorchModelRunner(model, self.attention(spec, num_blocks), spec)
+
+    def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
+        """Make a model runner for an encoder."""
+        return EncoderRunner(encoder)

@@ -22,7 +22,7 @@ VLLM_GAUGES: Table = {
     "num_requests_waiting": ("Requests that wait", lambda s: s.num_waiting),
     "kv_cache_usage_perc": (
         "Part of the KV blocks in use, from 0 to 1",
-        lambda s: s.num_used_blocks / s.num_blocks,
+        lambda s: s.kv_usage,
     ),
 }
 
@@ -74,7 +74,7 @@ _TRTLLM_BLOCKS: dict[str, Read] = {
     "free": lambda s: s.num_blocks - s.num_used_blocks,
     "used": lambda s: s.num_used_blocks,
     "tokens_per": lambda s: s.block_size,
-    "fraction": lambda s: s.num_used_blocks / s.num_blocks,
+    "fraction": lambda s: s.kv_usage,
 }
 
 _FIRST_TOKEN_S = (

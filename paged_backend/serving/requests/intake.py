@@ -11,7 +11,6 @@ from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.requests.answer import Answer
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
-from paged_backend.serving.requests.embedding import EmbeddingAnswer, parse_embedding
 from paged_backend.serving.requests.open_requests import (
     Arrival,
     OpenAnswer,
@@ -19,6 +18,7 @@ from paged_backend.serving.requests.open_requests import (
     Sender,
 )
 from paged_backend.serving.requests.parsing import RequestParser
+from paged_backend.serving.requests.pooling import PoolingAnswer, parse_pooling
 from paged_backend.serving.requests.preparation import Preparation
 from paged_backend.serving.requests.request_table import Cancel, RequestTable
 from paged_backend.serving.requests.tasks import (
@@ -26,6 +26,7 @@ from paged_backend.serving.requests.tasks import (
     EmbedTask,
     GenerateTask,
     InspectTask,
+    ScoreTask,
     TokenizerTask,
 )
 from paged_backend.text.tokenizer import Tokenizer
@@ -79,12 +80,13 @@ class Intake:
                 self._cancel(Cancel(task.call_id, arrival.sender))
             case InspectTask():
                 self._table.inspect(arrival.sender)
-            case GenerateTask() | EmbedTask():
+            case GenerateTask() | EmbedTask() | ScoreTask():
                 arrival.call_id = task.call_id
                 arrival.needs_engine = True
                 self._link.check_room(len(self._table), self._table.num_starting)
-                embeds = isinstance(task, EmbedTask)
-                self._prepare(arrival, self._start_embedding if embeds else self._start)
+                scores = isinstance(task, ScoreTask)
+                start = partial(self._start_pooling, scores=scores)
+                self._prepare(arrival, self._start if isinstance(task, GenerateTask) else start)
             case TokenizerTask():
                 if self._preparation.num_waiting >= MAX_WAITING_TASKS:
                     problem = f"{MAX_WAITING_TASKS} requests wait to be tokenized; retry after 1 s"
@@ -141,15 +143,16 @@ class Intake:
         )
         self._open(arrival, Answer(parsed, self._tokenizer), parsed.timeout_s)
 
-    def _start_embedding(self, arrival: Arrival) -> None:
-        parsed = parse_embedding(
+    def _start_pooling(self, arrival: Arrival, *, scores: bool) -> None:
+        parsed = parse_pooling(
             self._parser,
             self._table.new_id(),
             arrival.tensors,
             arrival.parameters_json,
             self._link.check_rate,
+            scores=scores,
         )
-        self._open(arrival, EmbeddingAnswer(parsed), parsed.timeout_s)
+        self._open(arrival, PoolingAnswer(parsed), parsed.timeout_s)
 
     def _open(self, arrival: Arrival, answer: OpenAnswer, own_timeout_s: float | None) -> None:
         timeout_s = min(filter(None, (arrival.timeout_s, own_timeout_s)), default=None)

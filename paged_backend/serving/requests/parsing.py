@@ -27,10 +27,12 @@ from paged_backend.serving.requests.tasks import (
     EMBED,
     GENERATE,
     INSPECT,
+    SCORE,
     CancelTask,
     EmbedTask,
     GenerateTask,
     InspectTask,
+    ScoreTask,
     Task,
     TaskReader,
     TokenizerTask,
@@ -51,6 +53,7 @@ LOGITS = ("context_logits", "generation_logits")  # outputs that are sampling pa
 # Part of vllm_backend's contract, so clients may send them.
 _NOT_SUPPORTED = {
     "image": "cannot be used: the model takes no images",
+    "text_pair": "can only be used with task: score",
 }
 
 
@@ -121,6 +124,8 @@ class RequestParser:
             return InspectTask()
         if name == EMBED:
             return EmbedTask(self.call_id(tensors))
+        if name == SCORE:
+            return ScoreTask(self.call_id(tensors))
         if name == GENERATE:
             return GenerateTask(self.call_id(tensors))
         return TokenizerTask(name, is_charged=name in CHARGED)

@@ -13,6 +13,7 @@ from paged_backend.serving.fields import Tensors
 from paged_backend.text.chat import Chat
 from paged_backend.text.tokenizer import Tokenizer
 
+TEXT, TEXT_PAIR = "text_input", "text_pair"  # the texts of a pair
 EMBEDDING_REQUEST = "embedding_request"  # vllm_backend's tensor: a prompt with its parameters
 SOURCES = ("text_input", "input_ids", "messages")
 # A character may be written as two escaped surrogates, and each message has fields around its text.
@@ -48,7 +49,8 @@ class PromptReader:
             InvalidRequest: the prompt is too long; the error names the tensor.
         """
         for name, limit in (
-            ("text_input", self._max_text_length),
+            (TEXT, self._max_text_length),
+            (TEXT_PAIR, self._max_text_length),
             ("messages", self.max_json_length),
             (EMBEDDING_REQUEST, self.max_json_length),
             ("tools", self.max_json_length),
@@ -82,6 +84,21 @@ class PromptReader:
             fields.string(name, tensors[name]),
             add_special_tokens=fields.flag(tensors, "add_special_tokens", default=True),
         )
+
+    def read_pair(self, tensors: Tensors) -> Prompt:
+        """Return the tokens of a pair of texts, joined as the tokenizer joins them.
+
+        Raises:
+            InvalidRequest: a text is missing, too long or no valid Unicode.
+        """
+        texts = []
+        for name in (TEXT, TEXT_PAIR):
+            if name not in tensors:
+                raise InvalidRequest(name, f"is missing; a score is of {TEXT} and {TEXT_PAIR}")
+            text = fields.string(name, tensors[name])
+            self._check_length(name, len(text), self._max_text_length)
+            texts.append(text)
+        return Prompt(self._tokenizer.encode_pair(*texts), None)
 
     def _render(self, tensors: Tensors, tools: Sequence[Mapping[str, Any]]) -> str:
         if self._tokenizer.chat_template is None:

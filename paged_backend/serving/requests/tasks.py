@@ -19,6 +19,7 @@ from paged_backend.validation import shorten
 
 GENERATE = "generate"
 EMBED = "embed"
+SCORE = "score"
 CANCEL = "cancel"  # done by the front end
 INSPECT = "inspect"  # answered by the engine
 CHARGED = ("tokenize", "detokenize")  # they count against a tenant's rate, as GENERATE does
@@ -34,6 +35,13 @@ class GenerateTask:
 @dataclass(frozen=True, slots=True)
 class EmbedTask:
     """Make an embedding; the engine does it."""
+
+    call_id: str | None  # the name that the client gave to the request, to cancel it
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTask:
+    """Score a pair of texts; the engine does it."""
 
     call_id: str | None  # the name that the client gave to the request, to cancel it
 
@@ -58,13 +66,13 @@ class TokenizerTask:
     is_charged: bool  # it counts against the tenant's rate
 
 
-Task = GenerateTask | EmbedTask | CancelTask | InspectTask | TokenizerTask
+Task = GenerateTask | EmbedTask | ScoreTask | CancelTask | InspectTask | TokenizerTask
 
 
 class TaskReader:
     """Reads the task of a request, and answers the tasks that need the tokenizer only.
 
-    These are all tasks except ``generate``, ``embed``, ``cancel`` and ``inspect``.
+    These are all tasks except ``generate``, ``embed``, ``score``, ``cancel`` and ``inspect``.
     """
 
     def __init__(
@@ -94,7 +102,7 @@ class TaskReader:
         task = fields.string("task", tensors["task"]) if "task" in tensors else default
         if default == EMBED and task != EMBED:
             raise InvalidRequest("task", f"must be embed with {EMBEDDING_REQUEST}")
-        known = [GENERATE, EMBED, CANCEL, INSPECT, *self._tasks]
+        known = [GENERATE, EMBED, SCORE, CANCEL, INSPECT, *self._tasks]
         if task not in known:
             raise InvalidRequest("task", f"must be one of {', '.join(known)}, got {shorten(task)}")
         return task

@@ -67,6 +67,7 @@ class SimulatedExecutor:
             supports_drafts=False,
             pooling=None,
             hidden_size=0,
+            scores_pairs=False,
             kernels_s=0.0,
             weights_s=0.0,
             prepare_s=0.0,

@@ -1,4 +1,4 @@
-"""The routes that are answered from embeddings."""
+"""The routes of embeddings, scores and rankings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 import numpy as np
 from fastapi import Depends, Request, Response
 from numpy.typing import NDArray
 
-from paged_client import ClientError, Embedding
+from paged_client import ClientError, Embedding, Score
 from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.bodies import body_of
 from paged_client.gateway.dependencies import Servers, engine_params
@@ -32,13 +32,16 @@ from paged_client.gateway.schema import TextOrIds
 MAX_AT_ONCE = 64  # prompts of one HTTP request that are at the servers
 _MANY_NUMBERS = 2**14  # above, the response is written in a thread
 _SMALLEST_NORM = 1e-12
-_PROMPT_NAMES = {"text_input", "input_ids", "prompt"}
+_PROMPT_NAMES = {"text_input", "text_pair", "input_ids", "prompt"}
 
 EmbeddingBody = Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]
 ScoreBody = Annotated[ScoreRequest, Depends(body_of(ScoreRequest))]
 RerankBody = Annotated[RerankRequest, Depends(body_of(RerankRequest))]
 Names: TypeAlias = Callable[[int], str]
 """Returns the name of the field that has the prompt of this index."""
+PairNames: TypeAlias = Callable[[bool, int], str]
+"""Returns the name of the field that has the first or the second text of the pair of this index."""
+T = TypeVar("T")
 
 
 async def embed(request: Request, body: EmbeddingBody, servers: Servers) -> Response:
@@ -63,17 +66,15 @@ async def embed(request: Request, body: EmbeddingBody, servers: Servers) -> Resp
 
 
 async def score(request: Request, body: ScoreBody, servers: Servers) -> Response:
-    """Score pairs of texts by the cosine similarity of their embeddings."""
+    """Score pairs of texts: by a reranker, or by the cosine similarity of their embeddings."""
     first, second = body.text_1, body.text_2
     if len(first) not in (1, len(second)):
         raise ApiError.field("text_1", f"must have 1 or {len(second)} texts, as text_2 has")
-    split = len(first)
 
-    def name(index: int) -> str:
-        return f"text_1[{index}]" if index < split else f"text_2[{index - split}]"
+    def name(is_second: bool, index: int) -> str:
+        return f"text_2[{index}]" if is_second else f"text_1[{index if len(first) > 1 else 0}]"
 
-    model, found = await _embed(request, body, servers, [*first, *second], name)
-    scores = _similarities(found[:split], found[split:])
+    model, scores, usage = await _scores(request, body, servers, first, second, name)
     content = {
         "id": f"score-{uuid.uuid4().hex}",
         "object": "list",
@@ -83,24 +84,23 @@ async def score(request: Request, body: ScoreBody, servers: Servers) -> Response
             {"index": index, "object": "score", "score": value}
             for index, value in enumerate(scores)
         ],
-        "usage": _usage(found),
+        "usage": usage,
     }
     return Response(to_json(content), media_type="application/json")
 
 
 async def rerank(request: Request, body: RerankBody, servers: Servers) -> Response:
-    """Sort documents by the cosine similarity of their embeddings to that of the query."""
+    """Sort documents by their scores beside a query."""
 
-    def name(index: int) -> str:
-        return f"documents[{index - 1}]" if index else "query"
+    def name(is_second: bool, index: int) -> str:
+        return f"documents[{index}]" if is_second else "query"
 
-    model, found = await _embed(request, body, servers, [body.query, *body.documents], name)
-    scores = _similarities(found[:1], found[1:])
+    model, scores, usage = await _scores(request, body, servers, [body.query], body.documents, name)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     content = {
         "id": f"rerank-{uuid.uuid4().hex}",
         "model": model,
-        "usage": _usage(found),
+        "usage": usage,
         "results": [
             {
                 "index": index,
@@ -111,6 +111,56 @@ async def rerank(request: Request, body: RerankBody, servers: Servers) -> Respon
         ],
     }
     return Response(to_json(content), media_type="application/json")
+
+
+async def _scores(
+    request: Request,
+    body: EmbeddingFields,
+    servers: BackendPool,
+    first: Sequence[str],
+    second: Sequence[str],
+    name: PairNames,
+) -> tuple[str, list[float], Json]:
+    """Return the model's name, the score of each pair, and the usage. Raises ApiError.
+
+    A single first text is paired with each second one.
+    """
+    model = await servers.resolve(body.model)
+    info = await servers.info(model)
+    if info.scores_pairs:
+        found = await _score_pairs(request, body, servers, model, first, second, name)
+        return model, [item.value for item in found], _usage(found)
+    split = len(first)
+
+    def prompt_name(index: int) -> str:
+        return name(index >= split, index - split if index >= split else index)
+
+    _, vectors = await _embed(request, body, servers, [*first, *second], prompt_name)
+    return model, _similarities(vectors[:split], vectors[split:]), _usage(vectors)
+
+
+async def _score_pairs(
+    request: Request,
+    body: EmbeddingFields,
+    servers: BackendPool,
+    model: str,
+    first: Sequence[str],
+    second: Sequence[str],
+    name: PairNames,
+) -> list[Score]:
+    """Return the scores of a reranker. Raises ApiError."""
+    if not body.add_special_tokens:
+        raise ApiError.field("add_special_tokens", "must be true for a reranker")
+    params = engine_params(request, body)
+    queries = [*first] * (len(second) if len(first) == 1 else 1)
+
+    def call(index: int) -> Awaitable[Score]:
+        return servers.score(BackendRequest(model, queries[index], params), second[index])
+
+    def field(index: int, engine_name: str) -> str:
+        return _field(engine_name, name(engine_name != "text_input", index))
+
+    return await while_connected(request, _all(len(second), call, field))
 
 
 async def _embed(
@@ -126,24 +176,36 @@ async def _embed(
     requests = [
         BackendRequest(model, prompt, params, body.add_special_tokens) for prompt in prompts
     ]
-    return model, await while_connected(request, _embed_all(servers, requests, name))
+
+    def call(index: int) -> Awaitable[Embedding]:
+        return servers.embed(requests[index])
+
+    def field(index: int, engine_name: str) -> str:
+        return _field(engine_name, name(index))
+
+    return model, await while_connected(request, _all(len(requests), call, field))
 
 
-async def _embed_all(
-    servers: BackendPool, requests: Sequence[BackendRequest], name: Names
-) -> list[Embedding]:
-    """Return the embeddings in the order of the requests; after an error, cancel the others."""
+async def _all(
+    number: int, call: Callable[[int], Awaitable[T]], field: Callable[[int, str], str]
+) -> list[T]:
+    """Return the results of calls in their order; after an error, cancel the others.
+
+    Args:
+        number: of calls.
+        call: starts the call of an index.
+        field: returns the field of the body for an index and an engine's name of a field.
+    """
     turns = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def embed_one(index: int, request: BackendRequest) -> Embedding:
+    async def one(index: int) -> T:
         async with turns:
             try:
-                return await servers.embed(request)
+                return await call(index)
             except ClientError as error:
-                field = partial(_field, prompt_name=name(index))
-                raise ApiError.from_client(error, field) from None
+                raise ApiError.from_client(error, partial(field, index)) from None
 
-    tasks = [asyncio.create_task(embed_one(*item)) for item in enumerate(requests)]
+    tasks = [asyncio.create_task(one(index)) for index in range(number)]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -173,7 +235,7 @@ def _base64(vector: NDArray[np.float32]) -> str:
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
-def _usage(found: Sequence[Embedding]) -> Json:
+def _usage(found: Sequence[Embedding | Score]) -> Json:
     number = sum(item.num_input_tokens for item in found)
     cached = sum(item.num_cached_tokens for item in found)
     return {

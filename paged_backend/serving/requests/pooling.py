@@ -1,16 +1,16 @@
-"""Requests for embeddings: how they are read, and how they are answered."""
+"""Requests for embeddings and scores: how they are read, and how they are answered."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from paged_backend.contract import INPUTS
-from paged_backend.embedding import make_embedding
+from paged_backend.embedding import make_embedding, read_score
 from paged_backend.errors import InvalidRequest
 from paged_backend.outputs import SequenceOutput
 from paged_backend.pooling_params import PoolingParams
@@ -20,38 +20,48 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
 from paged_backend.serving.requests.parsing import RequestParser
-from paged_backend.serving.requests.prompts import EMBEDDING_REQUEST, SOURCES, Prompt
+from paged_backend.serving.requests.prompts import (
+    EMBEDDING_REQUEST,
+    SOURCES,
+    TEXT,
+    TEXT_PAIR,
+    Prompt,
+)
 from paged_backend.validation import check_known, shorten
 
 _COUNTS = ("num_input_tokens", "num_output_tokens", "num_cached_tokens")
 _USED = {
-    *(*SOURCES, EMBEDDING_REQUEST, "task", "sampling_parameters", "add_special_tokens"),
-    *("call_id", "pass_through"),
+    *("task", "sampling_parameters", "call_id", "pass_through"),
     *(f"return_{name}" for name in _COUNTS),
 }
+_PROMPTS = {*SOURCES, EMBEDDING_REQUEST, "add_special_tokens"}
+_PAIR = {TEXT, TEXT_PAIR}
 _FLAGS = {spec.name for spec in INPUTS if spec.data_type == "TYPE_BOOL"}
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedEmbedding:
-    """Everything that one request for an embedding asks for."""
+class ParsedPooling:
+    """Everything that one request for an embedding or a score asks for."""
 
     request: Request
     wanted: frozenset[str]  # X for each `return_X` that is set
+    scores: bool  # the request is for a score
     as_json: bool  # vllm_backend's clients get the embedding as text
     normalize: bool
     pass_through: Array | None  # to be given back as it is
     timeout_s: float | None
 
 
-def parse_embedding(
+def parse_pooling(
     parser: RequestParser,
     request_id: str,
     tensors: Tensors,
     parameters_json: str,
     admit: Callable[[str], None],
-) -> ParsedEmbedding:
-    """Check one request for an embedding.
+    *,
+    scores: bool,
+) -> ParsedPooling:
+    """Check one request for an embedding or a score.
 
     Args:
         parser: checks requests against the loaded model.
@@ -59,29 +69,41 @@ def parse_embedding(
         tensors: the request's input tensors.
         parameters_json: the request's parameters, a JSON object or empty.
         admit: called with the tenant before the prompt is tokenized; it may raise.
+        scores: whether the request is for the score of a pair of texts.
 
     Raises:
         InvalidRequest: naming the field and the allowed range.
     """
     limits = parser.limits
+    subject = "scores" if scores else "embeddings"
     as_json = EMBEDDING_REQUEST in tensors
     if as_json and not limits.makes_embeddings:
         raise InvalidRequest(EMBEDDING_REQUEST, "cannot be used: the model makes no embeddings")
-    limits.check_embeds()
-    _check_tensors(tensors)
+    if scores:
+        limits.check_scores()
+    else:
+        limits.check_embeds()
+    _check_tensors(tensors, subject, _PAIR if scores else _PROMPTS)
     values = parser.sampling_values(tensors, parameters_json)
     own = RequestOptions.take_from(values)
     if own.thinking_token_budget is not None:
-        raise InvalidRequest("thinking_token_budget", "cannot be used with embeddings")
+        raise InvalidRequest("thinking_token_budget", f"cannot be used with {subject}")
     admit(own.tenant)
-    if as_json:
+    if scores:
+        prompt = parser.prompts.read_pair(tensors)
+    elif as_json:
         prompt, dimensions = _read_json(parser, tensors)
         if dimensions is not None:
             values["dimensions"] = dimensions
     else:
         prompt = parser.prompts.read(tensors)
     pooling = PoolingParams.from_mapping(values)
-    limits.check_embedding(prompt.token_ids, pooling)
+    if scores:
+        limits.check_pair(prompt.token_ids)
+    else:
+        limits.check_embedding(prompt.token_ids, pooling)
+    if scores and pooling.dimensions is not None:
+        raise InvalidRequest("dimensions", "cannot be used with scores")
     pass_through = tensors.get("pass_through")
     if pass_through is not None:
         parser.check_pass_through(pass_through, stream=False)
@@ -95,14 +117,18 @@ def parse_embedding(
         pooling=pooling,
     )
     wanted = frozenset(name for name in _COUNTS if fields.flag(tensors, f"return_{name}"))
-    return ParsedEmbedding(request, wanted, as_json, limits.normalize, pass_through, own.timeout_s)
+    return ParsedPooling(
+        request, wanted, scores, as_json, limits.normalize, pass_through, own.timeout_s
+    )
 
 
-def _check_tensors(tensors: Tensors) -> None:
-    """Refuse tensors that mean nothing for an embedding; flags may be there if they are false."""
+def _check_tensors(tensors: Tensors, subject: str, prompts: Collection[str]) -> None:
+    """Refuse tensors that mean nothing for the subject; flags may be there if they are false."""
     for name in tensors:
-        if name not in _USED and not (name in _FLAGS and not fields.flag(tensors, name)):
-            raise InvalidRequest(name, "cannot be used with embeddings")
+        # A score always has special tokens, so a client may not turn them off.
+        is_off = name in _FLAGS and name != "add_special_tokens" and not fields.flag(tensors, name)
+        if name not in _USED and name not in prompts and not is_off:
+            raise InvalidRequest(name, f"cannot be used with {subject}")
     for name in SOURCES:
         if name in tensors and EMBEDDING_REQUEST in tensors:
             raise InvalidRequest(name, f"cannot be used with {EMBEDDING_REQUEST}")
@@ -133,10 +159,10 @@ def _problem(field: str, problem: str) -> InvalidRequest:
     return InvalidRequest(EMBEDDING_REQUEST, f"{field} {problem}")
 
 
-class EmbeddingAnswer:
-    """Waits for the embedding of a prompt, which is sent as one response."""
+class PoolingAnswer:
+    """Waits for an embedding or a score, which is sent as one response."""
 
-    def __init__(self, parsed: ParsedEmbedding) -> None:
+    def __init__(self, parsed: ParsedPooling) -> None:
         self.request = parsed.request
         self._parsed = parsed
         self._end: SequenceOutput | None = None
@@ -171,12 +197,7 @@ class EmbeddingAnswer:
         assert self.request.pooling is not None
         if self._end.pooled is None:
             raise Cancelled(CANCELLED)
-        embedding = make_embedding(
-            self._end.pooled, self.request.pooling, normalize=self._parsed.normalize
-        )
-        tensors: dict[str, Array] = {"embedding": embedding}
-        if self._parsed.as_json:
-            tensors = {"text_output": as_strings([json.dumps(embedding.tolist())])}
+        tensors = self._result(self._end.pooled, self.request.pooling)
         counts = {
             "num_input_tokens": np.asarray(len(self.request.prompt_token_ids), np.uint32),
             "num_output_tokens": np.asarray(0, np.uint32),
@@ -186,3 +207,12 @@ class EmbeddingAnswer:
         if self._parsed.pass_through is not None:
             tensors["pass_through"] = self._parsed.pass_through
         return tensors
+
+    def _result(self, pooled: bytes, params: PoolingParams) -> dict[str, Array]:
+        """Return the output tensor that the request is for."""
+        if self._parsed.scores:
+            return {"score": np.array([read_score(pooled)], np.float32)}
+        embedding = make_embedding(pooled, params, normalize=self._parsed.normalize)
+        if self._parsed.as_json:
+            return {"text_output": as_strings([json.dumps(embedding.tolist())])}
+        return {"embedding": embedding}
