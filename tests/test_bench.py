@@ -7,7 +7,7 @@ import math
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,9 @@ from paged_backend.config import EngineConfig
 from paged_backend.tools.bench.continuous_peer import PeerCase, run_peer, steady_rate
 from paged_backend.tools.bench.decode import (
     DecodeBench,
+    DecodeReport,
     DecodeRoofline,
+    IdleShare,
     Target,
     compilations,
 )
@@ -221,6 +223,18 @@ def test_the_bench_reads_the_bytes_from_the_engine(folder, quantization):
     else:
         assert roofline.weight_bytes < plain / 2
         assert roofline.flops_per_s == math.inf  # inputs are rounded, too
+
+
+def test_gaps_between_the_kernels_of_a_graph_have_no_target(capsys):
+    report = DecodeReport(
+        **dict.fromkeys(field.name for field in fields(DecodeReport)) | {"rows": []}
+    )
+    report = replace(report, idle=IdleShare(32, 1024, between_launches=0.01, within_graphs=0.07))
+    assert [target.met for target in report.targets() if "idle" in target.name] == [True]
+    report.print()
+    assert "32 x 1024: device idle between the kernels of a CUDA graph: 0.07" in (
+        capsys.readouterr().out
+    )
 
 
 def device_event(start, end, launch, kind="kernel"):
