@@ -13,6 +13,8 @@ from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.engine import Engine
+from paged_backend.platforms.gpu import model_runner
+from paged_backend.platforms.gpu.batch import Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.input_batch import InputBatch
@@ -366,6 +368,26 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
     for work in (short(1, seed=6), short(4, seed=5)):
         oracle.confirm(work, tokens_of(run(engine, work)))
     assert set(replayed) >= {StepShape.decodes(3), StepShape.decodes(5), StepShape.chunk(32)}
+
+
+def test_small_steps_send_little(oracle, monkeypatch):
+    """Decodes have buffers without room for a prompt; both kinds of steps take turns."""
+    monkeypatch.setattr(model_runner, "captured_shapes", lambda *_: [StepShape.decodes(4)])
+    engine = engine_for(oracle, max_num_batched_tokens=2048)
+    steps, sent = engine.executor.model_runner, []
+    send = Staging.send
+
+    def note(self: Staging, values: dict) -> None:
+        sent.append((len(values["input_ids"]), self.num_bytes))
+        send(self, values)
+
+    monkeypatch.setattr(Staging, "send", note)
+    work = short(3, seed=5)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+    assert {num_tokens <= 4 for num_tokens, _ in sent} == {True, False}
+    for num_tokens, num_bytes in sent:
+        assert num_bytes < 4096 if num_tokens <= 4 else num_bytes > 2048 * 8
+    assert steps._staging(StepShape.decodes(4)) is steps._staging(StepShape.decodes(1))
 
 
 def test_int8_weights(oracle):

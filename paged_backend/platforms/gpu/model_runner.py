@@ -152,23 +152,13 @@ class GpuModelRunner:
         self._sampler = DeviceSampler(
             num_rows, model.config.vocab_size, frozenset(model.config.eos_token_ids), transfer
         )
-        tokens, seqs = self._max_num_batched_tokens, self._max_num_seqs
-        self._staging = Staging(
-            {
-                "input_ids": (torch.int64, tokens),
-                "positions": (torch.int32, tokens),
-                "query_start_loc": (torch.int32, seqs + 1),
-                "seq_lens": (torch.int32, seqs),
-                "table_rows": (torch.int64, seqs),
-                "logits_indices": (torch.int64, seqs + tokens),
-                "sample_rows": (torch.int64, seqs),
-                "sample_row_or_none": (torch.int32, seqs),
-                "sample_positions": (torch.int32, seqs),
-                **{name: (torch.int64, tokens) for name in self._slot_mappings},
-            },
-            transfer,
-        )
-        num_logits = 0 if self._makes_embeddings else seqs
+        # All of a staging area is sent with each step, so the steps that graphs replay, and others
+        # of this size, have a small one.
+        shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
+        self._few_tokens = max(shape.num_tokens for shape in shapes)
+        self._small_staging = self._new_staging(self._few_tokens)
+        self._large_staging = self._new_staging(self._max_num_batched_tokens)
+        num_logits = 0 if self._makes_embeddings else self._max_num_seqs
         self._logits = torch.empty(
             num_logits, model.config.vocab_size, dtype=torch.float32, device=transfer.device
         )
@@ -219,12 +209,13 @@ class GpuModelRunner:
         untouched = None if index is None else logits.index_select(0, index)
         if masks is not None:
             self._apply_masks(logits, masks)
+        staging = self._staging(shape)
         tokens = self._sampler.sample(
             logits,
             samples,
-            self._staging.part("sample_rows", shape.num_samples),
-            self._staging.part("sample_row_or_none", shape.num_samples),
-            self._staging.part("sample_positions", shape.num_samples),
+            staging.part("sample_rows", shape.num_samples),
+            staging.part("sample_row_or_none", shape.num_samples),
+            staging.part("sample_positions", shape.num_samples),
         )
         arrival = self._transfer.receive(tokens)
         if index is None or untouched is None:
@@ -305,6 +296,29 @@ class GpuModelRunner:
             self._send(batch, rows, [], shape)
             self._run(shape, 1)
 
+    def _new_staging(self, num_tokens: int) -> Staging:
+        seqs = self._max_num_seqs
+        return Staging(
+            {
+                "input_ids": (torch.int64, num_tokens),
+                "positions": (torch.int32, num_tokens),
+                "query_start_loc": (torch.int32, seqs + 1),
+                "seq_lens": (torch.int32, seqs),
+                "table_rows": (torch.int64, seqs),
+                "logits_indices": (torch.int64, seqs + num_tokens),
+                "sample_rows": (torch.int64, seqs),
+                "sample_row_or_none": (torch.int32, seqs),
+                "sample_positions": (torch.int32, seqs),
+                **{name: (torch.int64, num_tokens) for name in self._slot_mappings},
+            },
+            self._transfer,
+        )
+
+    def _staging(self, shape: StepShape) -> Staging:
+        """Return the buffers of steps of this shape, which are always the same."""
+        few = shape.num_tokens <= self._few_tokens
+        return self._small_staging if few else self._large_staging
+
     def _input_batch(self, scheduled_batch: ScheduledBatch) -> InputBatch:
         return InputBatch.build(scheduled_batch, self._block_size, self._num_groups)
 
@@ -354,7 +368,7 @@ class GpuModelRunner:
         owners = np.repeat(table_rows, np.diff(batch.query_start_loc))
         input_ids = np.where(batch.input_ids == PLACEHOLDER, -1 - owners, batch.input_ids)
         starts = batch.query_start_loc
-        self._staging.send(
+        self._staging(shape).send(
             {
                 "input_ids": _padded(input_ids, shape.num_tokens, 0),
                 "positions": _padded(batch.positions, shape.num_tokens, 0),
@@ -379,7 +393,7 @@ class GpuModelRunner:
 
         Returns the last hidden states [num_prompt_rows, hidden_size] of the other rows.
         """
-        part = self._staging.part
+        part = self._staging(shape).part
         meta = AttentionMetadata(
             query_start_loc=part("query_start_loc", shape.num_seqs + 1),
             seq_lens=part("seq_lens", shape.num_seqs),
