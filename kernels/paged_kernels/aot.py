@@ -36,9 +36,8 @@ DEVICES = {80: Device(80, 108), 90: Device(90, 132), 100: Device(100, 148)}
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Maximum shared memory of one program on each architecture, in bytes."""
 
-_SHARED_RESERVED = (
-    1 << 10
-)  # bytes that each program takes besides, of a limit that is as much larger
+# A multiprocessor has these bytes more than one program may use, and each program takes as many.
+_SHARED_RESERVED = 1 << 10
 _REGISTERS = 1 << 14  # of each of the four parts of a multiprocessor
 
 SIZES = (1, 2, 4, 7, 8, 15, 16, 17, 33, 64, 255, 256, 1000, 4096)

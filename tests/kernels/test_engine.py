@@ -416,7 +416,7 @@ def test_small_steps_send_little(oracle, monkeypatch):
     send = Staging.send
 
     def note(self: Staging, values: dict) -> None:
-        sent.append((len(values["input_ids"]), self.num_bytes))
+        sent.append((len(values["input_ids"]), self._device_bytes.nbytes))
         send(self, values)
 
     monkeypatch.setattr(Staging, "send", note)

@@ -58,11 +58,6 @@ class Staging:
         self._device_bytes = torch.zeros(total, dtype=torch.uint8, device=transfer.device)
         self._turn = 0
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are sent each time."""
-        return self._device_bytes.nbytes
-
     def send(self, values: Mapping[str, NDArray[np.int32] | NDArray[np.int64]]) -> None:
         """Fill the first elements of each part, and start the copy."""
         self._turn = 1 - self._turn

@@ -304,7 +304,8 @@ class GpuModelRunner:
         )
         tokens, blocks = [0] * length, [0] * (-(-length // self._block_size) * self._num_groups)
         sample = SampleSpec(-1, params, 0, length, length, tokens)
-        prompt = PromptLogprobsSpec(1, tokens[1:], with_logits=True)
+        # Logits of the whole prompt would keep much pinned memory; those of the sample are enough.
+        prompt = PromptLogprobsSpec(1, tokens[1:])
         item = ScheduledSequence(-1, tokens, 0, blocks, (sample,), prompt)
         self.launch(ScheduledBatch([item], [], [])).sample().result()
         self._release([item.seq_id])
