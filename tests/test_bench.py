@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +20,19 @@ from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
 from paged_backend.config import EngineConfig
 from paged_backend.tools.bench.continuous_peer import PeerCase, run_peer, steady_rate
-from paged_backend.tools.bench.decode import DecodeRoofline, Target, compilations
+from paged_backend.tools.bench.decode import (
+    DecodeBench,
+    DecodeReport,
+    DecodeRoofline,
+    IdleShare,
+    Target,
+    compilations,
+)
 from paged_backend.tools.bench.device_trace import device_gaps
 from paged_backend.tools.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 
 MODELS = Path(__file__).parent.parent / "loadtest/models"
+SMALL = EngineConfig(device="cpu", dtype="float32", kv_cache_memory_bytes=2**22)
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +189,52 @@ def test_a_tied_embedding_is_read_and_a_window_bounds_the_cache(tmp_path):
     smol = load_model_config(MODELS / "smollm2-135m")
     weights = DecodeRoofline(smol, torch.float32, 1e9, 1e12).weight_bytes
     assert weights == 4 * 134_515_008
+
+
+def test_quantized_weights_and_caches_count_with_the_bytes_that_are_stored():
+    config = load_model_config(MODELS / "llama-3-8b")
+    embedding = 128_256 * 4096
+    held = 2 * embedding + (8_030_261_248 - embedding) // 2  # all else in 4 bits
+    stored = 2 * 32 * 8 * (128 + 4)  # int8 with a scale for each token and head
+    roofline = DecodeRoofline(
+        config, torch.bfloat16, 4.3e12, 790e12, held_bytes=held, kv_bytes_per_token=stored
+    )
+    weights = (8_030_261_248 - embedding) // 2
+    assert roofline.weight_bytes == weights
+    assert roofline.step_seconds(8, 8 * 1024) == (
+        pytest.approx((weights + 8 * 1024 * stored) / 4.3e12)
+    )
+    # The elements to multiply are as many as before.
+    products = 2 * 7_504_924_672 * 256 / 790e12
+    assert roofline.step_seconds(256, 256) == pytest.approx(products + 256 * stored / 4.3e12)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_bench_reads_the_bytes_from_the_engine(folder, quantization):
+    shape = load_model_config(folder)
+    options = {"quantization": quantization, "kv_cache_dtype": "int8_per_token_head"}
+    config = replace(SMALL, **options)
+    roofline = DecodeBench(config, folder, 4).roofline
+    heads = 2 * shape.num_layers * shape.num_kv_heads
+    assert roofline.kv_bytes_per_token == heads * (shape.head_dim + 4)
+    plain = DecodeRoofline(shape, torch.float32, 1.0, 1.0).weight_bytes
+    if quantization is None:
+        assert (roofline.weight_bytes, roofline.flops_per_s < math.inf) == (plain, True)
+    else:
+        assert roofline.weight_bytes < plain / 2
+        assert roofline.flops_per_s == math.inf  # inputs are rounded, too
+
+
+def test_gaps_between_the_kernels_of_a_graph_have_no_target(capsys):
+    report = DecodeReport(
+        **dict.fromkeys(field.name for field in fields(DecodeReport)) | {"rows": []}
+    )
+    report = replace(report, idle=IdleShare(32, 1024, between_launches=0.01, within_graphs=0.07))
+    assert [target.met for target in report.targets() if "idle" in target.name] == [True]
+    report.print()
+    assert "32 x 1024: device idle between the kernels of a CUDA graph: 0.07" in (
+        capsys.readouterr().out
+    )
 
 
 def device_event(start, end, launch, kind="kernel"):

@@ -14,6 +14,7 @@ import triton.language as tl
 from paged_kernels import aot
 from paged_kernels.catalogue import CASES
 from paged_kernels.device import INTERPRETED, device_of
+from paged_kernels.tuning import decode_config
 
 if INTERPRETED:
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
@@ -87,6 +88,29 @@ def test_attention_loads_ahead_and_wide(compiled: Compiled, case: str, arch: int
     for found in main:
         assert found.instructions["cp.async"] > 0, found
         assert found.instructions["ld.narrow"] == 0, found
+
+
+@pytest.mark.parametrize(("case", "arch"), of_operations("decode", "shared prefix"))
+def test_as_many_programs_fit_as_decoding_is_planned_for(compiled: Compiled, case: str, arch: int):
+    """With more splits than that, some would wait for a second wave."""
+    planned = {
+        key: decode_config(
+            arch,
+            launch.arguments["DIM_PADDED"],
+            launch.arguments["q_ptr"].element_size(),
+            launch.arguments["ROWS"],
+            quantized=launch.arguments["q_ptr"].dtype != launch.arguments["cache_ptr"].dtype,
+            windowed=launch.arguments["WINDOW"] is not None,
+        )
+        for key, launch in aot.binaries(case, arch).items()
+        if launch.kernel.__name__ == "_split_kernel"
+    }
+    found = compiled[case, arch].result()
+    for key, config in planned.items():
+        fitting = found[key].programs_per_sm
+        assert config.programs_per_sm <= fitting, found[key]
+        # A few small tiles of many queries leave room for another program.
+        assert config.programs_per_sm == fitting or found[key].warps == 8, found[key]
 
 
 @pytest.mark.parametrize(("case", "arch"), of_operations("prefill"))

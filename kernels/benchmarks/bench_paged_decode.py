@@ -135,7 +135,10 @@ def sweep(bench: Bench) -> None:
     for shape in ("1x1k", "1x32k", "8x1k", "64x1k", "32x8k"):
         batch = Batch(bench, UNIFORM[shape])
         q = batch.layer().q
-        start = decode_config(device_of("q", q).arch, q.shape[2], q.element_size(), 16, False)
+        arch = device_of("q", q).arch
+        start = decode_config(
+            arch, q.shape[2], q.element_size(), 16, quantized=False, windowed=False
+        )
         search(shape, batch, (kernel, "decode_config"), start, CHOICES, decode)
 
 

@@ -36,6 +36,10 @@ DEVICES = {80: Device(80, 108), 90: Device(90, 132), 100: Device(100, 148)}
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Maximum shared memory of one program on each architecture, in bytes."""
 
+# A multiprocessor has these bytes more than one program may use, and each program takes as many.
+_SHARED_RESERVED = 1 << 10
+_REGISTERS = 1 << 14  # of each of the four parts of a multiprocessor
+
 SIZES = (1, 2, 4, 7, 8, 15, 16, 17, 33, 64, 255, 256, 1000, 4096)
 """Numbers of tokens, sequences or blocks to call cases with. They cover each kind of size that
 launches may distinguish (1, multiples of 16, others) and both sides of every limit."""
@@ -68,6 +72,14 @@ class Resources:
     spilled: int  # bytes of local memory per thread; kernels use it only for spills
     shared: int  # bytes per program
     instructions: dict[str, int]  # occurrences in the PTX, by the names in INSTRUCTIONS
+
+    @property
+    def programs_per_sm(self) -> int:
+        """Number of programs that a multiprocessor has registers and shared memory for."""
+        registers_per_warp = 32 * 8 * -(-self.registers // 8)
+        warps = 4 * (_REGISTERS // registers_per_warp)
+        shared = SHARED_LIMITS[self.arch] + _SHARED_RESERVED
+        return min(warps // self.warps, shared // (self.shared + _SHARED_RESERVED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from paged_kernels.tuning import DecodeConfig, decode_config
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
 _SEQS_AT_ONCE = 256  # sequences that the planning program reads together
-_SPLITS_AT_ONCE = 16  # splits that the merging program loads together
+_SIZES_AT_ONCE = 32  # split sizes that it tries together
+_SPLITS_AT_ONCE = 16  # splits of a sequence that a program writes or merges together
 _MERGE_WARPS = 4
 
 
@@ -58,11 +59,11 @@ class _Shape:
     num_sms: int
 
     @classmethod
-    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int) -> _Shape:
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, window: int | None) -> _Shape:
         device = device_of("q", q)
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = kv_cache.shape[2]
-        num_queries = num_tokens // max(num_seqs, 1)
+        num_queries = num_tokens // num_seqs if num_seqs else 1
         group = num_heads // num_kv_heads
         most = MAX_ROWS if device.arch >= 90 else MAX_ROWS // 2  # limited by registers
         rows = max(16, triton.next_power_of_2(max(group, min(most, num_queries * group))))
@@ -72,6 +73,7 @@ class _Shape:
             q.element_size(),
             rows,
             quantized=kv_cache.dtype != q.dtype,
+            windowed=window is not None,
         )
         return cls(
             num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device.num_sms
@@ -86,9 +88,16 @@ class _Shape:
         return self.num_kv_heads * -(-self.num_queries // self.queries_at_once)
 
     @property
-    def target_splits(self) -> int:
-        """The number of splits that fill the device, if the sequences are long enough."""
+    def splits_per_wave(self) -> int:
+        """The number of splits whose programs the device runs at the same time."""
         return max(1, self.num_sms * self.config.programs_per_sm // self.programs_per_split)
+
+    @property
+    def max_splits(self) -> int:
+        """The most splits of a plan; see `_plan_kernel`."""
+        if 2 * self.num_seqs <= self.splits_per_wave:
+            return self.splits_per_wave
+        return (-(-self.num_seqs // self.splits_per_wave) + 1) * self.splits_per_wave
 
 
 def plan_decode(
@@ -106,10 +115,9 @@ def plan_decode(
         ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_queries(q, seq_lens)
-    shape = _Shape.of(q, kv_cache, num_seqs)
-    max_splits = num_seqs + shape.target_splits
+    shape = _Shape.of(q, kv_cache, num_seqs, window)
     plan = DecodePlan(
-        splits=torch.empty(max_splits, 4, dtype=torch.int32, device=q.device),
+        splits=torch.empty(shape.max_splits, 4, dtype=torch.int32, device=q.device),
         first_split=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
         num_splits=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
         tile=shape.config.tile,
@@ -121,11 +129,13 @@ def plan_decode(
         plan.first_split,
         plan.num_splits,
         num_seqs,
-        max_splits,
-        shape.target_splits,
+        shape.max_splits,
+        shape.splits_per_wave,
         WINDOW=window,
         TILE=plan.tile,
         BLOCK=_SEQS_AT_ONCE,
+        SIZES=_SIZES_AT_ONCE,
+        SPLITS=_SPLITS_AT_ONCE,
         num_warps=8,
         num_stages=1,
     )
@@ -168,7 +178,7 @@ def paged_decode(
     check_cache(q, kv_cache, block_table, num_seqs)
     params.check(q, kv_cache)
     out = check_out(q, out, lse)
-    shape = _Shape.of(q, kv_cache, num_seqs)
+    shape = _Shape.of(q, kv_cache, num_seqs, params.window)
     if shape.num_queries > 1:
         check(params.window is None, "window", "does not go with several queries of a sequence")
         check(params.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
@@ -204,8 +214,9 @@ def _launch(
         "OUT_HEAD_STRIDE": out.stride(1),
     }
     query_blocks = triton.cdiv(shape.num_queries, shape.queries_at_once)
-    # Splits vary fastest: programs that start together share no keys but fill the device evenly.
-    _split_kernel[(max_splits, shape.num_kv_heads, query_blocks)](
+    # Heads vary fastest: programs that start together read neighboring heads of the same blocks,
+    # and the real splits, which come first in the plan, start before the empty ones.
+    _split_kernel[(max_splits * shape.num_kv_heads, query_blocks)](
         q,
         kv_cache,
         block_table,
@@ -254,7 +265,7 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["num_seqs", "max_splits", "target_splits"])
+@triton.jit(do_not_specialize=["num_seqs", "max_splits", "splits_per_wave"])
 def _plan_kernel(
     seq_lens_ptr,
     splits_ptr,
@@ -262,19 +273,38 @@ def _plan_kernel(
     count_ptr,
     num_seqs,
     max_splits,
-    target_splits,
+    splits_per_wave,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SIZES: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """One program: choose the split size, then write the splits of each sequence."""
+    """One program: choose the split size, then write the splits of each sequence.
+
+    The size is the smallest with which all splits fit in the waves that whole sequences would take.
+    If one of these waves has hardly any room for more splits, a long sequence could remain whole
+    and delay the step. Another wave is added if a split would have more than twice its even share.
+    This never happens if a wave has room for twice the number of sequences.
+    """
     offsets = tl.arange(0, BLOCK)
     total = 0
+    longest = 0
+    num_read = 0  # sequences with keys to read
     for base in range(0, num_seqs, BLOCK):
         _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
         total += tl.sum(tiles, 0)
-    # At most one split per sequence is shorter, so num_seqs + target_splits splits suffice.
-    size = tl.maximum(1, tl.cdiv(total, target_splits))
+        longest = tl.maximum(longest, tl.max(tiles, 0))
+        num_read += tl.sum((tiles > 0).to(tl.int32), 0)
+    most = tl.maximum(1, tl.cdiv(num_read, splits_per_wave)) * splits_per_wave
+    size = _smallest_size(
+        seq_lens_ptr, num_seqs, total, longest, most, WINDOW, TILE, BLOCK, SIZES
+    )  # fmt: skip
+    if size > 2 * tl.cdiv(total, splits_per_wave):
+        most += splits_per_wave
+        size = _smallest_size(
+            seq_lens_ptr, num_seqs, total, longest, most, WINDOW, TILE, BLOCK, SIZES
+        )  # fmt: skip
 
     num_divided = 0  # total splits of the sequences with more than one
     for base in range(0, num_seqs, BLOCK):
@@ -297,20 +327,54 @@ def _plan_kernel(
         )
         tl.store(first_ptr + seqs, first, mask=seqs < num_seqs)
         tl.store(count_ptr + seqs, count, mask=seqs < num_seqs)
-        for index in range(0, tl.max(count, 0)):
-            rows = splits_ptr + (first + index) * 4
-            here = index < count
-            key = begin + index * size * TILE
-            tl.store(rows, seqs, mask=here)
+        for start in range(0, tl.max(count, 0), SPLITS):
+            index = start + tl.arange(0, SPLITS)[None, :]
+            rows = splits_ptr + (first[:, None] + index) * 4
+            here = index < count[:, None]
+            key = begin[:, None] + index * size * TILE
+            tl.store(rows, seqs[:, None], mask=here)
             tl.store(rows + 1, key, mask=here)
-            tl.store(rows + 2, tl.minimum(key + size * TILE, length), mask=here)
-            tl.store(rows + 3, (count == 1).to(tl.int32), mask=here)
+            tl.store(rows + 2, tl.minimum(key + size * TILE, length[:, None]), mask=here)
+            tl.store(rows + 3, (count == 1).to(tl.int32)[:, None], mask=here)
         next_divided += tl.sum(divided, 0)
         next_whole += tl.sum(whole, 0)
 
     for base in range(next_whole, max_splits, BLOCK):
         split = base + offsets
         tl.store(splits_ptr + split * 4, tl.full([BLOCK], -1, tl.int32), mask=split < max_splits)
+
+
+@triton.jit
+def _smallest_size(
+    seq_lens_ptr,
+    num_seqs,
+    total,
+    longest,
+    max_splits,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SIZES: tl.constexpr,
+):
+    """Return the smallest number of tiles in a split that makes at most `max_splits` splits.
+
+    `total` and `longest` are tiles of all sequences and of one; `max_splits` is at least the number
+    of sequences with keys.
+    """
+    low = tl.maximum(1, tl.cdiv(total, max_splits))
+    high = tl.maximum(low, longest)  # always small enough a number of splits
+    while low < high:
+        step = tl.cdiv(high - low, SIZES)
+        sizes = low + tl.arange(0, SIZES) * step
+        counts = tl.zeros([SIZES], tl.int32)
+        for base in range(0, num_seqs, BLOCK):
+            seqs = base + tl.arange(0, BLOCK)
+            _, _, tiles = _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW, TILE)
+            counts += tl.sum(tl.cdiv(tiles[:, None], sizes[None, :]), 0)
+        too_small = tl.sum((counts > max_splits).to(tl.int32), 0)
+        high = tl.minimum(high, low + too_small * step)
+        low += tl.maximum(0, (too_small - 1) * step + 1)
+    return low
 
 
 @triton.jit
@@ -357,8 +421,8 @@ def _split_kernel(
     TILE: tl.constexpr,
 ):
     """One program: one split of a sequence's keys, for a tile of queries of one KV head."""
-    split = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    split = tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
     seq = tl.load(splits_ptr + split * 4)
     if seq < 0:
         return
@@ -368,7 +432,7 @@ def _split_kernel(
 
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
-    query = tl.program_id(2) * (ROWS // GROUP) + row // GROUP
+    query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
     head = kv_head * GROUP + row % GROUP
     real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
     token = (seq * num_queries + query).to(tl.int64)
@@ -561,5 +625,5 @@ def _check_plan(plan: DecodePlan, shape: _Shape, params: AttentionParams) -> Non
     fits = len(plan.num_splits) == shape.num_seqs and plan.tile == shape.config.tile
     check(fits, "plan", "was made for another batch")
     check(plan.window == params.window, "plan", f"was made for a window of {plan.window}")
-    room = len(plan.splits) >= shape.num_seqs + shape.target_splits
+    room = len(plan.splits) >= shape.max_splits
     check(room, "plan", "was made for another shape")

@@ -19,7 +19,7 @@ class DecodeConfig:
     tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int  # tiles in flight; the block ids take one of them
-    programs_per_sm: int  # minimum, when the work is split
+    programs_per_sm: int  # that a multiprocessor runs at the same time
     # Per thread. Without a setting the assembler spills to fit more programs than the shared memory
     # has room for; 168 lets three programs of 4 warps share a multiprocessor.
     max_registers: int = 255
@@ -50,22 +50,29 @@ class MatmulConfig:
 
 
 def decode_config(
-    arch: int, head_dim: int, item_size: int, rows: int, quantized: bool
+    arch: int, head_dim: int, item_size: int, rows: int, *, quantized: bool, windowed: bool
 ) -> DecodeConfig:
     """Return the configuration for tiles of `rows` queries times heads.
 
-    `head_dim` is padded to a power of 2; queries have `item_size` bytes per element.
+    `head_dim` is padded to a power of 2; queries have `item_size` bytes per element. The cache may
+    be `quantized`, and the layer may have a window.
     """
     if item_size == 4:  # float32 cannot use tensor cores, so registers decide
-        return DecodeConfig(16 if head_dim > 64 else 32, 8, 3, programs_per_sm=2)
+        programs = 1 if rows > 16 or (arch < 90 and head_dim > 128) else 2
+        return DecodeConfig(16 if head_dim > 64 else 32, 8, 3, programs_per_sm=programs)
     if rows > 16:
         stages = 3 if arch >= 90 else 2
         return DecodeConfig(
-            64 if head_dim <= 128 and arch >= 90 else 32, 8, stages, programs_per_sm=2
+            64 if head_dim <= 128 and arch >= 90 else 32, 8, stages, programs_per_sm=1
         )
     tile = {64: 128, 128: 64, 256: 32}.get(max(64, head_dim), 64)
     registers = 200 if arch >= 100 or quantized else 168
-    return DecodeConfig(tile, 4, 3, programs_per_sm=4, max_registers=registers)
+    programs = 3 if arch >= 90 else 2  # as registers permit, or the A100's shared memory
+    if quantized or (windowed and arch >= 100):
+        programs = 2  # these take more registers
+    elif arch in (86, 89):
+        programs = 1  # 100 KiB of shared memory have room for one of 71 KiB
+    return DecodeConfig(tile, 4, 3, programs_per_sm=programs, max_registers=registers)
 
 
 def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
+import numpy as np
 import pytest
 import torch
 
@@ -112,3 +115,29 @@ def test_a_sequence_may_come_back_with_output(device):
     sampler.admit(sequences.rows, sequences.specs())
     for _ in range(4):
         sequences.step(sampler, padding=0)
+
+
+class CountingTransfer(Transfer):
+    num_sent = 0
+
+    def send(self, values: np.ndarray) -> torch.Tensor:
+        self.num_sent += 1
+        return super().send(values)
+
+
+def test_newcomers_are_sent_in_one_copy(device):
+    transfer = CountingTransfer(device, pinned=device.type == "cuda")
+    sampler = DeviceSampler(8, VOCAB, EOS, transfer)
+    settings = [{"top_k": 5 + i, "stop_token_ids": [i]} for i in range(5)]
+    sequences = Sequences(settings, device)
+    sampler.admit(sequences.rows, sequences.specs())
+    assert transfer.num_sent == 1
+    assert sampler._state.top_k[sequences.rows].tolist() == [5, 6, 7, 8, 9]
+    assert sampler._state.seed[sequences.rows].tolist() == [-1 - i for i in range(5)]
+    stops = sampler._penalties.stop_ids
+    assert stops[sequences.rows, : len(EOS) + 1].tolist() == [[*sorted(EOS), i] for i in range(5)]
+    others = [row for row in range(8) if row not in sequences.rows]
+    assert torch.all(stops[others] == -1) and torch.all(sampler._state.top_k[others] == 0)
+    # Kernels are compiled for arrays that begin at multiples of 16 bytes.
+    arrays = [getattr(sampler._state, field.name) for field in fields(sampler._state)]
+    assert all(array.data_ptr() % 16 == 0 and array.is_contiguous() for array in arrays)

@@ -10,9 +10,12 @@ import pytest
 import torch
 from masking import MaskingExecutor
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.engine import Engine
+from paged_backend.platforms.gpu import model_runner
+from paged_backend.platforms.gpu.batch import Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.request import Request
@@ -45,6 +48,43 @@ def test_warming_up_leaves_nothing_behind(oracle):
     engine.executor.model_runner.run_largest()
     work = short(3)
     oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+class Operations(TorchDispatchMode):
+    """The operations of torch, by name and dtypes, each of which may be a kernel to load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[object, ...]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        dtypes = [value.dtype for value in args if isinstance(value, torch.Tensor)]
+        self.seen.add((str(func), *dtypes))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_option_of_a_request_needs_an_operation_that_the_warm_up_has_not_run(oracle):
+    engine = engine_for(oracle, max_num_seqs=2)
+    with Operations() as warm_up:
+        engine.executor.model_runner.warm_up()
+    common = {"max_tokens": 3, "ignore_eos": True, "seed": 1}
+    options: dict[str, dict[str, object]] = {
+        "plain": {},
+        "filters": {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "temperature": 2.0},
+        "penalties": {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 2},
+        "bias": {"logit_bias": ((5, 1.0), (5, 2.0))},
+        "allowed": {"allowed_token_ids": (4, 9, 11)},
+        "bad words": {"bad_words_token_ids": ((4,), (9, 4), (9, 9, 4))},
+        "logprobs": {"logprobs": 2, "prompt_logprobs": 2},
+        "logits": {"return_generation_logits": True, "return_context_logits": True, "logprobs": 0},
+    }
+    requests = [
+        Request(name, [4, 8, 15, 16, 23], SamplingParams(**common, **values))
+        for name, values in options.items()
+    ]
+    with Operations() as serving:
+        drawn(engine, requests)
+    assert serving.seen - warm_up.seen == set()
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -365,6 +405,26 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
     for work in (short(1, seed=6), short(4, seed=5)):
         oracle.confirm(work, tokens_of(run(engine, work)))
     assert set(replayed) >= {StepShape.decodes(3), StepShape.decodes(5), StepShape.chunk(32)}
+
+
+def test_small_steps_send_little(oracle, monkeypatch):
+    """Decodes have buffers without room for a prompt; both kinds of steps take turns."""
+    monkeypatch.setattr(model_runner, "captured_shapes", lambda *_: [StepShape.decodes(4)])
+    engine = engine_for(oracle, max_num_batched_tokens=2048)
+    steps, sent = engine.executor.model_runner, []
+    send = Staging.send
+
+    def note(self: Staging, values: dict) -> None:
+        sent.append((len(values["input_ids"]), self._device_bytes.nbytes))
+        send(self, values)
+
+    monkeypatch.setattr(Staging, "send", note)
+    work = short(3, seed=5)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+    assert {num_tokens <= 4 for num_tokens, _ in sent} == {True, False}
+    for num_tokens, num_bytes in sent:
+        assert num_bytes < 4096 if num_tokens <= 4 else num_bytes > 2048 * 8
+    assert steps._staging(StepShape.decodes(4)) is steps._staging(StepShape.decodes(1))
 
 
 def test_int8_weights(oracle):

@@ -46,6 +46,7 @@ from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatch
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.sampling.logprobs import (
+    ROWS_AT_ONCE,
     cut_prompts,
     places_with_logprobs,
     specs_of_samples,
@@ -207,12 +208,13 @@ class GpuModelRunner:
         untouched = None if index is None else logits.index_select(0, index)
         if masks is not None:
             self._apply_masks(logits, masks)
+        buffers = self._inputs.buffers(shape)
         tokens = self._sampler.sample(
             logits,
             adjusted,
-            self._inputs.part("sample_rows", shape.num_samples),
-            self._inputs.part("sample_row_or_none", shape.num_samples),
-            self._inputs.part("sample_positions", shape.num_samples),
+            buffers.part("sample_rows", shape.num_samples),
+            buffers.part("sample_row_or_none", shape.num_samples),
+            buffers.part("sample_positions", shape.num_samples),
         )
         arrival = self._transfer.receive(tokens)
         if index is None or untouched is None:
@@ -237,6 +239,8 @@ class GpuModelRunner:
                 num_seqs = -(-num_tokens // self._model.max_model_len)
                 self._run_idle(num_tokens, min(num_seqs, most_seqs))
         self._attention.copy_blocks([(0, 0)])
+        if not self._makes_embeddings:
+            self._warm_up_options()
         if self._cascade and self._model.max_model_len > self._block_size:
             self._warm_up_cascade()
 
@@ -280,6 +284,29 @@ class GpuModelRunner:
         everything = TokenMasks([0], b"\xff" * (-(-self._model.config.vocab_size // 32) * 4))
         self.launch(ScheduledBatch.of(scheduled)).sample(everything).result()
         self._release([item.seq_id for item in scheduled])
+
+    def _warm_up_options(self) -> None:
+        """Run a prompt with the options of requests that need kernels of torch.
+
+        These are loaded when they first run, which would delay the first such request.
+        """
+        length = min(ROWS_AT_ONCE + 1, self._max_num_batched_tokens, self._model.max_model_len)
+        params = SamplingParams(
+            logprobs=1,
+            prompt_logprobs=1,
+            return_generation_logits=True,
+            presence_penalty=1.0,
+            logit_bias=((0, 1.0),),
+            allowed_token_ids=(0, 1),
+            bad_words_token_ids=((0,),),
+        )
+        tokens, blocks = [0] * length, [0] * (-(-length // self._block_size) * self._num_groups)
+        sample = SampleSpec(-1, params, 0, length, length, tokens)
+        # Logits of the whole prompt would keep much pinned memory; those of the sample are enough.
+        prompt = PromptLogprobsSpec(1, tokens[1:])
+        item = ScheduledSequence(-1, tokens, 0, blocks, (sample,), prompt)
+        self.launch(ScheduledBatch.of([item])).sample().result()
+        self._release([item.seq_id])
 
     @torch.inference_mode()
     def _warm_up_cascade(self) -> None:
@@ -326,7 +353,7 @@ class GpuModelRunner:
 
         Returns the last hidden states [num_prompt_rows, hidden_size] of the other rows.
         """
-        part = self._inputs.part
+        part = self._inputs.buffers(shape).part
         meta = self._inputs.metadata(shape, num_shared_blocks)
         input_ids = part("input_ids", shape.num_tokens)
         last_tokens = self._sampler.last_tokens.index_select(0, (-1 - input_ids).clamp_(min=0))

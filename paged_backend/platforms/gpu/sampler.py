@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.sequence import PLACEHOLDER
+from paged_backend.platforms.gpu.packed_rows import PackedRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.token_edits import edit_logits
 from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
@@ -27,56 +28,49 @@ class DeviceSampler:
     def __init__(
         self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], transfer: Transfer
     ) -> None:
-        device = transfer.device
-
-        def column(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(num_rows, dtype=dtype, device=device)
-
         self._transfer = transfer
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._num_stops = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
+        self._record = np.dtype(
+            [
+                ("temperature", "<f4"),
+                ("top_k", "<i4"),
+                ("top_p", "<f4"),
+                ("min_p", "<f4"),
+                ("seed", "<i8"),
+                ("repetition", "<f4"),
+                ("presence", "<f4"),
+                ("frequency", "<f4"),
+                ("min_position", "<i4"),
+                ("stop_ids", "<i4", (self._num_stops,)),
+            ]
+        )
+        self._rows = PackedRows(self._record, num_rows, transfer)
+        array = self._rows.array
         self._state = SamplingState(
-            temperature=column(torch.float32),
-            top_k=column(torch.int32),
-            top_p=column(torch.float32),
-            min_p=column(torch.float32),
-            seed=column(torch.int64),
+            temperature=array("temperature"),
+            top_k=array("top_k"),
+            top_p=array("top_p"),
+            min_p=array("min_p"),
+            seed=array("seed"),
         )
         self._penalties = Penalties(
-            repetition=column(torch.float32),
-            presence=column(torch.float32),
-            frequency=column(torch.float32),
-            min_position=column(torch.int32),
-            stop_ids=torch.full((num_rows, self._num_stops), -1, dtype=torch.int32, device=device),
+            repetition=array("repetition"),
+            presence=array("presence"),
+            frequency=array("frequency"),
+            min_position=array("min_position"),
+            stop_ids=array("stop_ids").fill_(-1),
         )
+        device = transfer.device
         self._counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
-        self.last_tokens = column(torch.int32)
+        self.last_tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:
         """Send the parameters of sequences that are sampled for the first time in these rows."""
         if not rows:
             return
-        index = self._transfer.send(np.array(rows, np.int64))
-        params = [spec.params for spec in samples]
-        columns = (
-            (self._state.temperature, [p.temperature for p in params], np.float32),
-            (self._state.top_k, [max(0, p.top_k) for p in params], np.int32),
-            (self._state.top_p, [p.top_p for p in params], np.float32),
-            (self._state.min_p, [p.min_p for p in params], np.float32),
-            (self._state.seed, [_signed(spec.seed) for spec in samples], np.int64),
-            (self._penalties.repetition, [p.repetition_penalty for p in params], np.float32),
-            (self._penalties.presence, [p.presence_penalty for p in params], np.float32),
-            (self._penalties.frequency, [p.frequency_penalty for p in params], np.float32),
-            (
-                self._penalties.min_position,
-                [_min_position(spec) for spec in samples],
-                np.int32,
-            ),
-            (self._penalties.stop_ids, [self._stop_ids(spec) for spec in samples], np.int32),
-        )
-        for target, values, dtype in columns:
-            target.index_copy_(0, index, self._transfer.send(np.array(values, dtype)))
+        self._rows.replace(rows, np.array([self._packed(spec) for spec in samples], self._record))
         for row, spec in zip(rows, samples, strict=True):
             if spec.params.penalized:
                 self._counts[row] = self._transfer.send(self._count(spec))
@@ -120,9 +114,22 @@ class DeviceSampler:
             on_device == PLACEHOLDER, self.last_tokens.index_select(0, rows), on_device
         )
 
-    def _stop_ids(self, spec: SampleSpec) -> list[int]:
-        ids = [*self._eos_token_ids, *spec.params.stop_token_ids]
-        return ids + [-1] * (self._num_stops - len(ids))
+    def _packed(self, spec: SampleSpec) -> tuple[object, ...]:
+        """Return the record of a sequence."""
+        params = spec.params
+        stop_ids = [*self._eos_token_ids, *params.stop_token_ids]
+        return (
+            params.temperature,
+            max(0, params.top_k),
+            params.top_p,
+            params.min_p,
+            _signed(spec.seed),
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            _min_position(spec),
+            stop_ids + [-1] * (self._num_stops - len(stop_ids)),
+        )
 
     def _count(self, spec: SampleSpec) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """Count each token: twice its occurrences in the output, plus 1 if it is in the prompt."""

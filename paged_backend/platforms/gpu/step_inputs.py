@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
-from paged_backend.platforms.gpu.cuda_graphs import StepShape
+from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs, without
 
@@ -74,22 +73,12 @@ class DeviceInputs:
         max_blocks = -(-max_model_len // block_size)
         self._tables = BlockTables(limits.max_num_seqs + 1, max_blocks, num_groups, transfer)
         self._slot_mappings = [f"slot_mapping {group}" for group in range(num_groups)]
+        # All of the buffers is sent with each step, so the steps that graphs replay, and others of
+        # this size, have small ones.
         tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-        self._staging = Staging(
-            {
-                "input_ids": (torch.int64, tokens),
-                "positions": (torch.int32, tokens),
-                "query_start_loc": (torch.int32, seqs + 1),
-                "seq_lens": (torch.int32, seqs),
-                "table_rows": (torch.int64, seqs),
-                "logits_indices": (torch.int64, seqs + tokens),
-                "sample_rows": (torch.int64, seqs),
-                "sample_row_or_none": (torch.int32, seqs),
-                "sample_positions": (torch.int32, seqs),
-                **{name: (torch.int64, tokens) for name in self._slot_mappings},
-            },
-            transfer,
-        )
+        self._few_tokens = max(shape.num_tokens for shape in captured_shapes(seqs, tokens))
+        self._small = self._new_buffers(self._few_tokens, seqs, transfer)
+        self._large = self._new_buffers(tokens, seqs, transfer)
 
     def update(self, scheduled_batch: ScheduledBatch) -> StepInputs:
         """Flatten a step, and send the new blocks of its sequences."""
@@ -118,7 +107,7 @@ class DeviceInputs:
             owners = np.repeat(rows, np.diff(starts))
             input_ids = np.where(input_ids == PLACEHOLDER, -1 - owners, input_ids)
         padding = self.rows.padding
-        self._staging.send(
+        self.buffers(shape).send(
             {
                 "input_ids": _padded(input_ids, shape.num_tokens, 0),
                 "positions": _padded(batch.positions, shape.num_tokens, 0),
@@ -138,22 +127,38 @@ class DeviceInputs:
             }
         )
 
-    def part(self, name: str, length: int) -> Tensor:
-        """Return the first elements of a buffer on the device; the memory is always the same."""
-        return self._staging.part(name, length)
+    def buffers(self, shape: StepShape) -> Staging:
+        """Return the buffers of steps of this shape, which are always the same."""
+        return self._small if shape.num_tokens <= self._few_tokens else self._large
 
     def metadata(self, shape: StepShape, num_shared_blocks: int) -> AttentionMetadata:
         """Return the metadata of attention in the buffers."""
+        part = self.buffers(shape).part
         return AttentionMetadata(
-            query_start_loc=self.part("query_start_loc", shape.num_seqs + 1),
-            seq_lens=self.part("seq_lens", shape.num_seqs),
-            block_tables=self._tables.select(self.part("table_rows", shape.num_seqs)),
-            slot_mappings=tuple(
-                [self.part(name, shape.num_tokens) for name in self._slot_mappings]
-            ),
-            positions=self.part("positions", shape.num_tokens),
+            query_start_loc=part("query_start_loc", shape.num_seqs + 1),
+            seq_lens=part("seq_lens", shape.num_seqs),
+            block_tables=self._tables.select(part("table_rows", shape.num_seqs)),
+            slot_mappings=tuple([part(name, shape.num_tokens) for name in self._slot_mappings]),
+            positions=part("positions", shape.num_tokens),
             num_decodes=shape.num_decodes,
             num_shared_blocks=num_shared_blocks,
+        )
+
+    def _new_buffers(self, num_tokens: int, num_seqs: int, transfer: Transfer) -> Staging:
+        return Staging(
+            {
+                "input_ids": (torch.int64, num_tokens),
+                "positions": (torch.int32, num_tokens),
+                "query_start_loc": (torch.int32, num_seqs + 1),
+                "seq_lens": (torch.int32, num_seqs),
+                "table_rows": (torch.int64, num_seqs),
+                "logits_indices": (torch.int64, num_seqs + num_tokens),
+                "sample_rows": (torch.int64, num_seqs),
+                "sample_row_or_none": (torch.int32, num_seqs),
+                "sample_positions": (torch.int32, num_seqs),
+                **{name: (torch.int64, num_tokens) for name in self._slot_mappings},
+            },
+            transfer,
         )
 
 

@@ -3,7 +3,9 @@
 A decode step must read each weight once, multiply by it once for each sequence, and read the keys
 and values of each sequence. The roofline is the longer of the first two times plus the third: a
 layer's matrix products and its attention run one after the other. The speeds of memory and
-arithmetic are measured in the same run, by a copy and by a matrix product.
+arithmetic are measured in the same run, by a copy and by a matrix product in the model's dtype.
+Quantized weights, keys and values count with the bytes that they are stored in. If inputs of layers
+are quantized, too, their products are faster than the measured one, and only bytes count.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,12 +107,7 @@ class IdleShare:
     batch_size: int
     context: int
     between_launches: float  # the host launched the work too late
-    within_graphs: float  # between the kernels of one CUDA graph
-
-    @property
-    def total(self) -> float:
-        """All gaps."""
-        return self.between_launches + self.within_graphs
+    within_graphs: float  # between the kernels of one CUDA graph; a gap of about 1 us for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +173,10 @@ class DecodeReport:
         late, idle, prefix = self.compiled_after_warm_up, self.idle, self.prefix
         speedup = None if prefix is None else prefix.speedup
         between = None if idle is None else idle.between_launches
-        total = None if idle is None else idle.total
         return [
             Target("first token sooner by a cached prefix", speedup, PREFIX_TARGET, at_least=True),
             Target("kernels compiled after the warm-up", None if late is None else len(late), 0),
             Target("device idle between launches", between, IDLE_TARGET),
-            Target("device idle, all gaps", total, IDLE_TARGET),
         ]
 
     def print(self) -> None:
@@ -192,7 +188,10 @@ class DecodeReport:
                 f"{self.prefix.ttft_ms_cached:.2f} ms, {self.prefix.ttft_ms_without:.2f} ms without"
             )
         if self.idle is not None:
-            print(f"traced {TRACED_STEPS} steps at {self.idle.batch_size} x {self.idle.context}")
+            print(
+                f"traced {TRACED_STEPS} steps at {self.idle.batch_size} x {self.idle.context}: "
+                f"device idle between the kernels of a CUDA graph: {self.idle.within_graphs:.4g}"
+            )
         for target in self._other_targets():
             print(target.line())
         if self.compiled_after_warm_up:
@@ -224,40 +223,60 @@ class DecodeReport:
 
 
 class DecodeRoofline:
-    """The minimum time of a decode step on a device of a given speed."""
+    """The minimum time of a decode step on a device of a given speed.
+
+    Args:
+        config: of the model.
+        dtype: of weights, keys and values that are not quantized.
+        bytes_per_s: of the device's memory.
+        flops_per_s: of its matrix products; infinite if unknown.
+        held_bytes: all bytes of the weights of a quantized model; None: they have `dtype`.
+        kv_bytes_per_token: of the keys and values of all layers; None: they have `dtype`.
+    """
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, bytes_per_s: float, flops_per_s: float
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        bytes_per_s: float,
+        flops_per_s: float,
+        *,
+        held_bytes: int | None = None,
+        kv_bytes_per_token: int | None = None,
     ) -> None:
         # A lookup reads only a few rows of an embedding; a tied output layer reads it whole.
         looked_up = None if config.tied_embeddings else Role.EMBEDDING
-        read = [spec for spec in tensors_of(config).values() if spec.role is not looked_up]
-        self.weight_bytes = sum(spec.num_elements for spec in read) * dtype.itemsize
-        layer_bytes = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-        self.kv_bytes_per_token = layer_bytes * config.num_layers
+        weights = tensors_of(config).values()
+        skipped = sum(spec.num_elements for spec in weights if spec.role is looked_up)
+        self._num_read = sum(spec.num_elements for spec in weights) - skipped
+        self._num_experts = sum(spec.num_elements for spec in weights if spec.role is Role.EXPERT)
+        if held_bytes is None:
+            self.weight_bytes = self._num_read * dtype.itemsize
+        else:  # embeddings that are looked up are not quantized
+            self.weight_bytes = held_bytes - skipped * dtype.itemsize
+        if kv_bytes_per_token is None:
+            heads = 2 * config.num_kv_heads * config.num_layers
+            kv_bytes_per_token = heads * config.head_dim * dtype.itemsize
+        self.kv_bytes_per_token = kv_bytes_per_token
         self.bytes_per_s = bytes_per_s
         self.flops_per_s = flops_per_s
-        experts = sum(spec.num_elements for spec in read if spec.role is Role.EXPERT)
-        self._expert_bytes = experts * dtype.itemsize
         self._moe = config.moe
-        self._flops_per_byte = 2 / dtype.itemsize
-        self._layer_bytes = layer_bytes
         self._windows = config.windows
 
     def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
         """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
         length = kv_tokens / batch_size
         read = sum(min(length, window or length) for window in self._windows)
-        attention = batch_size * read * self._layer_bytes / self.bytes_per_s
-        reading = self._bytes_used(batch_size) / self.bytes_per_s
-        flops_per_token = self._bytes_used(1) * self._flops_per_byte
-        multiplying = batch_size * flops_per_token / self.flops_per_s
-        return max(reading, multiplying) + attention
+        layer_bytes = self.kv_bytes_per_token / len(self._windows)
+        attention = batch_size * read * layer_bytes / self.bytes_per_s
+        reading = self.weight_bytes * self._share_used(batch_size) / self.bytes_per_s
+        flops = 2 * batch_size * self._num_read * self._share_used(1)
+        return max(reading, flops / self.flops_per_s) + attention
 
-    def _bytes_used(self, num_tokens: int) -> float:
-        """The bytes of weights that some tokens use, as each of them chooses some experts."""
+    def _share_used(self, num_tokens: int) -> float:
+        """The share of the weights that some tokens use, as each of them chooses some experts."""
         share = 1.0 if self._moe is None else self._moe.share_of_experts(num_tokens)
-        return self.weight_bytes - (1 - share) * self._expert_bytes
+        return 1 - (1 - share) * self._num_experts / self._num_read
 
 
 class DecodeBench:
@@ -273,11 +292,16 @@ class DecodeBench:
         self._rng = np.random.default_rng(config.seed)
         self._num_requests = 0
         self.device, self.dtype = worker.platform.device, worker.platform.dtype
+        info = worker.info
+        rounds_inputs = any(form.startswith("W8A8") for form in info.weight_forms)
+        self.matmul_rate = matmul_rate(self.device, self.dtype)
         self.roofline = DecodeRoofline(
             load_model_config(folder),
             self.dtype,
             copy_bandwidth(self.device),
-            matmul_rate(self.device, self.dtype),
+            math.inf if rounds_inputs else self.matmul_rate,
+            held_bytes=info.weight_bytes if info.weight_forms else None,
+            kv_bytes_per_token=info.kv_bytes_per_token,
         )
         _free_memory(self.device)
 
@@ -421,7 +445,7 @@ def run_decode_bench(
         model=folder.name,
         options=bench.options,
         copy_bytes_per_s=roofline.bytes_per_s,
-        matmul_flops_per_s=roofline.flops_per_s,
+        matmul_flops_per_s=bench.matmul_rate,
         weight_bytes_per_step=roofline.weight_bytes,
         kv_bytes_per_token=roofline.kv_bytes_per_token,
         timed_steps=num_steps,
@@ -442,7 +466,7 @@ def run_decode_bench(
     print(
         f"bench decode: {folder.name} in {str(dtype).removeprefix('torch.')}, copies move "
         f"{roofline.bytes_per_s / 1e12:.3f} TB/s, products make "
-        f"{roofline.flops_per_s / 1e12:.4g} TFLOP/s"
+        f"{bench.matmul_rate / 1e12:.4g} TFLOP/s"
     )
     print(HEADER, flush=True)
     with compilations(device) as compiled:
