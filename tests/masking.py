@@ -33,9 +33,14 @@ class MaskingExecutor:
         bits = np.zeros(-(-self.info.vocab_size // 32) * 32, np.uint8)
         bits[allowed] = 1
         self._mask = np.packbits(bits, bitorder="little").tobytes()
+        self._decodes: list[int] = []  # the sequences that the next step may continue
 
     def launch(self, output: SchedulerOutput) -> MaskedStep:
-        seq_ids = [seq_id for item in output.slices for seq_id in item.sample_seq_ids]
+        dropped = set(output.continued.dropped)
+        seq_ids = [seq_id for i, seq_id in enumerate(self._decodes) if i not in dropped]
+        decodes = [item.seq_id for item in output.slices[: output.num_decodes]]
+        self._decodes = seq_ids + decodes
+        seq_ids = seq_ids + [seq_id for item in output.slices for seq_id in item.sample_seq_ids]
         masked = [index for index, seq_id in enumerate(seq_ids) if seq_id % 2]
         masks = TokenMasks(masked, self._mask * len(masked)) if masked else None
         return MaskedStep(self._executor.launch(output), masks)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Future
 from functools import partial
 
 import pytest
@@ -54,44 +52,32 @@ BUCKETS = {
 }
 """How many binaries a kernel may need for one model, all batches together, where not one."""
 
-Compiled = dict[tuple[str, int], Future[dict[aot.Key, aot.Resources]]]
-
-
-def of_operations(*names: str) -> list[tuple[str, int]]:
-    return [pair for pair in COMPILED if CASES[pair[0]].operation in names]
-
-
-@pytest.fixture(scope="module")
-def compiled(request: pytest.FixtureRequest) -> Iterator[Compiled]:
-    """What the selected tests ask for, under way in other processes."""
-    waiting = [item for item in request.session.items if "compiled" in item.fixturenames]
-    asked = [(item.callspec.params["case"], item.callspec.params["arch"]) for item in waiting]
-    with aot.compilers() as pool:
-        yield {pair: pool.submit(aot.measure, *pair) for pair in dict.fromkeys(asked)}
-        pool.shutdown(cancel_futures=True)
+Compiled = dict[aot.Key, aot.Resources]
 
 
 @pytest.mark.parametrize(("case", "arch"), COMPILED)
-def test_kernels_fit_the_device(compiled: Compiled, case: str, arch: int):
-    kernels = compiled[case, arch].result().values()
-    assert kernels
-    for found in kernels:
+def test_kernels_fit_the_device(case: str, arch: int):
+    compiled = aot.measure(case, arch)
+    assert compiled
+    for found in compiled.values():
         assert found.arch == arch
         assert found.spilled == 0, found
         assert found.shared <= aot.SHARED_LIMITS[arch], found
+    for check in CHECKS.get(CASES[case].operation, ()):
+        check(case, arch, compiled)
 
 
-@pytest.mark.parametrize(("case", "arch"), of_operations("decode", "prefill", "shared prefix"))
-def test_attention_loads_ahead_and_wide(compiled: Compiled, case: str, arch: int):
-    main = [found for found in compiled[case, arch].result().values() if found.kernel in ATTENTION]
+def attention_loads_ahead_and_wide(case: str, arch: int, compiled: Compiled) -> None:
+    main = [found for found in compiled.values() if found.kernel in ATTENTION]
     assert main
     for found in main:
         assert found.instructions["cp.async"] > 0, found
         assert found.instructions["ld.narrow"] == 0, found
 
 
-@pytest.mark.parametrize(("case", "arch"), of_operations("decode", "shared prefix"))
-def test_as_many_programs_fit_as_decoding_is_planned_for(compiled: Compiled, case: str, arch: int):
+def as_many_programs_fit_as_decoding_is_planned_for(
+    case: str, arch: int, compiled: Compiled
+) -> None:
     """With more splits than that, some would wait for a second wave."""
     planned = {
         key: decode_config(
@@ -105,19 +91,28 @@ def test_as_many_programs_fit_as_decoding_is_planned_for(compiled: Compiled, cas
         for key, launch in aot.binaries(case, arch).items()
         if launch.kernel.__name__ == "_split_kernel"
     }
-    found = compiled[case, arch].result()
+    assert planned
     for key, config in planned.items():
-        fitting = found[key].programs_per_sm
-        assert config.programs_per_sm <= fitting, found[key]
+        fitting = compiled[key].programs_per_sm
+        assert config.programs_per_sm <= fitting, compiled[key]
         # A few small tiles of many queries leave room for another program.
-        assert config.programs_per_sm == fitting or found[key].warps == 8, found[key]
+        assert config.programs_per_sm == fitting or compiled[key].warps == 8, compiled[key]
 
 
-@pytest.mark.parametrize(("case", "arch"), of_operations("prefill"))
-def test_prefill_uses_the_tensor_cores_to_the_full(compiled: Compiled, case: str, arch: int):
-    for found in compiled[case, arch].result().values():
+def prefill_uses_the_tensor_cores_to_the_full(case: str, arch: int, compiled: Compiled) -> None:
+    for found in compiled.values():
         exact = "fp32" in case  # which no tensor core is
         assert (found.instructions[TENSOR_CORES[arch]] > 0) != exact, found
+
+
+_OF_DECODING = (attention_loads_ahead_and_wide, as_many_programs_fit_as_decoding_is_planned_for)
+CHECKS = {
+    "decode": _OF_DECODING,
+    "shared prefix": _OF_DECODING,
+    "prefill": (attention_loads_ahead_and_wide, prefill_uses_the_tensor_cores_to_the_full),
+}
+"""What else holds for the binaries of an operation. One test makes all checks of a case, so that
+each case is compiled once, whichever of several test processes gets it."""
 
 
 @pytest.mark.parametrize(("case", "arch"), PAIRS)

@@ -279,9 +279,10 @@ class Scheduler:
         The step is the same as with slices. It depends on the order of sequences only if there is
         too little room for a token of each, and then no decode is continued.
         """
-        num_groups, num_running = self.kv.num_groups, len(self._running)
-        room = min(step.budget, self.kv.pool.num_free // (2 * num_groups))  # copies included
-        if room < num_running or self._drafter is not None:
+        num_running = len(self._running)
+        num_blocks = 2 * self.kv.num_groups * num_running  # copies included
+        has_room = step.budget >= num_running and self.kv.pool.num_free >= num_blocks
+        if not has_room or self._drafter is not None:
             return
         continued: list[Sequence] = []
         entering: list[tuple[int, Sequence]] = []

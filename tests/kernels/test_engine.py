@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.engine import Engine
-from paged_backend.platforms.gpu import model_runner
+from paged_backend.platforms.gpu import step_inputs
 from paged_backend.platforms.gpu.batch import Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
@@ -409,9 +409,9 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
 
 def test_small_steps_send_little(oracle, monkeypatch):
     """Decodes have buffers without room for a prompt; both kinds of steps take turns."""
-    monkeypatch.setattr(model_runner, "captured_shapes", lambda *_: [StepShape.decodes(4)])
+    monkeypatch.setattr(step_inputs, "captured_shapes", lambda *_: [StepShape.decodes(4)])
     engine = engine_for(oracle, max_num_batched_tokens=2048)
-    steps, sent = engine.executor.model_runner, []
+    sent = []
     send = Staging.send
 
     def note(self: Staging, values: dict) -> None:
@@ -424,7 +424,8 @@ def test_small_steps_send_little(oracle, monkeypatch):
     assert {num_tokens <= 4 for num_tokens, _ in sent} == {True, False}
     for num_tokens, num_bytes in sent:
         assert num_bytes < 4096 if num_tokens <= 4 else num_bytes > 2048 * 8
-    assert steps._staging(StepShape.decodes(4)) is steps._staging(StepShape.decodes(1))
+    inputs = engine.executor.model_runner._inputs
+    assert inputs.buffers(StepShape.decodes(4)) is inputs.buffers(StepShape.decodes(1))
 
 
 def test_int8_weights(oracle):
