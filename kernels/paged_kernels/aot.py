@@ -81,6 +81,11 @@ class Resources:
         shared = SHARED_LIMITS[self.arch] + _SHARED_RESERVED
         return min(warps // self.warps, shared // (self.shared + _SHARED_RESERVED))
 
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is spilled, and a program has the shared memory it needs."""
+        return self.spilled == 0 and self.shared <= SHARED_LIMITS[self.arch]
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -231,14 +236,20 @@ def compilers() -> ProcessPoolExecutor:
 
 
 def table() -> str:
-    """Compile the catalog and return it as Markdown; a binary is listed at its first use."""
+    """Compile the catalog and return it as Markdown; a binary is listed at its first use.
+
+    Raises:
+        RuntimeError: compilation failed, or a kernel does not fit its device.
+    """
     asked = [(case.name, arch) for case in CASES.values() for arch in case.archs]
     with compilers() as pool:
         found = pool.map(measure, *zip(*asked, strict=True))
         rows: dict[Key, str] = {}
         for (case, _), measured in zip(asked, found, strict=True):
             for key, resources in measured.items():
-                rows.setdefault(key, _row(case, resources))
+                if not resources.fits:
+                    raise RuntimeError(f"{case} does not fit: {resources}")
+                rows.setdefault(key, row(case, resources))
     return "\n".join([*_HEADER, *rows.values(), ""])
 
 
@@ -256,7 +267,8 @@ _HEADER = (
 )
 
 
-def _row(case: str, found: Resources) -> str:
+def row(case: str, found: Resources) -> str:
+    """Return a row of the table."""
     counts = ", ".join(f"{count} {name}" for name, count in found.instructions.items() if count)
     cells = (
         f"`{found.kernel}`",

@@ -51,7 +51,7 @@ def test_groups_hold_each_layer_once(windows, max_model_len):
             assert limit == group.window
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     block_size=st.sampled_from([1, 2, 4, 8]),
     window=st.integers(1, 20),
@@ -148,7 +148,7 @@ def hits_of_model(
     return 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     windows=some_windows,
     length=st.integers(2, 40),

@@ -34,7 +34,7 @@ class Caller:
         return [r for r in self.requests.values() if any(p is not None for p in self.progress(r))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     wanted=st.lists(requests, min_size=1, max_size=8),
     lives=st.lists(st.integers(0, 12), max_size=5),  # steps until the engine dies

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from engine_without_model import (
     VOCAB,
     EngineWithoutModel,
@@ -20,6 +22,7 @@ from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.outputs import SequenceOutput
 
 MAX_MODEL_LEN = 40
+HISTORIES = int(os.environ.get("HISTORIES", "120"))  # more for a longer search
 
 # Prompts are cut from few long texts, so that prefixes are shared at full and partial blocks.
 prompts = st.builds(
@@ -64,7 +67,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(
     actions=actions,
     extra_blocks=st.integers(0, 30),
@@ -123,7 +126,7 @@ def test_any_history_keeps_the_books_and_the_tokens(
     assert not engine.prompt_logprobs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=HISTORIES, deadline=None)
 @given(
     actions=actions,
     extra_blocks=st.integers(0, 60),

@@ -85,7 +85,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(actions=actions, fair=st.booleans())
 def test_the_queue_equals_a_naive_one(actions, fair):
     queue, naive = FairQueue(WEIGHTS, fair=fair), NaiveQueue(fair)

@@ -43,7 +43,7 @@ def short(count: int, seed: int = 0) -> Work:
 
 
 def test_warming_up_leaves_nothing_behind(oracle):
-    engine = engine_for(oracle, max_num_seqs=2)
+    engine = engine_for(oracle, max_num_seqs=2, max_num_batched_tokens=32)
     engine.executor.model_runner.warm_up()
     engine.executor.model_runner.run_largest()
     work = short(3)
@@ -64,7 +64,7 @@ class Operations(TorchDispatchMode):
 
 
 def test_no_option_of_a_request_needs_an_operation_that_the_warm_up_has_not_run(oracle):
-    engine = engine_for(oracle, max_num_seqs=2)
+    engine = engine_for(oracle, max_num_seqs=2, max_num_batched_tokens=32)
     with Operations() as warm_up:
         engine.executor.model_runner.warm_up()
     common = {"max_tokens": 3, "ignore_eos": True, "seed": 1}
@@ -139,7 +139,7 @@ def test_a_seed_gives_the_same_tokens_as_on_a_cpu(oracle, monkeypatch):
 
     def answers(engine):
         for index, (fields, (prompt, _)) in enumerate(zip(SAMPLED, work, strict=True)):
-            params = SamplingParams.from_mapping({"max_tokens": 8, "n": 2, "seed": index, **fields})
+            params = SamplingParams.from_mapping({"max_tokens": 5, "n": 2, "seed": index, **fields})
             engine.add_request(Request(str(index), prompt, params))
         tokens = {}
         while engine.has_unfinished:

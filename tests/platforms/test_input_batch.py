@@ -162,7 +162,7 @@ def test_arrivals_are_copies():
     assert arrival.wait() == [3, 4]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8))
 def test_copies_in_runs_do_what_they_do_one_by_one(pairs):
     one_by_one = list(range(7))

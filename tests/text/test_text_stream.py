@@ -171,7 +171,7 @@ def test_text_that_nearly_matches_all_the_time_flows(byte_level: Tokenizer) -> N
 
 
 @settings(
-    max_examples=300,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
