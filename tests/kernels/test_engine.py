@@ -236,14 +236,14 @@ def test_groups_with_prefix_hits_and_a_graph(window_oracle):
 
         return replay
 
-    steps._graphs = StepGraphs([StepShape.decodes(3), StepShape.chunk(32)], capture)
+    steps._graphs = StepGraphs([StepShape.decodes(3), StepShape.mixed(2, 32)], capture)
     first = [(7 * i + 3) % 190 + 3 for i in range(25)]
     run(engine, [(first, 2)])
     later: Work = [(first[:20] + [5, 6], 2), (first + [9], 3)]
     outputs = run(engine, later)
     window_oracle.confirm(later, tokens_of(outputs))
     assert [outputs[str(i)][0].num_cached_tokens for i in range(2)] == [16, 24]
-    assert set(replayed) == {StepShape.decodes(3), StepShape.chunk(32)}
+    assert set(replayed) == {StepShape.decodes(3), StepShape.mixed(2, 32)}
 
 
 def test_forks_copy_what_they_write(oracle):
@@ -388,10 +388,14 @@ def test_a_padded_step_of_nothing_changes_nothing(oracle):
     assert torch.all(steps._sampler._counts == 0)
 
 
-def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
-    """As graphs do, with the launches of each shape made anew instead of replayed."""
-    engine = engine_for(oracle, max_num_seqs=5)
-    steps, replayed = engine.executor.model_runner, []
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle, async_scheduling):
+    """As graphs do, with the launches of each shape made anew instead of replayed.
+
+    Each step, with decodes, prompts or both, is one graph.
+    """
+    engine = engine_for(oracle, max_num_seqs=5, async_scheduling=async_scheduling)
+    steps, replayed, launched = engine.executor.model_runner, [], []
 
     def capture(shape: StepShape):
         def replay() -> torch.Tensor:
@@ -400,11 +404,17 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
 
         return replay
 
-    shapes = [StepShape.decodes(3), StepShape.decodes(5), StepShape.chunk(16), StepShape.chunk(32)]
-    steps._graphs = StepGraphs(shapes, capture)
-    for work in (short(1, seed=6), short(4, seed=5)):
+    def launch(output):
+        launched.append(output)
+        return launch_step(output)
+
+    launch_step, engine.executor.launch = engine.executor.launch, launch
+    decodes = [StepShape.decodes(3), StepShape.decodes(5)]
+    steps._graphs = StepGraphs([*decodes, StepShape.mixed(0, 64), StepShape.mixed(5, 64)], capture)
+    for work in (short(1, seed=6), short(6, seed=5)):
         oracle.confirm(work, tokens_of(run(engine, work)))
-    assert set(replayed) >= {StepShape.decodes(3), StepShape.decodes(5), StepShape.chunk(32)}
+    assert set(replayed) == set(steps._graphs._shapes)
+    assert len(replayed) == len(launched)
 
 
 def test_small_steps_send_little(oracle, monkeypatch):

@@ -185,19 +185,27 @@ def test_captured_sizes(most):
     assert sizes[-1] == most
 
 
-def test_a_step_is_padded_to_the_next_captured_shape_of_its_kind():
+def test_a_step_is_padded_to_the_next_captured_shape():
     captured: list[StepShape] = []
     graphs = StepGraphs(
-        captured_shapes(max_num_seqs=6, max_num_batched_tokens=40),
+        captured_shapes(max_num_seqs=20, max_num_batched_tokens=140),
         lambda shape: captured.append(shape) or (lambda: torch.tensor(shape.num_tokens)),
     )
-    assert [shape.num_tokens for shape in captured] == [32, 16, 6, 4, 2, 1]  # largest first
+    assert [shape.num_tokens for shape in captured][:4] == [148, 136, 128, 84]  # largest first
+    assert captured[-6:] == [StepShape.decodes(size) for size in (20, 16, 8, 4, 2, 1)]
     assert graphs.fit(StepShape.decodes(3)) == StepShape.decodes(4)
-    assert graphs.fit(StepShape.decodes(6)) == StepShape.decodes(6)
-    assert graphs.fit(StepShape.chunk(3)) == StepShape.chunk(16)
-    assert graphs.fit(StepShape.chunk(17)) == StepShape.chunk(32)
-    assert graphs.fit(StepShape.chunk(33)) is None
-    assert graphs.fit(StepShape(3, 2, 2, 1)) is None  # a decode beside a chunk
-    assert graphs.fit(StepShape(8, 1, 0, 0)) is None  # the beginning of a prompt
-    assert graphs.fit(StepShape(8, 1, 3, 0)) is None  # a prompt with several answers
-    assert graphs.replay(StepShape.chunk(32)) == 32
+    assert graphs.fit(StepShape.decodes(20)) == StepShape.decodes(20)
+    one_prompt, two_answers = StepShape(50, 1, 1, 0), StepShape(50, 1, 2, 0)
+    assert graphs.fit(one_prompt) == graphs.fit(two_answers) == StepShape.mixed(0, 64)
+    assert graphs.fit(StepShape(65, 1, 0, 0)) == StepShape.mixed(0, 128)
+    assert graphs.fit(StepShape(7, 4, 4, 3)) == StepShape.mixed(8, 64)
+    assert graphs.fit(StepShape(73, 11, 11, 9)) == StepShape.mixed(20, 64)
+    assert graphs.fit(StepShape(129, 1, 1, 0)) is None  # too many tokens
+    assert graphs.fit(StepShape(40, 9, 9, 0)) is None  # too many prompts
+    assert graphs.fit(StepShape(8, 1, 1, 0, 7)) is None  # logits of a prompt
+    assert graphs.replay(StepShape.mixed(0, 64)) == 64
+
+
+def test_the_number_of_captured_shapes():
+    for max_num_seqs, number in ((8, 4 + 8), (64, 8 + 16), (256, 20 + 24)):
+        assert len(captured_shapes(max_num_seqs, 8192)) == number

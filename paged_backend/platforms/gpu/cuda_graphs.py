@@ -15,18 +15,19 @@ from tqdm import tqdm
 Replay = Callable[[], Tensor]
 """Launches a captured step. It always returns the same tensor, with new contents."""
 
-CHUNKS = (
-    16,
-    32,
-    64,
-    128,
-    256,
-)  # tokens; a longer chunk takes more time to compute than to launch
+CHUNKS = (64, 128, 256, 512)
+"""Captured numbers of prompt tokens; more of them take more time to compute than to launch."""
+
+MAX_PROMPTS = 8
+"""Prompts that a captured step has room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The number of elements of each buffer that a step uses."""
+    """The number of elements of each buffer that a step uses.
+
+    The decodes come first: each is a sequence with one token. The others are parts of prompts.
+    """
 
     num_tokens: int
     num_seqs: int
@@ -40,9 +41,20 @@ class StepShape:
         return cls(count, count, count, count)
 
     @classmethod
-    def chunk(cls, num_tokens: int) -> StepShape:
-        """Return the shape of a step with the last `num_tokens` tokens of one prompt."""
-        return cls(num_tokens, 1, 1, 0)
+    def mixed(cls, num_decodes: int, num_prompt_tokens: int) -> StepShape:
+        """Return the captured shape of decodes beside parts of `MAX_PROMPTS` prompts."""
+        num_seqs = num_decodes + MAX_PROMPTS
+        return cls(num_decodes + num_prompt_tokens, num_seqs, num_seqs, num_decodes)
+
+    def has_room_for(self, step: StepShape) -> bool:
+        """Return True if a step can be padded to this shape."""
+        return (
+            self.num_decodes >= step.num_decodes
+            and self.num_seqs - self.num_decodes >= step.num_seqs - step.num_decodes
+            and self.num_tokens - self.num_decodes >= step.num_tokens - step.num_decodes
+            and self.num_samples >= step.num_samples
+            and self.num_prompt_rows >= step.num_prompt_rows
+        )
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
@@ -56,13 +68,21 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def captured_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[StepShape]:
-    """Return the step shapes to capture: batches of decodes, and short chunks of one prompt.
+    """Return the step shapes to capture: decodes alone, and decodes beside short prompts.
 
-    Short chunks occur when a prefix hit covers most of a prompt.
+    The numbers of decodes beside prompts have larger gaps, because a step with prompts takes longer
+    anyway, and each is combined with each number of prompt tokens. A prompt is short if a prefix
+    hit covers most of it, or if it is the rest of a longer one.
     """
-    chunks = [size for size in CHUNKS if size <= max_num_batched_tokens]
-    decodes = map(StepShape.decodes, decode_sizes(max_num_seqs))
-    return [*decodes, *map(StepShape.chunk, chunks)]
+    decodes = decode_sizes(max_num_seqs)
+    powers = [8 << shift for shift in range(10) if shift != 1]
+    beside = [0, *(size for size in powers if size < max_num_seqs), max_num_seqs]
+    return [StepShape.decodes(size) for size in decodes] + [
+        StepShape.mixed(size, chunk)
+        for size in beside
+        for chunk in CHUNKS
+        if chunk <= max_num_batched_tokens
+    ]
 
 
 class StepGraphs:
@@ -74,25 +94,18 @@ class StepGraphs:
     """
 
     def __init__(self, shapes: Iterable[StepShape], capture: Callable[[StepShape], Replay]) -> None:
+        self._shapes = sorted(shapes, key=lambda shape: shape.num_tokens)
         # Largest first, so that the others reuse its memory.
-        ordered = sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
-        bar = tqdm(ordered, desc="CUDA graphs", leave=False, disable=None)
+        bar = tqdm(self._shapes[::-1], desc="CUDA graphs", leave=False, disable=None)
         with _garbage_collected_before():
             self._replays = {shape: capture(shape) for shape in bar}
 
     def __len__(self) -> int:
         return len(self._replays)
 
-    def fit(self, shape: StepShape) -> StepShape | None:
+    def fit(self, step: StepShape) -> StepShape | None:
         """Return the smallest captured shape that a step can be padded to; None if none fits."""
-        if shape == StepShape.decodes(shape.num_seqs):
-            fitting = [s for s in self._replays if s.num_decodes >= shape.num_decodes]
-        elif shape == StepShape.chunk(shape.num_tokens):
-            fitting = [s for s in self._replays if s == StepShape.chunk(s.num_tokens)]
-            fitting = [s for s in fitting if s.num_tokens >= shape.num_tokens]
-        else:
-            return None
-        return min(fitting, key=lambda s: s.num_tokens, default=None)
+        return next((shape for shape in self._shapes if shape.has_room_for(step)), None)
 
     def replay(self, shape: StepShape) -> Tensor:
         """Launch the captured step of `shape`; returns the tensor that its `Replay` returns."""

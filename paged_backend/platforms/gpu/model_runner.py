@@ -1,14 +1,15 @@
 """The model runner of a GPU: it launches steps without waiting for them.
 
 The host sends what has changed, launches the step and continues. If the previous step is still
-sampling an input token, the host sends a placeholder, and the device looks the token up. Batches of
-decodes and short chunks of one prompt replay the model as a CUDA graph, padded to the next captured
-size. Sampling depends on the requests' parameters, so it is launched separately.
+sampling an input token, the host sends a placeholder, and the device looks the token up. Decodes,
+short parts of prompts, and both together replay the model as one CUDA graph, padded to the next
+captured shape. Sampling depends on the requests' parameters, so it is launched separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from paged_kernels.errors import trusted_tensors
 from paged_kernels.token_masks import apply_token_masks
 from torch import Tensor
 
@@ -32,6 +34,7 @@ from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.cuda_graphs import (
+    MAX_PROMPTS,
     Replay,
     StepGraphs,
     StepShape,
@@ -155,11 +158,12 @@ class GpuModelRunner:
             frozenset(model.config.eos_token_ids),
             transfer,
         )
-        num_logits = 0 if self._makes_embeddings else self._max_num_seqs
+        num_logits = 0 if self._makes_embeddings else self._max_num_seqs + MAX_PROMPTS
         self._logits = torch.empty(
             num_logits, model.config.vocab_size, dtype=torch.float32, device=transfer.device
         )
         self._graphs: StepGraphs | None = None
+        self._is_warm = False
 
     @property
     def model_seconds(self) -> float | None:
@@ -243,6 +247,7 @@ class GpuModelRunner:
             self._warm_up_options()
         if self._cascade and self._model.max_model_len > self._block_size:
             self._warm_up_cascade()
+        self._is_warm = True
 
     def run_largest(self) -> None:
         """Run a step with the maximum number of tokens and samples, on the null block."""
@@ -346,7 +351,9 @@ class GpuModelRunner:
         self._inputs.send(inputs, captured or shape)
         if self._graphs is not None and captured is not None:
             return captured, self._graphs.replay(captured)
-        return shape, self._run(shape, shared)
+        # All kinds of calls have been made with checks by the warm-up.
+        with trusted_tensors() if self._is_warm else nullcontext():
+            return shape, self._run(shape, shared)
 
     def _run(self, shape: StepShape, num_shared_blocks: int = 0) -> Tensor:
         """Launch the model on the contents of the buffers, and copy the samples' logits.
@@ -357,13 +364,12 @@ class GpuModelRunner:
         meta = self._inputs.metadata(shape, num_shared_blocks)
         input_ids = part("input_ids", shape.num_tokens)
         last_tokens = self._sampler.last_tokens.index_select(0, (-1 - input_ids).clamp_(min=0))
-        all_sampled = shape == StepShape.decodes(shape.num_tokens)
         num_rows = shape.num_samples + shape.num_prompt_rows
         hidden = self._model.forward(
             torch.where(input_ids < 0, last_tokens, input_ids),
             self._attention,
             meta,
-            None if all_sampled else part("logits_indices", num_rows),
+            part("logits_indices", num_rows),
         )
         num_samples = shape.num_samples
         if num_samples:

@@ -14,7 +14,7 @@ from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
-from paged_backend.platforms.gpu.cuda_graphs import StepShape, captured_shapes
+from paged_backend.platforms.gpu.cuda_graphs import MAX_PROMPTS, StepShape, captured_shapes
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs, without
 
@@ -74,11 +74,13 @@ class DeviceInputs:
         self._tables = BlockTables(limits.max_num_seqs + 1, max_blocks, num_groups, transfer)
         self._slot_mappings = [f"slot_mapping {group}" for group in range(num_groups)]
         # All of the buffers is sent with each step, so the steps that graphs replay, and others of
-        # this size, have small ones.
+        # their size, have smaller ones.
         tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-        self._few_tokens = max(shape.num_tokens for shape in captured_shapes(seqs, tokens))
-        self._small = self._new_buffers(self._few_tokens, seqs, transfer)
-        self._large = self._new_buffers(tokens, seqs, transfer)
+        few = max(shape.num_tokens for shape in captured_shapes(seqs, tokens))
+        self._buffers = {
+            size: self._new_buffers(size, seqs + MAX_PROMPTS, transfer)
+            for size in sorted({seqs, few, tokens})
+        }
 
     def update(self, scheduled_batch: ScheduledBatch) -> StepInputs:
         """Flatten a step, and send the new blocks of its sequences."""
@@ -98,30 +100,39 @@ class DeviceInputs:
         return StepInputs(batch, rows, sample_rows)
 
     def send(self, inputs: StepInputs, shape: StepShape) -> None:
-        """Fill the buffers, padded to a shape."""
+        """Fill the buffers, padded to a shape; the padding of decodes lies behind the decodes."""
         batch, rows, sample_rows = inputs.batch, inputs.rows, inputs.sample_rows
+        num_decodes, padding = batch.num_decodes, self.rows.padding
+        gap = shape.num_decodes - num_decodes
+        input_ids, logits_indices = batch.input_ids, batch.needed_indices
         starts = batch.query_start_loc
-        input_ids = batch.input_ids
         if shape.num_tokens and input_ids.min(initial=0) < 0:
             # A placeholder stands for the token that was sampled last in its sequence's row.
             owners = np.repeat(rows, np.diff(starts))
             input_ids = np.where(input_ids == PLACEHOLDER, -1 - owners, input_ids)
-        padding = self.rows.padding
+        if gap:
+            later = starts[num_decodes:] + np.int32(gap)
+            starts = np.append(np.arange(shape.num_decodes, dtype=np.int32), later)
+            logits_indices = logits_indices + gap * (logits_indices >= num_decodes)
+
+        def padded(values: IntArray, length: int, filler: int) -> IntArray:
+            return _padded(values, length, filler, num_decodes, gap)
+
         self.buffers(shape).send(
             {
-                "input_ids": _padded(input_ids, shape.num_tokens, 0),
-                "positions": _padded(batch.positions, shape.num_tokens, 0),
+                "input_ids": padded(input_ids, shape.num_tokens, 0),
+                "positions": padded(batch.positions, shape.num_tokens, 0),
                 "query_start_loc": _padded(starts, shape.num_seqs + 1, int(starts[-1])),
-                "seq_lens": _padded(batch.seq_lens, shape.num_seqs, 0),
-                "table_rows": _padded(rows, shape.num_seqs, padding),
+                "seq_lens": padded(batch.seq_lens, shape.num_seqs, 0),
+                "table_rows": padded(rows, shape.num_seqs, padding),
                 "logits_indices": _padded(
-                    batch.needed_indices, shape.num_samples + shape.num_prompt_rows, 0
+                    logits_indices, shape.num_samples + shape.num_prompt_rows, 0
                 ),
                 "sample_rows": _padded(sample_rows, shape.num_samples, padding),
                 "sample_row_or_none": _padded(sample_rows.astype(np.int32), shape.num_samples, -1),
                 "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
                 **{
-                    name: _padded(slots, shape.num_tokens, -1)
+                    name: padded(slots, shape.num_tokens, -1)
                     for name, slots in zip(self._slot_mappings, batch.slot_mappings, strict=True)
                 },
             }
@@ -129,7 +140,8 @@ class DeviceInputs:
 
     def buffers(self, shape: StepShape) -> Staging:
         """Return the buffers of steps of this shape, which are always the same."""
-        return self._small if shape.num_tokens <= self._few_tokens else self._large
+        size = next(size for size in self._buffers if size >= shape.num_tokens)
+        return self._buffers[size]
 
     def metadata(self, shape: StepShape, num_shared_blocks: int) -> AttentionMetadata:
         """Return the metadata of attention in the buffers."""
@@ -162,9 +174,11 @@ class DeviceInputs:
         )
 
 
-def _padded(values: IntArray, length: int, filler: int) -> IntArray:
+def _padded(values: IntArray, length: int, filler: int, place: int = 0, gap: int = 0) -> IntArray:
+    """Return values with ``gap`` fillers inserted at a place, and as many at the end as needed."""
     if len(values) == length:
         return values
-    filling = np.full(length - len(values), filler, values.dtype)
-    padded: IntArray = np.concatenate((values, filling))
+    fillers = np.full(length - len(values), filler, values.dtype)
+    parts = (values[:place], fillers[:gap], values[place:], fillers[gap:])
+    padded: IntArray = np.concatenate(parts)
     return padded
