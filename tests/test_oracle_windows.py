@@ -89,7 +89,7 @@ def test_prefix_hits_without_the_blocks_before_the_window(case):
     first = [(7 * i + 3) % 190 + 3 for i in range(64)]
     check(case, engine, [(first, 6)])
     kv = engine.scheduler.kv
-    sequence = Sequence(0, Request("", first, SamplingParams()), 0, 0)
+    sequence = Sequence(0, Request("", first, SamplingParams()), 0, 0, frozenset(), 1000)
     keys = kv._keys_up_to(sequence, 24)
     unneeded = {
         key

@@ -83,19 +83,21 @@ class SchedulerOutput:
 
     def describe(self) -> str:
         """Return a summary for the log: sizes, positions and blocks, but no token ids."""
-        slices = [
+        parts = [f"{self.num_tokens} tokens"]
+        number = len(self.continued.new_token_ids)
+        if number:
+            parts.append(
+                f"{number} continued decodes, without {self.continued.dropped}, "
+                f"new blocks {self.continued.new_block_ids}"
+            )
+        parts += [
             f"sequence {item.seq_id}: {item.num_tokens} tokens from position {item.start}, "
             f"{_drafts(item)}{len(item.sample_seq_ids)} samples, "
             f"blocks from {item.first_new_block} on {item.new_block_ids}"
             for item in self.slices
         ]
-        num_continued = len(self.continued.new_token_ids)
-        continued = (
-            f"{num_continued} continued decodes, without {self.continued.dropped}, "
-            f"new blocks {self.continued.new_block_ids}"
-        )
         copies = f"block copies {self.block_copies}, freed sequences {self.freed_seq_ids}"
-        return "; ".join([f"{self.num_tokens} tokens", continued, *slices, copies])
+        return "; ".join([*parts, copies])
 
 
 def _drafts(item: Slice) -> str:
