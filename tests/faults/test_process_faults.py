@@ -29,9 +29,15 @@ pytestmark = pytest.mark.server
 
 
 def test_a_dead_front_end_takes_only_its_own_streams(tmp_path: Path) -> None:
-    """Show 3 of the issue."""
+    # On a busy machine, Triton may give all requests to one of the two front-ends.
+    assert any(takes_only_its_own_streams(tmp_path / str(attempt)) for attempt in range(3))
+
+
+def takes_only_its_own_streams(folder: Path) -> bool:
+    """Kill a front-end; returns False if it had all streams, or none."""
+    folder.mkdir()
     asks = [greedy(i, 200) for i in range(32)]
-    with serve_demo(tmp_path, instances=2) as server:
+    with serve_demo(folder, instances=2) as server:
         undisturbed = ask_all(server, asks)
         engine = engine_of(server)
         with Crowd(server, asks) as crowd:
@@ -43,7 +49,7 @@ def test_a_dead_front_end_takes_only_its_own_streams(tmp_path: Path) -> None:
                 page = scrape(server.metrics_url)
                 return 32 - int(page.by_label("request_success_total", "finished_reason")["abort"])
 
-            wait_for(lambda: crowd.num_complete == num_others() < 32, 60, "others are cut off")
+            wait_for(lambda: crowd.num_complete == num_others(), 60, "others are cut off")
             others = num_others()
             heard = [call.error for call in crowd.calls if call.error is not None]
             crowd.hang_up()
@@ -51,8 +57,9 @@ def test_a_dead_front_end_takes_only_its_own_streams(tmp_path: Path) -> None:
         server.kill()  # it would wait 30 s for the requests of the dead front-end
     complete = [pair for pair in zip(crowd.calls, undisturbed, strict=True) if not pair[0].error]
     print(f"\n{len(heard)} of {32 - others} clients of the dead front-end heard of it", heard[:1])
-    assert 32 > len(complete) == others > 0
+    assert len(complete) == others
     assert all(call.token_ids == expected.token_ids for call, expected in complete)
+    return 0 < others < 32
 
 
 def decodes(server: RunningServer) -> None:
