@@ -262,7 +262,9 @@ class Scheduler:
                 if seq in continued or seq.num_draft_tokens > 0 or awaits_last_token(seq):
                     continue
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
-            decodes.sort(key=lambda seq: not seq.can_continue)
+            # In the order that continued decodes have: blocks are freed and evicted in this order.
+            places = {} if continued else {seq: i for i, seq in enumerate(self._decodes)}
+            decodes.sort(key=lambda seq: (not seq.can_continue, places.get(seq, len(places))))
         drafts = self._drafts(decodes, max(0, step.budget - len(decodes)))
         for seq in decodes:
             if seq.seq_id not in drafts or not self._speculate(seq, step, drafts[seq.seq_id]):

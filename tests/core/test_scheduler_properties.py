@@ -13,7 +13,7 @@ from engine_without_model import (
     expected_tokens,
     make_request,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paged_backend.core.scheduler import Scheduler
@@ -126,6 +126,26 @@ def test_any_history_keeps_the_books_and_the_tokens(
     assert not engine.prompt_logprobs
 
 
+def _added(
+    tenant: str, prompt: list[int], max_tokens: int, n: int = 1, salt: str = ""
+) -> tuple[str, object]:
+    fields = {"prompt": prompt, "max_tokens": max_tokens, "n": n, "salt": salt, "seed": 0}
+    fields |= {"ignore_eos": False, "priority": 0, "tenant": tenant, "prompt_logprobs": None}
+    return "add", fields
+
+
+# Two sequences end in one step that began to decode in another order than they were admitted in.
+ENDS_IN_ANOTHER_ORDER = [
+    _added("a", [1], 12),
+    _added("a", [*range(1, 29)], 6),
+    ("step", 2),
+    _added("", [*range(1, 26), 1, 1, 2], 7, salt="a"),
+    _added("", [*range(1, 8)], 7, n=2),
+    _added("b", [*range(8, 17), 1, 1, 1], 9, n=3),
+    _added("b", [1], 1, n=2),
+]
+
+
 @settings(max_examples=HISTORIES, deadline=None)
 @given(
     actions=actions,
@@ -134,6 +154,7 @@ def test_any_history_keeps_the_books_and_the_tokens(
     budget=st.integers(4, 48),
     async_scheduling=st.booleans(),
 )
+@example(ENDS_IN_ANOTHER_ORDER, 35, (None, 6), 11, False)
 def test_continued_decodes_are_the_steps_of_slices(
     actions, extra_blocks, windows, budget, async_scheduling
 ):
