@@ -83,7 +83,7 @@ class Resources:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is spilled, and a program has the shared memory it needs."""
+        """True if nothing is spilled and a program has the shared memory that it needs."""
         return self.spilled == 0 and self.shared <= SHARED_LIMITS[self.arch]
 
 

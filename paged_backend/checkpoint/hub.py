@@ -17,7 +17,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where the files of a model are."""
+    """The places of the files of a model."""
 
     model: Path  # folder or GGUF file
     tokenizer: Path  # the same, if the model brings its tokenizer

@@ -46,7 +46,7 @@ class _LoggedProgress(tqdm):
         kwargs["disable"] = kwargs.get("name") != _BYTES_BAR or not self.all_bytes
         kwargs["file"] = io.StringIO()  # for the line break that ends a bar
         kwargs["mininterval"] = min(_RATE_INTERVAL_S, LOG_INTERVAL_S)
-        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]  # tqdm has no types
 
     def display(self, *args: Any, **kwargs: Any) -> None:
         """Write a line to the log, at intervals."""

@@ -1,8 +1,8 @@
 """A model runner without a model, to measure what the host does beside a GPU without having one.
 
 A step's inputs are prepared as for a GPU. The forward pass is only a time: a step occupies the
-device for a given number of seconds, and whoever waits for its tokens sleeps until then. The host's
-time to launch kernels is not included.
+device for a given number of seconds, and a thread that waits for its tokens sleeps until then. The
+host's time to launch kernels is not included.
 """
 
 from __future__ import annotations
