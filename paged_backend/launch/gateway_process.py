@@ -9,7 +9,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from paged_backend.launch.ports import listen, reachable
-from paged_backend.launch.server_process import LaunchError, end_with_this_process
+from paged_backend.launch.server_process import LaunchError
+from paged_backend.launch.tied_process import tied_command
 
 _DRAIN_TIMEOUT_S = 20.0
 _CLOSE_TIMEOUT_S = 20.0  # after the drain
@@ -35,11 +36,10 @@ class GatewayProcess:
             command += ["--triton-metrics", urlsplit(metrics_url).netloc]
         command += ["--drain-timeout", str(drain_timeout_s)]
         self._process = subprocess.Popen(
-            command,
+            tied_command(command),
             pass_fds=(listener.fileno(),),
             stdin=subprocess.DEVNULL,
             process_group=0,
-            preexec_fn=end_with_this_process,
         )
         listener.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -29,10 +28,9 @@ from paged_backend.launch.server_log import ServerLog
 from paged_backend.launch.shutdown import wait_for_end
 from paged_backend.launch.stderr_relay import StderrRelay
 from paged_backend.launch.storage import shortage, temporary_folder, writing
+from paged_backend.launch.tied_process import tied_command
 
 _STDERR = 2
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _PROBE_TIMEOUT_S = 5.0
 _METRICS_TIMEOUT_S = 3.0  # after the models are ready
@@ -230,28 +228,19 @@ def _start(
         stack.callback(os.close, write_end)
         stdout = None if log_file is None else stack.enter_context(log_file.open("ab"))
         process = subprocess.Popen(
-            argv,
+            tied_command(argv) if _on_main_thread() else argv,
             cwd=folder,
             env=server_environment(_terminal_variables() | variables),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=write_end,
             process_group=0,
-            preexec_fn=end_with_this_process if _on_main_thread() else None,
         )
     return process, StderrRelay(read_end, _STDERR)
 
 
 def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def end_with_this_process() -> None:
-    """Make the kernel stop a child when the thread that started it ends for any reason.
-
-    Only the main thread lives as long as its process.
-    """
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _terminal_variables() -> dict[str, str]:
