@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from paged_backend.core.scheduler_output import TokenMasks
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.step import ScheduledStep
@@ -12,7 +10,7 @@ from paged_backend.outputs import FinishReason
 
 def is_constrained(step: ScheduledStep) -> bool:
     """Return True if a sequence that the step samples for has a grammar."""
-    return any(seq.grammar is not None for seq in islice(step.sampled, step.num_continued, None))
+    return any(seq.grammar is not None for seq in step.sampled)
 
 
 def token_masks(step: ScheduledStep) -> TokenMasks | None:

@@ -87,6 +87,7 @@ class Scheduler:
         self._in_flight: deque[ScheduledStep] = deque()
         self._decodes: list[Sequence] = []  # of the newest step, which the next one may continue
         self._freed_seq_ids: list[int] = []  # since the last step
+        self._num_constrained = 0  # unfinished sequences with a grammar
         self._next_seq_id = 0
 
     # --- requests -------------------------------------------------------------------------
@@ -124,6 +125,7 @@ class Scheduler:
             if tokens is not None
         ]
         self._next_seq_id += request.params.n
+        self._num_constrained += sum(seq.grammar is not None for seq in completions)
         self._by_request[request.request_id] = completions
         self._waiting.open(request)
         if resumed:  # each completion has its own tokens already
@@ -230,7 +232,9 @@ class Scheduler:
     @property
     def is_constrained(self) -> bool:
         """True if a sequence in the newest step has a grammar, so that sampling needs masks."""
-        return bool(self._in_flight) and is_constrained(self._in_flight[-1])
+        if not (self._num_constrained and self._in_flight):
+            return False
+        return is_constrained(self._in_flight[-1])
 
     def token_masks(self) -> TokenMasks | None:
         """Return the masks for the newest step. It must be the only step in flight."""
@@ -468,7 +472,7 @@ class Scheduler:
         """Add the tokens of a step to its continued decodes, as :meth:`_take` does.
 
         A continued decode has one new token, which is not its first, and nothing else. Few of these
-        tokens end their sequence or fill a block.
+        tokens end their sequence, fill a block or belong to a grammar.
         """
         outputs: list[SequenceOutput] = []
         finished, block_size = SequenceStatus.FINISHED, self.kv.block_size
@@ -479,7 +483,8 @@ class Scheduler:
                 continue
             token_id = token_ids[0]
             end = len(seq.token_ids) - seq.num_output_placeholders + 1  # of the known tokens
-            if token_id in seq.end_token_ids or end >= seq.max_num_tokens:
+            is_last = token_id in seq.end_token_ids or end >= seq.max_num_tokens
+            if is_last or seq.grammar is not None:
                 outputs.append(self._take(seq, token_ids, None))
                 continue
             request = seq.request
@@ -579,6 +584,7 @@ class Scheduler:
         self._siblings.pop(seq.seq_id, None)
         self._release(seq)
         seq.status = SequenceStatus.FINISHED
+        self._num_constrained -= seq.grammar is not None
         self.counters.count_end(seq, reason)
         unfinished = self._by_request[seq.request.request_id]
         unfinished.remove(seq)

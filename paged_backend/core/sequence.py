@@ -71,11 +71,10 @@ class Sequence:
         self.grammar = grammar  # has accepted all known output tokens
         self.end_token_ids = end_token_ids  # end it after at least min_tokens
         self.max_num_tokens = max_num_tokens  # prompt and output
-        # Whether it may be part of ContinuedDecodes: sampling takes only its fixed parameters.
+        # Whether it may be part of ContinuedDecodes: sampling takes only its fixed parameters, and
+        # a mask, which is sent apart from the step.
         params = request.params
-        self.can_continue = (
-            grammar is None and params.logprobs is None and not params.adjusts_tokens
-        )
+        self.can_continue = params.logprobs is None and not params.adjusts_tokens
         self.index = index
         self.seed = derive_seed(seed, index)
         self.status = SequenceStatus.WAITING

@@ -6,14 +6,16 @@ from engine_without_model import (
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
+    SchedulerOfSlices,
     ToyGrammar,
     expected_tokens,
     make_request,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_scheduler_properties import MAX_MODEL_LEN, drafters, requests
+from test_scheduler_properties import HISTORIES, MAX_MODEL_LEN, drafters, requests
 
+from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.request import Request
 
@@ -128,3 +130,58 @@ def test_forced_tokens_are_computed_in_one_step():
     assert stats.num_generation_tokens == 12
     # Each step samples one token; the forced ones are computed with it.
     assert stats.num_steps + stats.num_forced_tokens <= 12 + 1
+
+
+class CountingScheduler(Scheduler):
+    """Counts the decodes that steps continue."""
+
+    num_continued = 0
+
+    def schedule(self):
+        output = super().schedule()
+        self.num_continued += len(output.continued.new_token_ids)
+        return output
+
+
+@settings(max_examples=HISTORIES, deadline=None)
+@given(wanted=wanted, num_blocks=st.integers(17, 60), async_scheduling=st.booleans())
+def test_continued_decodes_are_the_steps_of_slices(wanted, num_blocks, async_scheduling):
+    """Step by step: the outputs, the blocks in use and the prefix cache."""
+    engines = [
+        EngineWithoutModel(
+            num_blocks=num_blocks,
+            max_num_seqs=6,
+            max_model_len=MAX_MODEL_LEN,
+            async_scheduling=async_scheduling,
+            scheduler_type=scheduler_type,
+        )
+        for scheduler_type in (Scheduler, SchedulerOfSlices)
+    ]
+    for number, (fields, constrained) in enumerate(wanted):
+        request = make_request(f"r{number}", **fields)
+        for engine in engines:
+            of_completions = grammars(request, []) if constrained else None
+            engine.scheduler.add_request(request, 1, (), of_completions)
+    while engines[0].has_unfinished:
+        outputs, expected = (
+            sorted((out.request_id, out.index, out.new_token_ids) for out in engine.step())
+            for engine in engines
+        )
+        assert outputs == expected
+        pools = [engine.scheduler.kv.pool for engine in engines]
+        assert pools[0].num_used == pools[1].num_used
+        assert pools[0].registered_hashes() == pools[1].registered_hashes()
+    assert not engines[1].has_unfinished
+
+
+def test_constrained_decodes_are_continued_where_no_token_is_forced():
+    request = make_request("r", [4], max_tokens=12, ignore_eos=True)
+    engine = EngineWithoutModel(max_num_batched_tokens=64, scheduler_type=CountingScheduler)
+    engine.scheduler.add_request(request, 1, (), grammars(request, []))
+    engine.run()
+    confirm(request, True, engine.tokens)
+    stats = engine.scheduler.stats()
+    num_not_continued = stats.num_steps - engine.scheduler.num_continued
+    # The prompt, and each step after forced tokens, which is followed by a step with a slice again.
+    assert 0 < engine.scheduler.num_continued
+    assert num_not_continued <= 1 + 2 * stats.num_forced_tokens
