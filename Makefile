@@ -22,8 +22,10 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process. Tests with a server
-# mostly wait, so two files at a time run side by side; the tests of a file share their servers.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process. Two files of tests
+# with a server run side by side; the tests of a file share their servers. A thread of torch that
+# waits leaves its core to the other processes.
+test: export OMP_WAIT_POLICY := passive
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
