@@ -23,6 +23,7 @@ from paged_backend.platforms.cpu.threads import (
     device_function,
     device_variant,
     floats,
+    inlined,
     ints,
     longs,
 )
@@ -145,7 +146,7 @@ def make_write(stored: StoredNumbers) -> Any:
         step.scales[block, kind, head, offset] = scale
         return scale
 
-    @device_variant(stored.name)
+    @inlined
     def write_token(step: Step, key: Any, token: int, position: int, slot: int) -> None:
         kv_heads, head_dim, block_size = step.keys.shape[1], step.out.shape[2], step.block_size
         block, offset = slot // block_size, slot % block_size
@@ -166,7 +167,7 @@ def make_write(stored: StoredNumbers) -> Any:
             for i in range(head_dim):
                 values[value_place(i, offset, head_dim, block_size)] = convert(value[i], scale)
 
-    @device_variant(stored.name)
+    @inlined
     def write(arguments: Any) -> None:
         step = unpack(arguments, number)
         key = np.empty(step.out.shape[2], np.float32)
@@ -279,7 +280,7 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
     number, most_rows = stored.number, products.rows
     prepare, score, add_values = products.prepare, products.score, products.add_values
 
-    @device_variant(stored.name)
+    @inlined
     def attend_tile(
         step: Step, scratch: Scratch, seq: int, start: int, count: int, head: int, group: int
     ) -> None:
@@ -303,7 +304,7 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
             add_values(step, scratch, rows, seq, head, base, skipped, num_keys)
         _store(step, scratch, start, rows, head, group)
 
-    @device_variant(stored.name)
+    @inlined
     def attend(arguments: Any) -> None:
         step = unpack(arguments, number)
         kv_heads, head_dim = step.keys.shape[1], step.out.shape[2]

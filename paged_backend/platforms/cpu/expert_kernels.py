@@ -24,9 +24,9 @@ from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
     device_function,
-    device_variant,
     float_of,
     floats,
+    inlined,
     longs,
 )
 from paged_backend.platforms.cpu.tiles import LANES, Float32, make_multiply
@@ -117,7 +117,7 @@ def _make_kernel(load: Any, multiply: Any, finish: Any, variant: str) -> Any:
         variant: becomes a part of the compiled name.
     """
 
-    @device_variant(variant)
+    @inlined
     def compute_pieces(arguments: Any) -> None:
         words = numba.carray(arguments, _NUM_ARGUMENTS)
         x, panels_at, bias_at, bounds_at, num_groups = words[1:6]

@@ -28,9 +28,9 @@ from paged_backend.platforms.cpu.threads import (
     array_at,
     claim,
     device_function,
-    device_variant,
     exact_function,
     floats,
+    inlined,
     ints,
 )
 from paged_backend.platforms.cpu.tiles import LANES, Arithmetic, make_multiply
@@ -166,7 +166,7 @@ def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
     """
     multiply, panel_words = make_multiply(arithmetic), LANES * values_per_word // 4
 
-    @device_variant(arithmetic.name)
+    @inlined
     def multiply_vectors(arguments: Any, product: _Product) -> None:
         rows, steps = len(product.row_scales), product.depth // values_per_word
         sums = np.empty((_BLOCK, _WIDTH), np.int32)

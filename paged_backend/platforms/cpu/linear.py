@@ -16,8 +16,8 @@ from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
     device_function,
-    device_variant,
     floats,
+    inlined,
 )
 from paged_backend.platforms.cpu.tiles import (
     LANES,
@@ -85,9 +85,8 @@ def make_multiply_panels(
         word_bytes: what a word of the panels takes.
     """
     multiply = make_multiply(arithmetic)
-    variant = f"{arithmetic.name}_{word_bytes}"
 
-    @device_variant(variant)
+    @inlined
     def multiply_last(
         rows: int, columns: int, column: int, depth: int, x: int, weights: int, out: int, add: int
     ) -> None:
@@ -101,7 +100,7 @@ def make_multiply_panels(
                 before = result[row, column + lane] if add else np.float32(0.0)
                 result[row, column + lane] = before + product[row, lane]
 
-    @device_variant(variant)
+    @inlined
     def multiply_panels(arguments: Any, x: int) -> None:
         """Compute the columns of the result that belong to some panels, then to the next ones."""
         _, _, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)

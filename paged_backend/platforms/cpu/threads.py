@@ -61,9 +61,17 @@ def device_variant(variant: str) -> Callable[[Callable[..., Any]], Callable[...,
     return compile_variant
 
 
-def _njit(function: Callable[..., Any]) -> Callable[..., Any]:
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function as a part of its only caller.
+
+    LLVM compiles every other device function by itself, and again in each function that calls it.
+    """
+    return _njit(function, inline="always")
+
+
+def _njit(function: Callable[..., Any], inline: str = "never") -> Callable[..., Any]:
     compiled: Callable[..., Any] = numba.njit(
-        no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
+        no_cpython_wrapper=True, no_cfunc_wrapper=True, inline=inline, **_OPTIONS
     )(function)
     return compiled
 

@@ -16,7 +16,12 @@ from paged_backend.platforms.cpu.attention_tiles import (
     make_write,
 )
 from paged_backend.platforms.cpu.kv_formats import BFLOAT16, FLOAT8, FLOAT32, INT8, StoredNumbers
-from paged_backend.platforms.cpu.threads import ParallelKernel, device_function, device_variant
+from paged_backend.platforms.cpu.threads import (
+    ParallelKernel,
+    device_function,
+    device_variant,
+    inlined,
+)
 from paged_backend.platforms.cpu.tiles import LANES, make_multiply
 
 _ROWS = 24  # two tiles of registers
@@ -46,7 +51,7 @@ def _make_products(stored: StoredNumbers) -> Products:
         block = step.table[seq, position // step.block_size] * kv_heads + head
         return np.int64(step.keys.ctypes.data) + block * numbers * size
 
-    @device_variant(stored.name)
+    @inlined
     def score(
         step: Step,
         scratch: Scratch,
@@ -79,7 +84,7 @@ def _make_products(stored: StoredNumbers) -> Products:
                 block = step.table[seq, (base + offset) // block_size]
                 scale_scores(step, scratch, rows, (block, 0, head), offset, block_size)
 
-    @device_variant(stored.name)
+    @inlined
     def add_values(
         step: Step,
         scratch: Scratch,
