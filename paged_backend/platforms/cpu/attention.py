@@ -15,6 +15,7 @@ from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.platforms.cpu.amx_attention import amx_kernels
 from paged_backend.platforms.cpu.attention_tiles import LOWEST
 from paged_backend.platforms.cpu.layers import norm_heads
+from paged_backend.platforms.cpu.memory import zeros
 from paged_backend.platforms.cpu.vector_attention import vector_kernels
 
 _LOG2E = math.log2(math.e)
@@ -52,7 +53,7 @@ class CpuAttention(AttentionBackend):
         self._write, self._attend = amx_kernels() if amx else vector_kernels(spec.dtype)
         numbers = spec.head_dim * spec.block_size
         shape = spec.group_size, num_blocks, spec.num_kv_heads, numbers
-        self._keys, self._values = (torch.zeros(shape, dtype=spec.dtype) for _ in range(2))
+        self._keys, self._values = (zeros(shape, spec.dtype) for _ in range(2))
         scale_blocks = num_blocks if spec.scales is KVScales.TOKEN_HEAD else 0
         self._scales = torch.ones(
             spec.group_size, scale_blocks, 2, spec.num_kv_heads, spec.block_size

@@ -7,10 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from paged_backend.config import EngineConfig
+from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend
+from paged_backend.models.base import Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.cpu import amx_attention, layers
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
@@ -18,7 +22,9 @@ from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import CpuLinear
+from paged_backend.platforms.cpu.memory import available_bytes
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
+from paged_backend.platforms.torch.model_runner import TorchModelRunner
 from paged_backend.platforms.torch.platform import TorchPlatform
 from paged_backend.platforms.torch.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
@@ -52,6 +58,27 @@ class CpuPlatform(TorchPlatform):
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""
         return CpuAttention(spec, num_blocks)
+
+    def model_runner(
+        self,
+        model: Model,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> TorchModelRunner:
+        """Make a model runner with a KV pool of `num_blocks` blocks.
+
+        Raises:
+            ConfigError: the memory does not hold the pool. It is taken only as blocks are filled.
+        """
+        available, needed = available_bytes(), num_blocks * spec.bytes_per_block
+        if available is not None and needed > available:
+            raise ConfigError(
+                f"option kv_cache_memory_bytes must be at most {available}, the bytes of memory "
+                f"that are free; the KV cache needs {needed}"
+            )
+        return super().model_runner(model, spec, num_blocks, limits, config)
 
 
 class BFloat16Platform(CpuPlatform):
