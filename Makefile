@@ -22,14 +22,13 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process. Two files of tests
-# with a server run side by side; the tests of a file share their servers. A thread of torch that
-# waits leaves its core to the other processes.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process. Then the tests with
+# a server, file by file, because the tests of a file share their servers, and the others one by one
+# where a process has nothing to do. A thread of torch that waits leaves its core to the other processes.
 test: export OMP_WAIT_POLICY := passive
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
-	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not soak and server"
+	$(BIN)/python -m pytest $(PARALLEL) --dist loadgroup -m "not gpu and not soak"
 
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
 soak: install

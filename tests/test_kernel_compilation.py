@@ -30,12 +30,15 @@ ALIKE = (
 )
 EVERYWHERE = ("decode", "prefill", "shared prefix")
 """Operations whose kernels are compiled for all architectures here, others for one of them."""
+ALIKE_ELSEWHERE = ("window", "softcap", "sinks", "ALiBi", "Qwen2", "Phi-2")
+"""Cases that differ from another in the scores or the number of heads only: compiled for one."""
 
 COMPILED = [
     (name, arch)
     for name, arch in PAIRS
     if not any(alike in name for alike in ALIKE)
     and (arch == 90 or CASES[name].operation in EVERYWHERE)
+    and (arch == 90 or not any(alike in name for alike in ALIKE_ELSEWHERE))
 ]
 
 TABLE = (Path(aot.__file__).parents[1] / "COMPILED.md").read_text()

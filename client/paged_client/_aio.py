@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
@@ -11,9 +10,10 @@ from typing import Any, Protocol, Self, TypeVar
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
+from paged_client._calls import AsyncCall, AsyncCanceller
 from paged_client._completion import CompletionBuilder
 from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo, Score
-from paged_client.errors import RequestCancelled, ServerError, from_status
+from paged_client.errors import ServerError, from_status
 from paged_client.protocol import (
     READY_TIMEOUT_S,
     Prompt,
@@ -29,6 +29,7 @@ from paged_client.protocol import (
     decode_token_ids,
     decode_view,
     embedding_request,
+    give_name,
     index_request,
     is_large,
     ready_request,
@@ -38,6 +39,7 @@ from paged_client.protocol import (
     task_request,
 )
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -60,15 +62,17 @@ class AsyncStream(AsyncIterator[T_co]):
     cancelling the task that waits for a chunk. Iterating raises subclasses of ClientError.
     """
 
-    def __init__(self, call: Any, decoder: Decoder[T_co]) -> None:
+    def __init__(self, call: AsyncCall, decoder: Decoder[T_co]) -> None:
         self._call = call
         self._decoder = decoder
         self._pending: deque[T_co] = deque()
-        self._cancelled = False
 
     async def __anext__(self) -> T_co:
         while not self._pending:
-            response = await self._next_response()
+            response = await self._call.read()
+            if response is None:
+                self._decoder.finish()
+                raise StopAsyncIteration
             if is_large(response):  # must not block the event loop
                 self._pending.extend(await asyncio.to_thread(self._decoder.decode, response))
             else:
@@ -76,8 +80,10 @@ class AsyncStream(AsyncIterator[T_co]):
         return self._pending.popleft()
 
     def cancel(self) -> None:
-        """Cancel the request on the server; the iterator raises RequestCancelled."""
-        self._cancelled = True
+        """Cancel the request on the server; the iterator raises RequestCancelled.
+
+        This does not wait for the server; ``AsyncClient.aclose`` does.
+        """
         self._call.cancel()
 
     async def aclose(self) -> None:
@@ -89,31 +95,6 @@ class AsyncStream(AsyncIterator[T_co]):
 
     async def __aexit__(self, *exception: object) -> None:
         self.cancel()
-
-    async def _next_response(self) -> Any:
-        try:
-            response = await self._call.read()
-        except asyncio.CancelledError:
-            # gRPC raises this for a cancelled call as well as for a cancelled task.
-            if self._cancelled:
-                raise RequestCancelled("cancelled") from None
-            self.cancel()
-            raise
-        except grpc.RpcError as error:
-            raise from_status(error) from None
-        if response is grpc.aio.EOF:
-            self._decoder.finish()
-            raise StopAsyncIteration
-        if response.error_message:
-            # Read to the end: tritonserver 24.10 keeps a request open forever if it is cancelled
-            # between its error, which is the last response, and the end of the call.
-            await self._drain()
-        return response
-
-    async def _drain(self) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            while await self._call.read() is not grpc.aio.EOF:
-                pass
 
 
 class AsyncClient:
@@ -129,6 +110,7 @@ class AsyncClient:
         self._timeout = timeout
         self._channel = grpc.aio.insecure_channel(url, options=channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._canceller = AsyncCanceller(self._stub, model)
 
     def stream(
         self,
@@ -155,7 +137,7 @@ class AsyncClient:
             add_special_tokens=add_special_tokens,
             parsed=parsed,
         )
-        return AsyncStream(self._call(request, timeout), StreamDecoder())
+        return self._stream(request, timeout, StreamDecoder())
 
     async def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
@@ -182,7 +164,7 @@ class AsyncClient:
         request = embedding_request(
             self._model, prompt, params, add_special_tokens=add_special_tokens
         )
-        return AsyncStream(self._call(request, timeout), SingleDecoder(decode_embedding))
+        return self._stream(request, timeout, SingleDecoder(decode_embedding))
 
     async def embed(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
@@ -197,7 +179,7 @@ class AsyncClient:
     ) -> AsyncStream[Score]:
         """Send a pair of texts; the stream has its score only, and can be canceled until then."""
         request = score_request(self._model, text, text_pair, params)
-        return AsyncStream(self._call(request, timeout), SingleDecoder(decode_score))
+        return self._stream(request, timeout, SingleDecoder(decode_score))
 
     async def score(
         self, text: str, text_pair: str, *, timeout: float | None = None, **params: Any
@@ -271,6 +253,7 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Cancel open requests and close the connection."""
+        await self._canceller.wait()
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -278,6 +261,10 @@ class AsyncClient:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
+
+    def _stream(self, request: Any, timeout: float | None, decoder: Decoder[T]) -> AsyncStream[T]:
+        name = give_name(request)
+        return AsyncStream(AsyncCall(self._call(request, timeout), name, self._canceller), decoder)
 
     def _call(self, request: Any, timeout: float | None) -> Any:
         return self._stub.ModelStreamInfer(

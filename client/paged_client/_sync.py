@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
+from paged_client._calls import Call, Canceller
 from paged_client._completion import CompletionBuilder
 from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo, Score
 from paged_client.errors import ServerError, from_status
@@ -26,6 +27,7 @@ from paged_client.protocol import (
     decode_token_ids,
     decode_view,
     embedding_request,
+    give_name,
     ready_request,
     score_request,
     stream_request,
@@ -40,18 +42,25 @@ class Stream(Iterator[Chunk]):
     server. Iterating raises subclasses of ClientError; ``cancel`` may be called from any thread.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
         self._decoder = StreamDecoder()
         self._pending: deque[Chunk] = deque()
 
     def __next__(self) -> Chunk:
         while not self._pending:
-            self._pending.extend(self._decoder.decode(self._next_response()))
+            response = self._call.read()
+            if response is None:
+                self._decoder.finish()
+                raise StopIteration
+            self._pending.extend(self._decoder.decode(response))
         return self._pending.popleft()
 
     def cancel(self) -> None:
-        """Cancel the request on the server; the iterator raises RequestCancelled."""
+        """Cancel the request on the server; the iterator raises RequestCancelled.
+
+        This does not wait for the server; ``Client.close`` does.
+        """
         self._call.cancel()
 
     def __enter__(self) -> Self:
@@ -60,20 +69,9 @@ class Stream(Iterator[Chunk]):
     def __exit__(self, *exception: object) -> None:
         self.cancel()
 
-    def _next_response(self) -> Any:
-        try:
-            response = next(self._call)
-        except StopIteration:
-            self._decoder.finish()
-            raise
-        except grpc.RpcError as error:
-            raise from_status(error) from None
-        if response.error_message:
-            # Read to the end: tritonserver 24.10 keeps a request open forever if it is cancelled
-            # between its error, which is the last response, and the end of the call.
-            with contextlib.suppress(grpc.RpcError):
-                deque(self._call, maxlen=0)
-        return response
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # no thread can start then; gRPC cancels the call by itself
+            self.cancel()
 
 
 class Client:
@@ -89,6 +87,7 @@ class Client:
         self._timeout = timeout
         self._channel = grpc.insecure_channel(url, options=channel_options(url))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._canceller = Canceller(self._stub, model)
 
     def stream(
         self,
@@ -115,7 +114,8 @@ class Client:
             add_special_tokens=add_special_tokens,
             parsed=parsed,
         )
-        return Stream(self._call(request, timeout))
+        name = give_name(request)
+        return Stream(Call(self._call(request, timeout), name, self._canceller))
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **params: Any
@@ -200,6 +200,7 @@ class Client:
 
     def close(self) -> None:
         """Cancel open requests and close the connection."""
+        self._canceller.wait()
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -56,6 +57,7 @@ _ASKED_FOR_WITH = {"logprobs": "return_logprobs", "prompt_logprobs": "return_pro
 _TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _PARSED = ("return_tool_calls", "return_reasoning", "return_stop_reason")
 _NOT_FINISHED = "None"
+_NAME = "call_id"
 
 
 def channel_options(address: str) -> list[tuple[str, int]]:
@@ -153,6 +155,23 @@ def task_request(
     _add_tools(request, tool_options or {})
     if tenant is not None:
         request.parameters["tenant"].string_param = tenant
+    return request
+
+
+def give_name(request: Any) -> str:
+    """Give a ``ModelInferRequest`` a new name that nobody can guess, and return the name."""
+    name = uuid.uuid4().hex
+    request.parameters[_NAME].string_param = name
+    return name
+
+
+def cancel_request(model: str, name: str) -> Any:
+    """Return a ``ModelInferRequest`` that cancels the open requests of a name.
+
+    Its response comes when they have ended.
+    """
+    request = task_request("cancel", model)
+    request.parameters[_NAME].string_param = name
     return request
 
 

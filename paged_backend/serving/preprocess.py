@@ -86,7 +86,7 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
     Raises:
         InvalidRequest: a field is wrong; the error names it and the allowed range.
     """
-    call_id = uuid.uuid4().hex
+    call_id = llm.parser.call_id(tensors, parameters) or uuid.uuid4().hex
     parsed = llm.parser.parse(call_id, tensors, parameters)
     sampling = llm.parser.sampling_values(tensors, parameters)
     prompt_token_ids = parsed.request.prompt_token_ids

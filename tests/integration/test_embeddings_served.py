@@ -162,12 +162,17 @@ def test_a_request_can_be_canceled_by_its_name(client, embedder):
         assert len({call.result().vector.tobytes() for call in long}) == 1
 
 
-def test_deadlines_and_cancellation_by_the_connection(client):
-    uncached = [3 + place % 1500 for place in range(2000)]
-    with pytest.raises(RequestTimeout):
-        client.embed(uncached, timeout_s=0.001)
-    with pytest.raises((RequestTimeout, RequestCancelled)):
-        client.embed([7] * 2000, timeout=0.001)
+def test_deadlines_and_cancellation_by_the_connection(client, embedder):
+    """The requests wait behind long prompts, so that they cannot end before."""
+    uncached = [[3 + place * step % 1500 for place in range(2000)] for step in range(1, 17)]
+    with ThreadPoolExecutor(16) as pool:
+        long = [pool.submit(client.embed, prompt) for prompt in uncached]
+        embedder.wait_for("num_requests_waiting", 12)
+        with pytest.raises(RequestTimeout):
+            client.embed("x", timeout_s=0.001, priority=9)
+        with pytest.raises((RequestTimeout, RequestCancelled)):
+            client.embed("x", timeout=0.001, priority=9)
+        assert len({call.result().vector.tobytes() for call in long}) == 16
 
 
 def test_a_model_that_generates_makes_no_embeddings(server):

@@ -264,6 +264,20 @@ def test_a_call_can_be_ended_by_its_name(server: Server) -> None:
     assert (status, "call_id: is missing" in body) == (400, True)
 
 
+@pytest.mark.server
+@pytest.mark.parametrize("model", OURS)
+def test_a_call_of_an_ensemble_can_be_named_by_a_parameter(server: Server, model: str) -> None:
+    fields = {"text_input": "What does", "max_tokens": 1500, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool, server.aborting(1):
+        answer = pool.submit(generate, server, model, **fields, call_id=f"my-{model}")
+        server.wait_for("num_requests_running", 1)
+        cancel = {"task": "cancel", "call_id": f"my-{model}"}
+        assert post(server, MODEL, "generate", cancel)[0] == 200
+        assert answer.result(60)["text_output"].startswith("What does")
+    status, body = post(server, model, "generate", fields | {"call_id": "a b"})
+    assert (status, "call_id: must have 1 to 64" in body) == (400, True)
+
+
 # --- text that is whole, whatever the tokens --------------------------------------------------
 
 TOKENIZERS = ("byte_level", "byte_fallback", "word_piece")

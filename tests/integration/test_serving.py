@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 from integration.conftest import MAX_NUM_SEQS, read_until
-from paged_client import RequestCancelled
+from paged_client import AsyncClient, RequestCancelled
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from paged_backend.tools.demo import load_questions
@@ -148,6 +150,42 @@ def test_cancelling_a_stream_gives_its_blocks_back(client, server):
         stream.cancel()
     with pytest.raises(RequestCancelled):
         list(stream)
+
+
+def test_a_cancelled_stream_is_read_to_its_end(client, server):
+    """gRPC's own cancellation can make threads of tritonserver wait for each other forever."""
+    streams = [start_endless(client)[0] for _ in range(8)]
+    with server.aborting(8):
+        for stream in streams:
+            stream.cancel()
+    for stream in streams:
+        assert stream._call._call.code() == grpc.StatusCode.OK
+
+
+def test_a_cancelled_stream_of_asyncio_is_read_to_its_end(server):
+    async def scenario():
+        async with AsyncClient(server.running.grpc_url) as client:
+            streams = [
+                client.stream("What does", max_tokens=1500, ignore_eos=True) for _ in range(8)
+            ]
+            for stream in streams:
+                await anext(stream)
+            waiting = [asyncio.create_task(collect(stream)) for stream in streams[4:]]
+            await asyncio.sleep(0)
+            for stream, task in zip(streams[:4], waiting, strict=True):
+                stream.cancel()
+                task.cancel()
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(result) for result in results} == {asyncio.CancelledError}
+            for stream in streams:
+                assert await stream._call._call.code() == grpc.StatusCode.OK
+
+    with server.aborting(8):
+        asyncio.run(scenario())
+
+
+async def collect(stream):
+    return [chunk async for chunk in stream]
 
 
 def test_stop_stream_of_tritonclient_cancels(server):

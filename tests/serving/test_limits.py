@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import numpy as np
@@ -212,3 +213,36 @@ def test_logits_are_limited(tokenizer: Tokenizer, name: str) -> None:
     )
     with pytest.raises(InvalidRequest, match=f"{name}: is a separate input"):
         parse(narrow, f'{{"{name}": true}}')
+
+
+@pytest.mark.parametrize(
+    ("tensor", "parameters", "name"),
+    [
+        (None, "", ""),
+        (None, '{"temperature": 0.5}', ""),
+        (None, '{"call_id": "by-parameter"}', "by-parameter"),
+        ("by-tensor", "", "by-tensor"),
+        ("same", '{"call_id": "same"}', "same"),
+    ],
+)
+def test_a_name_is_a_tensor_or_a_parameter(tokenizer, tensor, parameters, name):
+    tensors = {"text_input": as_strings(["x"])}
+    if tensor is not None:
+        tensors["call_id"] = as_strings([tensor])
+    parsed = parser(tokenizer).parse("1", tensors, parameters)
+    assert parsed.request.call_id == name
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ('{"call_id": "other"}', "must be the same as a tensor and as a parameter"),
+        ('{"call_id": 7}', "must have 1 to 64 letters, digits, '_' and '-', got 7"),
+        ('{"call_id": "a b"}', "must have 1 to 64 letters, digits, '_' and '-', got 'a b'"),
+        ('{"call_id"', "parameters: is not valid JSON"),
+    ],
+)
+def test_a_wrong_name_is_refused(tokenizer, parameters, problem):
+    tensors = {"text_input": as_strings(["x"]), "call_id": as_strings(["mine"])}
+    with pytest.raises(InvalidRequest, match=re.escape(problem)):
+        parser(tokenizer).parse("1", tensors, parameters)

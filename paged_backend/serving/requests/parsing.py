@@ -42,6 +42,7 @@ from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import coerce, shorten
 
+CALL_ID = "call_id"
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -119,15 +120,15 @@ class RequestParser:
         name = self._tasks.name(tensors)
         self._check_lengths(tensors, parameters_json)
         if name == CANCEL:
-            return CancelTask(self._call_id_to_cancel(tensors))
+            return CancelTask(self._call_id_to_cancel(tensors, parameters_json))
         if name == INSPECT:
             return InspectTask()
         if name == EMBED:
-            return EmbedTask(self.call_id(tensors))
+            return EmbedTask(self.call_id(tensors, parameters_json))
         if name == SCORE:
-            return ScoreTask(self.call_id(tensors))
+            return ScoreTask(self.call_id(tensors, parameters_json))
         if name == GENERATE:
-            return GenerateTask(self.call_id(tensors))
+            return GenerateTask(self.call_id(tensors, parameters_json))
         return TokenizerTask(name, is_charged=name in CHARGED)
 
     def answer_task(self, task: TokenizerTask, tensors: Tensors) -> dict[str, Array]:
@@ -208,7 +209,7 @@ class RequestParser:
             own.priority,
             own.tenant,
             grammar,
-            call_id=self.call_id(tensors) or "",
+            call_id=self.call_id(tensors, parameters_json) or "",
         )
         parsed = ParsedRequest(request, options, prompt_text, own.timeout_s)
         if not is_parsed or self._tool_use.is_plain:
@@ -247,7 +248,11 @@ class RequestParser:
             values = self._json_object(name, fields.string(name, tensors[name]))
         else:
             values = self._json_object("parameters", parameters_json or "{}")
-            values = {k: v for k, v in values.items() if not k.startswith(RESERVED_PREFIX)}
+            values = {
+                name: value
+                for name, value in values.items()
+                if name != CALL_ID and not name.startswith(RESERVED_PREFIX)
+            }
         if "lora_name" in values:  # vllm_backend's wording, which its clients compare
             raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
         for name in _PROMPT_ELSEWHERE:
@@ -279,30 +284,40 @@ class RequestParser:
                 "pass_through", f"has {length} bytes, more than {limit} ({reason})"
             )
 
-    def call_id(self, tensors: Tensors) -> str | None:
+    def call_id(self, tensors: Tensors, parameters_json: str) -> str | None:
         """Return the name that the client gave to the request, by which it can be canceled.
 
-        Raises:
-            InvalidRequest: the name is invalid.
-        """
-        if "call_id" not in tensors:
-            return None
-        name = fields.string("call_id", tensors["call_id"])
-        if not _CALL_ID.fullmatch(name):
-            raise InvalidRequest(
-                "call_id", "must have 1 to 64 letters, digits, '_' and '-', got " + shorten(name)
-            )
-        return name
+        The name is a tensor or a parameter. Ensembles pass parameters on, and tensors only where
+        they declare them.
 
-    def _call_id_to_cancel(self, tensors: Tensors) -> str:
+        Raises:
+            InvalidRequest: the name is invalid, or the tensor and the parameter differ.
+        """
+        names = []
+        if CALL_ID in tensors:
+            names.append(fields.string(CALL_ID, tensors[CALL_ID]))
+        if f'"{CALL_ID}"' in parameters_json:
+            parameters = self._json_object("parameters", parameters_json)
+            names += [parameters[CALL_ID]] if CALL_ID in parameters else []
+        if not names:
+            return None
+        for name in names:
+            if not isinstance(name, str) or not _CALL_ID.fullmatch(name):
+                problem = "must have 1 to 64 letters, digits, '_' and '-', got "
+                raise InvalidRequest(CALL_ID, problem + shorten(name))
+        if len(set(names)) > 1:
+            raise InvalidRequest(CALL_ID, "must be the same as a tensor and as a parameter")
+        return names[0]
+
+    def _call_id_to_cancel(self, tensors: Tensors, parameters_json: str) -> str:
         """Return the name of the requests that a cancellation should end.
 
         Raises:
             InvalidRequest: it is missing or invalid.
         """
-        call_id = self.call_id(tensors)
+        call_id = self.call_id(tensors, parameters_json)
         if call_id is None:
-            raise InvalidRequest("call_id", "is missing; it names the request to cancel")
+            raise InvalidRequest(CALL_ID, "is missing; it names the request to cancel")
         return call_id
 
     def _check_lengths(self, tensors: Tensors, parameters_json: str) -> None:

@@ -113,7 +113,7 @@ def parse_pooling(
         cache_salt=own.cache_salt,
         priority=own.priority,
         tenant=own.tenant,
-        call_id=parser.call_id(tensors) or "",
+        call_id=parser.call_id(tensors, parameters_json) or "",
         pooling=pooling,
     )
     wanted = frozenset(name for name in _COUNTS if fields.flag(tensors, f"return_{name}"))
