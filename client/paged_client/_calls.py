@@ -4,9 +4,9 @@ A call should not be cancelled by gRPC while responses are on their way. tritons
 handler takes two locks in both orders: a thread with a response takes the connection's and then the
 request's, and the thread that learns of the cancellation takes the request's and then the
 connection's. If they meet, both wait forever, and with them all requests of a model instance and
-half of the gRPC connections. This was seen in 24.10, rarely and on a busy machine; the code of 26.08
-takes the locks in the same orders. So the server's model is asked to end the request, and the call
-is read to its end. Only if that fails is the call cancelled by gRPC.
+half of the gRPC connections. This was seen in 24.10, rarely and on a busy machine; the code of
+26.08 takes the locks in the same orders. So the server's model is asked to end the request, and the
+call is read to its end. Only if that fails is the call cancelled by gRPC.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -134,13 +134,9 @@ class AsyncCanceller:
         self._model = model
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, end: Callable[[], Awaitable[None]]) -> None:
-        """Await ``end()`` in a task."""
-
-        async def run() -> None:
-            await end()
-
-        task = asyncio.create_task(run())
+    def start(self, end: Coroutine[Any, Any, None]) -> None:
+        """Run ``end`` in a task."""
+        task = asyncio.create_task(end)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -205,7 +201,7 @@ class AsyncCall:
         """Start to cancel the request, unless it has ended."""
         if not self._is_cancelled and not self._has_ended:
             self._is_cancelled = True
-            self._canceller.start(self._end)
+            self._canceller.start(self._end())
 
     async def _end(self) -> None:
         reading = asyncio.ensure_future(self._read_to_the_end())

@@ -68,7 +68,7 @@ class StatLogger:
     def report_end(self, clock: RequestClock, request: Request) -> None:
         """Record that all completions of a request have ended.
 
-        This is not called for a request that ends with an error.
+        This is not called for a request that ends with an error or is canceled.
         """
 
     def publish(self, *, idle: bool) -> None:

@@ -21,7 +21,7 @@ from paged_backend.errors import (
     RequestRefused,
     place_of,
 )
-from paged_backend.outputs import EngineView, SequenceOutput
+from paged_backend.outputs import EngineView, FinishReason, SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import (
     EngineDied,
@@ -202,7 +202,7 @@ class FrontEnd:
                 self._link.send(wire.StopCompletion(request_id, output.index))
         if open_request.answer.is_due:
             final = open_request.answer.is_finished
-            if final:
+            if final and not any(output.finish_reason is FinishReason.ABORT for output in outputs):
                 self._stat_logger.report_end(open_request.clock, open_request.answer.request)
             open_request.sender.send(open_request.answer.take(), final)
             if final:
