@@ -24,7 +24,7 @@ serve: install
 
 # Kernels first, under Triton's interpreter, which is chosen for a whole process. Then the tests with
 # a server, file by file, because the tests of a file share their servers, and the others one by one
-# where a process has nothing to do. A thread of torch that waits leaves its core to the other processes.
+# where a process has nothing to do. A thread of torch that waits leaves its core to others.
 test: export OMP_WAIT_POLICY := passive
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels

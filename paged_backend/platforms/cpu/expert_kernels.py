@@ -105,7 +105,7 @@ def _finish_down(words: Any, first: int, rows: int, column: int, sums: Any) -> N
             out[pair, column + i] = sums[row, i] * weights[pair]
 
 
-def _make_kernel(load: Any, multiply: Any, finish: Any, variant: str) -> Any:
+def _make_kernel(load: Any, multiply: Any, finish: Any) -> Any:
     """Return the device function that computes all pieces of a product of groups.
 
     A piece is some panels of one expert, and all of its rows.
@@ -114,7 +114,6 @@ def _make_kernel(load: Any, multiply: Any, finish: Any, variant: str) -> Any:
         load: returns the address of the words of some panels; see `_in_place`.
         multiply: the product of tiles.
         finish: stores the sums of some rows and panels.
-        variant: becomes a part of the compiled name.
     """
 
     @inlined
@@ -159,12 +158,12 @@ def _in_place(panels: int, numbers: int, memory: Any) -> Any:
 
 
 _float32, _pairs = make_multiply(Float32()), make_multiply(BFloat16Pairs())
-_gate_up_float32 = _make_kernel(_in_place, _float32, _finish_gate_up, "gate_up_f32")
-_down_float32 = _make_kernel(_in_place, _float32, _finish_down, "down_f32")
-_gate_up_pairs = _make_kernel(_in_place, _pairs, _finish_gate_up, "gate_up_pairs")
-_down_pairs = _make_kernel(_in_place, _pairs, _finish_down, "down_pairs")
-_gate_up_unpacked = _make_kernel(unpack, _float32, _finish_gate_up, "gate_up_unpacked")
-_down_unpacked = _make_kernel(unpack, _float32, _finish_down, "down_unpacked")
+_gate_up_float32 = _make_kernel(_in_place, _float32, _finish_gate_up)
+_down_float32 = _make_kernel(_in_place, _float32, _finish_down)
+_gate_up_pairs = _make_kernel(_in_place, _pairs, _finish_gate_up)
+_down_pairs = _make_kernel(_in_place, _pairs, _finish_down)
+_gate_up_unpacked = _make_kernel(unpack, _float32, _finish_gate_up)
+_down_unpacked = _make_kernel(unpack, _float32, _finish_down)
 
 
 # Compiled kernels are kept on the disk by the names of functions of this module.
