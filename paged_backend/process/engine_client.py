@@ -137,14 +137,17 @@ class EngineClient:
         return 0.0 if self._page is None else self._watch.look(self._page.beat)
 
     def kill(self) -> None:
-        """Kill the engine, and wait a few seconds at most until it has ended."""
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        select.select([self._pidfd], [], [], _KILL_S)
+        """Kill the engine, and wait a few seconds at most until it has ended.
+
+        Another front end may have killed it already.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            select.select([self._pidfd], [], [], _KILL_S)
 
     def kill_all(self) -> None:
         """Kill the engine and all its front ends, including this one."""
-        with contextlib.suppress(ProcessLookupError):
-            self.kill()
+        self.kill()
         end_enrolled(self._run_dir)
 
     def close(self) -> None:

@@ -94,6 +94,16 @@ def test_an_engine_that_is_gone_is_started_again(
     assert stranger.is_running()
 
 
+def test_two_front_ends_may_kill_an_engine_that_hangs(short_folder: Path) -> None:
+    """The second one finds it gone, as its parent has waited for it already."""
+    server = ProcessId.of(os.getpid())
+    first, second = (EngineClient(CONFIG, "m", "1", server, None, {}) for _ in range(2))
+    for client in (first, second):
+        client.kill()
+        client.abandon()
+    remove_runtime_folder(runtime_folder(server, "m", "1", fingerprint_of("m")))
+
+
 def test_an_engine_whose_server_is_gone_ends(tmp_path: Path, stranger: psutil.Process) -> None:
     """The server's number belongs to another process by the time at which the engine looks."""
     command = [
