@@ -22,13 +22,14 @@ demo: install
 serve: install
 	$(BIN)/paged-backend serve $(MODEL)
 
-# Kernels first, under Triton's interpreter, which is chosen for a whole process. Then the tests with
-# a server, file by file, because the tests of a file share their servers, and the others one by one
-# where a process has nothing to do. A thread of torch that waits leaves its core to others.
+# Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
+# share their servers, for which they often wait, so three files use two cores. A thread of torch that
+# waits leaves its core to others.
 test: export OMP_WAIT_POLICY := passive
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
-	$(BIN)/python -m pytest $(PARALLEL) --dist loadgroup -m "not gpu and not soak"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not gpu and not soak and server"
 
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
 soak: install
@@ -83,7 +84,7 @@ gpu-kernels-attention:
 	$(LIMIT) 375 $(KERNELS) --json $(RESULTS)/kernels-attention.json --only paged_decode paged_prefill
 
 gpu-kernels-products:
-	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only scaled_matmul block_scaled_matmul packed_matmul
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only dense_matmul scaled_matmul block_scaled_matmul packed_matmul
 
 gpu-engine:
 	$(LIMIT) 360 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json

@@ -6,7 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 
 for folder in ("", "core", "faults", "grammar"):
@@ -15,14 +14,6 @@ for folder in ("", "core", "faults", "grammar"):
 # The time that an example takes depends on the machine and on what else it does.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together that share servers, if several processes run tests."""
-    for item in items:
-        if item.get_closest_marker("server"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-
 
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and so would every
 # program that they start and interrupt.
