@@ -7,7 +7,7 @@ PARALLEL := -n logical --maxprocesses 4
 
 .PHONY: install demo serve test soak ecosystem lint clean gpu gpu-test gpu-test-kernels \
   gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others gpu-kernels-attention \
-  gpu-kernels-products gpu-engine gpu-engine-peer gpu-small
+  gpu-kernels-products gpu-kernels-dense gpu-engine gpu-engine-peer gpu-small
 
 install: $(VENV)/.installed
 
@@ -48,10 +48,11 @@ lint: install
 # limit in seconds; `make -n gpu` prints them, and what they have measured is in $(RESULTS) even if
 # they are killed. The parts that matter most come first.
 gpu: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-engine gpu-engine-peer \
-  gpu-kernels-others gpu-small gpu-kernels-attention gpu-test-benchmarks gpu-kernels-products
+  gpu-kernels-others gpu-small gpu-kernels-attention gpu-test-benchmarks gpu-kernels-dense \
+  gpu-kernels-products
 
 gpu-test: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks
-gpu-kernels: gpu-kernels-others gpu-kernels-attention gpu-kernels-products
+gpu-kernels: gpu-kernels-others gpu-kernels-attention gpu-kernels-dense gpu-kernels-products
 
 gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(CURDIR)/loadtest:$(PYTHONPATH)
 gpu-%: export PYTHONUNBUFFERED := 1
@@ -83,8 +84,11 @@ gpu-kernels-others:
 gpu-kernels-attention:
 	$(LIMIT) 375 $(KERNELS) --json $(RESULTS)/kernels-attention.json --only paged_decode paged_prefill
 
+gpu-kernels-dense:
+	$(LIMIT) 170 $(KERNELS) --json $(RESULTS)/kernels-dense.json --only dense_matmul
+
 gpu-kernels-products:
-	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only dense_matmul scaled_matmul block_scaled_matmul packed_matmul
+	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only scaled_matmul block_scaled_matmul packed_matmul
 
 gpu-engine:
 	$(LIMIT) 360 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json

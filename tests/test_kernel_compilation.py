@@ -64,8 +64,10 @@ BUCKETS = {
     # two sizes.
     ("shared prefix", "_split_kernel"): 4,
     ("shared prefix", "_plan_kernel"): 2,
-    # Tiles for up to 16 rows, up to 256, and more.
-    ("scaled matmul", "_scaled_matmul_kernel"): 3,
+    # Tiles for up to 16 rows, up to 256 (of dense products 64), and more.
+    ("dense matmul", "matmul_kernel"): 3,
+    ("dense matmul", "_gated_kernel"): 3,
+    ("scaled matmul", "matmul_kernel"): 3,
     ("block-scaled matmul", "_block_scaled_matmul_kernel"): 3,
     ("w4a16 matmul", "_packed_matmul_kernel"): 3,
     ("w8a16 matmul", "_packed_matmul_kernel"): 3,

@@ -1,4 +1,4 @@
-"""Shared parts of the products with quantized weights: tiles, splits of K, and scaled results.
+"""Shared parts of the products: tiles, splits of K, and scaled results.
 
 A product out [rows, N] = x [rows, K] @ w [N, K].T is computed as w @ x.T: the features of `w` fill
 the tensor cores even if there is a single row, and weights that are unpacked in registers are the
@@ -126,6 +126,69 @@ def store_tile(
     pointers = out_ptr + (row * N)[:, None] + feature[None, :]
     mask = (row < rows - first_row)[:, None] & (feature < N - first_feature)[None, :]
     tl.store(pointers, tl.trans(total).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sum_split(
+    x_ptr,
+    w_ptr,
+    num_rows,
+    num_features,
+    split,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUM: tl.constexpr,
+):
+    """Return the sums [FEATURES, ROWS] over one split of K, in int32 or float32."""
+    begin = split * SPLIT_SIZE
+    total = tl.zeros([FEATURES, ROWS], SUM)
+    for start in range(begin, tl.minimum(begin + SPLIT_SIZE, K), BLOCK_K):
+        w = load_tile(w_ptr, num_features, start, K, FEATURES, BLOCK_K, N % FEATURES == 0)
+        x = load_tile(x_ptr, num_rows, start, K, ROWS, BLOCK_K)
+        # Hopper's tensor cores add FP8 products with 14 bits: every 128 go to a float32 sum.
+        total = tl.dot(w, tl.trans(x), total, max_num_imprecise_acc=BLOCK_K, out_dtype=SUM)
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])
+def matmul_kernel(
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    row_scales_ptr,
+    feature_scales_ptr,
+    bias_ptr,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One program: one tile, all splits of K or one. Products of int8 are added in int32."""
+    SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
+    x_ptr += first_row.to(tl.int64) * K
+    w_ptr += first_feature.to(tl.int64) * K
+    num_rows, num_features = rows - first_row, N - first_feature
+    first_split = tl.program_id(1)
+    total = tl.zeros([FEATURES, ROWS], SUM)
+    for split in range(first_split, first_split + SPLITS):
+        total += _sum_split(
+            x_ptr, w_ptr, num_rows, num_features, split,
+            N, K, SPLIT_SIZE, ROWS, FEATURES, BLOCK_K, SUM,
+        )  # fmt: skip
+    store_tile(
+        out_ptr, total, row_scales_ptr, feature_scales_ptr, bias_ptr,
+        rows, first_row, first_feature, first_split, N, PARTIAL,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])

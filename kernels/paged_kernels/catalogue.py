@@ -17,6 +17,7 @@ from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.block_scaled_matmul import BLOCK_SIZE, block_scaled_matmul
 from paged_kernels.choose_experts import choose_experts
+from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul
 from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.experts import experts
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
@@ -266,6 +267,20 @@ def _quantize(width: int, dtype: torch.dtype, group_size: int = -1) -> Case:
     return Case("quantize rows", f"{width} {note}", call, _able(dtype))
 
 
+def _dense_matmul(
+    weights: tuple[int, int], dtype: torch.dtype = _BF16, *, gated: bool = False
+) -> Case:
+    features, width = weights
+    product = dense_matmul_silu_and_mul if gated else dense_matmul
+
+    def call(num_tokens: int) -> Tensor:
+        x, w = (_empty(count, width, dtype=dtype) for count in (num_tokens, features))
+        return product(x, w)
+
+    note = f"{features}x{width} {_NAMES[dtype]}{' gated' if gated else ''}"
+    return Case("dense matmul", note, call)
+
+
 def _scaled_matmul(weights: tuple[int, int], dtype: torch.dtype) -> Case:
     features, width = weights
 
@@ -456,6 +471,11 @@ CASES = {
         _quantize(14336, _INT8),
         _quantize(4096, _FP8),
         _quantize(14336, _FP8, 128),
+        _dense_matmul(_QKV),
+        _dense_matmul(_DOWN),
+        _dense_matmul(_DOWN, _FP16),
+        _dense_matmul(_GATE_UP, gated=True),
+        _dense_matmul(_GATE_UP, _FP16, gated=True),
         _scaled_matmul(_QKV, _INT8),
         _scaled_matmul(_GATE_UP, _INT8),
         _scaled_matmul(_DOWN, _INT8),

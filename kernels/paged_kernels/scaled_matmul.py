@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from paged_kernels._matmul import (
-    Epilogue,
-    check_product,
-    first_of_tile,
-    launch_matmul,
-    load_tile,
-    store_tile,
-)
+from paged_kernels._matmul import Epilogue, check_product, launch_matmul, matmul_kernel
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
@@ -22,69 +13,6 @@ from paged_kernels.tuning import scaled_matmul_config
 
 _MAX_INT8_WIDTH = 2**31 // 2**14 - 1  # columns whose products certainly fit into an int32
 _BLOCK_K = 128
-
-
-@triton.jit
-def _sum_split(
-    x_ptr,
-    w_ptr,
-    num_rows,
-    num_features,
-    split,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SUM: tl.constexpr,
-):
-    """Return the sums [FEATURES, ROWS] over one split of K, in int32 or float32."""
-    begin = split * SPLIT_SIZE
-    total = tl.zeros([FEATURES, ROWS], SUM)
-    for start in range(begin, tl.minimum(begin + SPLIT_SIZE, K), BLOCK_K):
-        w = load_tile(w_ptr, num_features, start, K, FEATURES, BLOCK_K, N % FEATURES == 0)
-        x = load_tile(x_ptr, num_rows, start, K, ROWS, BLOCK_K)
-        # Hopper's tensor cores add FP8 products with 14 bits: every 128 go to a float32 sum.
-        total = tl.dot(w, tl.trans(x), total, max_num_imprecise_acc=BLOCK_K, out_dtype=SUM)
-    return total
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _scaled_matmul_kernel(
-    x_ptr,
-    w_ptr,
-    out_ptr,
-    row_scales_ptr,
-    feature_scales_ptr,
-    bias_ptr,
-    rows,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PARTIAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """One program: one tile, all splits of K or one."""
-    SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
-    first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
-    x_ptr += first_row.to(tl.int64) * K
-    w_ptr += first_feature.to(tl.int64) * K
-    num_rows, num_features = rows - first_row, N - first_feature
-    first_split = tl.program_id(1)
-    total = tl.zeros([FEATURES, ROWS], SUM)
-    for split in range(first_split, first_split + SPLITS):
-        total += _sum_split(
-            x_ptr, w_ptr, num_rows, num_features, split,
-            N, K, SPLIT_SIZE, ROWS, FEATURES, BLOCK_K, SUM,
-        )  # fmt: skip
-    store_tile(
-        out_ptr, total, row_scales_ptr, feature_scales_ptr, bias_ptr,
-        rows, first_row, first_feature, first_split, N, PARTIAL,
-    )  # fmt: skip
 
 
 def scaled_matmul(
@@ -129,7 +57,7 @@ def scaled_matmul(
     check_tensor("x_scales", x_scales, (rows,), torch.float32, like=x)
     check_tensor("w_scales", w_scales, (features,), torch.float32, like=x)
     return launch_matmul(
-        _scaled_matmul_kernel,
+        matmul_kernel,
         x,
         (w,),
         features,

@@ -37,7 +37,7 @@ class PrefillConfig:
 
 @dataclass(frozen=True, slots=True)
 class MatmulConfig:
-    """Launch configuration of a product with quantized weights.
+    """Launch configuration of a product.
 
     Bits of a result must not depend on it, so it has nothing that changes the order of a sum.
     """
@@ -103,6 +103,15 @@ def scaled_matmul_config(rows: int) -> MatmulConfig:
         return MatmulConfig(16, 64, num_warps=4, num_stages=4, split=True)
     if rows <= 256:
         return MatmulConfig(64, 128, num_warps=4, num_stages=4, split=True)
+    return MatmulConfig(128, 128, num_warps=8, num_stages=3, split=False)
+
+
+def dense_matmul_config(rows: int) -> MatmulConfig:
+    """Return the configuration for `rows` of 16-bit numbers."""
+    if rows <= 16:
+        return MatmulConfig(16, 64, num_warps=4, num_stages=6, split=True)
+    if rows <= 64:
+        return MatmulConfig(64, 64, num_warps=4, num_stages=4, split=True)
     return MatmulConfig(128, 128, num_warps=8, num_stages=3, split=False)
 
 

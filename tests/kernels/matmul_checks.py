@@ -1,4 +1,4 @@
-"""What the tests of products with quantized weights share."""
+"""What the tests of products share."""
 
 from __future__ import annotations
 

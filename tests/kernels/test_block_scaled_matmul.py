@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_kernels.block_scaled_matmul import block_scaled_matmul
-from paged_kernels.errors import ArgumentError
-from paged_kernels.quantize_rows import quantize_rows
-from paged_kernels.reference import block_scaled_matmul as reference
-from quantized_products import (
+from matmul_checks import (
     FP8_SUM_ERROR,
     MANY_ROWS,
     SHAPES,
@@ -17,6 +13,10 @@ from quantized_products import (
     assert_rows_are_independent,
     between_nans,
 )
+from paged_kernels.block_scaled_matmul import block_scaled_matmul
+from paged_kernels.errors import ArgumentError
+from paged_kernels.quantize_rows import quantize_rows
+from paged_kernels.reference import block_scaled_matmul as reference
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from matmul_checks import between_nans, ordered_dot
 from paged_kernels.errors import ArgumentError
 from paged_kernels.experts import experts
 from paged_kernels.reference import experts as reference
 from paged_kernels.tuning import experts_config
-from quantized_products import between_nans, ordered_dot
 from torch import Tensor
 
 # (rows, experts, top_k, hidden, intermediate): one row, odd sizes, experts that no row chooses,

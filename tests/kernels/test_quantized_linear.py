@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantized_products import ordered_dot
+from matmul_checks import ordered_dot
 from torch import Tensor
 
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms

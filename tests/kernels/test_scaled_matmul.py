@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_kernels import _matmul
-from paged_kernels.errors import ArgumentError
-from paged_kernels.reference import scaled_matmul as reference
-from paged_kernels.scaled_matmul import scaled_matmul
-from paged_kernels.tuning import matmul_splits
-from quantized_products import (
+from matmul_checks import (
     FP8_SUM_ERROR,
     MANY_ROWS,
     SHAPES,
@@ -20,6 +15,11 @@ from quantized_products import (
     between_nans,
     ordered_dot,
 )
+from paged_kernels import _matmul
+from paged_kernels.errors import ArgumentError
+from paged_kernels.reference import scaled_matmul as reference
+from paged_kernels.scaled_matmul import scaled_matmul
+from paged_kernels.tuning import matmul_splits
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn

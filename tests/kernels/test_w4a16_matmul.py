@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_kernels.errors import ArgumentError
-from paged_kernels.int4 import pack_int4, unpack_int4
-from paged_kernels.reference import w4a16_matmul as reference
-from paged_kernels.w4a16_matmul import w4a16_matmul
-from quantized_products import (
+from matmul_checks import (
     MANY_ROWS,
     SHAPES,
     WIDE,
@@ -16,6 +12,10 @@ from quantized_products import (
     assert_rows_are_independent,
     between_nans,
 )
+from paged_kernels.errors import ArgumentError
+from paged_kernels.int4 import pack_int4, unpack_int4
+from paged_kernels.reference import w4a16_matmul as reference
+from paged_kernels.w4a16_matmul import w4a16_matmul
 from torch import Tensor
 
 BF16, FP16 = torch.bfloat16, torch.float16

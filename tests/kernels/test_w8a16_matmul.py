@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_kernels.errors import ArgumentError
-from paged_kernels.reference import w8a16_matmul as reference
-from paged_kernels.w8a16_matmul import w8a16_matmul
-from quantized_products import (
+from matmul_checks import (
     MANY_ROWS,
     SHAPES,
     WIDE,
@@ -15,6 +12,9 @@ from quantized_products import (
     assert_rows_are_independent,
     between_nans,
 )
+from paged_kernels.errors import ArgumentError
+from paged_kernels.reference import w8a16_matmul as reference
+from paged_kernels.w8a16_matmul import w8a16_matmul
 from torch import Tensor
 
 BF16, FP16 = torch.bfloat16, torch.float16
