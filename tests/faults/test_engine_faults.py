@@ -220,7 +220,7 @@ def test_an_engine_that_crashes_while_it_loads_fails_the_start_and_says_how(tmp_
 
 
 def test_an_engine_that_hangs_is_found_and_replaced(tmp_path: Path) -> None:
-    asks = [greedy(i, 300) for i in range(16)]
+    asks = [greedy(i, 200) for i in range(8)]
     with serve_demo(tmp_path, instances=2, step_timeout_s=2) as server:
         undisturbed = ask_all(server, asks)
         with Crowd(server, asks) as crowd:
