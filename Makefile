@@ -24,8 +24,9 @@ serve: install
 
 # Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
 # share their servers, for which they often wait, so three files use two cores. A thread of torch that
-# waits leaves its core to others.
+# waits leaves its core to others. What was compiled to bytecode is kept for the next of many processes.
 test: export OMP_WAIT_POLICY := passive
+test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
