@@ -8,24 +8,17 @@ import torch.nn.functional as F
 from measure import Bench, Call, Work, main
 from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul
 from paged_kernels.silu_and_mul import silu_and_mul
-from products import OUT_DTYPE, Make, linear
+from products import OUT_DTYPE, Make, linear, shapes
 from torch import Tensor
 
 
-def shapes(bench: Bench) -> dict[str, tuple[int, int]]:
-    """Return N and K of the weights of Llama-3-8B, tiny ones in a quick run."""
-    if bench.quick:
-        return {"tiny": (64, 128)}
-    return {
-        "qkv": (6144, 4096),
-        "o": (4096, 4096),
-        "gate_up": (28672, 4096),
-        "down": (4096, 14336),
-        "lm_head": (128256, 4096),
-    }
+def weights(bench: Bench) -> dict[str, tuple[int, int]]:
+    """Return N and K of all weights that every step reads."""
+    others = {} if bench.quick else {"o": (4096, 4096), "lm_head": (128256, 4096)}
+    return shapes(bench) | others
 
 
-def gated_shapes(bench: Bench) -> dict[str, tuple[int, int]]:
+def gated_weights(bench: Bench) -> dict[str, tuple[int, int]]:
     """Return N and K of the weights of gate and up."""
     return {name: shape for name, shape in shapes(bench).items() if name in ("tiny", "gate_up")}
 
@@ -50,10 +43,10 @@ def two_launches(bench: Bench, rows: int, features: int, width: int) -> Call:
 
 
 def time_all(
-    bench: Bench, name: str, make: Make, weights: dict[str, tuple[int, int]], outputs: float
+    bench: Bench, name: str, make: Make, timed: dict[str, tuple[int, int]], outputs: float
 ) -> None:
     """Measure few rows; `outputs` is the number of results for each feature of a row."""
-    for label, (features, width) in weights.items():
+    for label, (features, width) in timed.items():
         for rows in bench.sizes(1, 8, 16, 64):
             numbers = features * width + rows * (width + int(features * outputs))
             shape = f"{label} {rows}x{features}x{width}"
@@ -62,18 +55,16 @@ def time_all(
 
 
 def run(bench: Bench) -> None:
-    for weights, makers in (
-        (shapes(bench), (product, linear)),
-        (gated_shapes(bench), (gated, two_launches)),
-    ):
-        for features, width in weights.values():
+    plain, halves = weights(bench), gated_weights(bench)
+    for timed, makers in ((plain, (product, linear)), (halves, (gated, two_launches))):
+        for features, width in timed.values():
             for rows in bench.sizes(1, 64):
                 for make in makers:
                     bench.warm_up(make(bench, rows, features, width))
-    time_all(bench, "dense_matmul", product, shapes(bench), 1)
-    time_all(bench, "F.linear", linear, shapes(bench), 1)
-    time_all(bench, "dense_matmul_silu_and_mul", gated, gated_shapes(bench), 0.5)
-    time_all(bench, "F.linear, silu_and_mul", two_launches, gated_shapes(bench), 0.5)
+    time_all(bench, "dense_matmul", product, plain, 1)
+    time_all(bench, "F.linear", linear, plain, 1)
+    time_all(bench, "dense_matmul_silu_and_mul", gated, halves, 0.5)
+    time_all(bench, "F.linear, silu_and_mul", two_launches, halves, 0.5)
 
 
 if __name__ == "__main__":
