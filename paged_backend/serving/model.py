@@ -54,6 +54,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine, or connect to the one that another instance started; wait for it."""
         self._open(Deployment.from_args(args))
+        self._loaded.tokenizer.prepare_chat()
 
     def _open(self, deployment: Deployment) -> None:
         close_to_other_users()

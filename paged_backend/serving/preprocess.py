@@ -51,6 +51,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer of the pipeline's model."""
         self._llm = load_llm(args)
+        self._llm.tokenizer.prepare_chat()
         self._preparation = Preparation(self._llm.config.max_waiting_tokens)
 
     def execute(self, requests: list[Any]) -> None:

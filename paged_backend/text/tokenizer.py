@@ -108,6 +108,11 @@ class Tokenizer:
         """Return the tokenizer as the text of a ``tokenizer.json``."""
         return self._backend.to_str()
 
+    def prepare_chat(self) -> None:
+        """Start the process of the chat template soon, if there is a chat template."""
+        if self.chat_template is not None:
+            self.chat_template.prepare()
+
     def token(self, token_id: int) -> str | None:
         """Return the vocabulary entry of ``token_id``, not decoded; None if there is none."""
         return self._backend.id_to_token(token_id)

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tokenizers
-from integration.conftest import MAX_NUM_SEQS, MODEL, Server, read_until
+from demo_server import MAX_NUM_SEQS, MODEL, Server, read_until
 from integration.generating import generate, generate_stream, post
 from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
 from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
@@ -58,6 +59,21 @@ def llm(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
     """A client of the ensemble, and one of the program that does the same."""
     with Client(server.running.grpc_url, request.param, timeout=60) as client:
         yield client
+
+
+@pytest.mark.server
+def test_only_models_that_take_messages_keep_a_process_for_them(server: Server) -> None:
+    def renderers() -> list[psutil.Process]:
+        children = psutil.Process(server.running.pid).children(recursive=True)
+        return [child for child in children if "template_process" in " ".join(child.cmdline())]
+
+    wanted = 3  # of both instances of the model, and of the first step
+    deadline = time.monotonic() + 60
+    while len(renderers()) < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.0)
+    assert len(renderers()) == wanted
 
 
 # --- the ensemble with our names, and the program that calls the same steps -------------------

@@ -38,8 +38,6 @@ class PromptReader:
         self._limits = limits
         # A prompt with more characters cannot fit; it is not tokenized.
         self._max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
-        if tokenizer.chat_template is not None:
-            tokenizer.chat_template.prepare()
         self.max_json_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
 
     def check_lengths(self, tensors: Tensors) -> None:
