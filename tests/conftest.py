@@ -1,12 +1,19 @@
-"""Makes helpers importable by name, and takes clocks and inherited signals out of the tests."""
+"""What all tests share: helpers by name, settings of examples, one server of the demo model."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:  # a machine with a GPU has neither of their packages
+    from demo_server import Server
+    from paged_client import Client
 
 for folder in ("", "core", "faults", "grammar"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -18,3 +25,20 @@ settings.load_profile("tests")
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and so would every
 # program that they start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two instances of the demo model over one engine, for all tests that change no option."""
+    from demo_server import demo_server
+
+    with demo_server(tmp_path_factory.mktemp("repository")) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    from paged_client import Client
+
+    with Client(server.running.grpc_url, "paged_llm", timeout=60) as client:
+        yield client

@@ -14,12 +14,11 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from demo_server import Server
 from gateway.gateways import running_gateway
 from paged_client import Client
 from prometheus_client.parser import text_string_to_metric_families
 
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
 from paged_backend.tools.demo.metrics import read_metrics
 
 DOCKER = Path(__file__).parent.parent / "docker"
@@ -115,16 +114,14 @@ def read_page(url: str, pages: dict[str, Exported]) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+def exported(server: Server) -> dict[str, Exported]:
     """Read while requests are under way, after others have ended in every way."""
-    repository = tmp_path_factory.mktemp("repository")
-    write_model_repository(repository, "paged_llm", {"model": "demo"}, instances=1)
     pages: dict[str, Exported] = {}
     long = {"temperature": 0, "max_tokens": 1900, "ignore_eos": True}
+    running = server.running
     with (
-        start_server(repository) as server,
-        running_gateway("--triton", server.grpc_url) as gateway,
-        Client(server.grpc_url) as client,
+        running_gateway("--triton", running.grpc_url) as gateway,
+        Client(running.grpc_url) as client,
     ):
         for _ in range(2):
             client.generate("What does len do?", temperature=0, max_tokens=64)
@@ -136,9 +133,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
         streams[0].cancel()
         # Histograms are published twice a second, and more seldom while the machine is busy.
         deadline = time.monotonic() + 60
-        while not published(read_metrics(server.metrics_url)) and time.monotonic() < deadline:
+        while not published(read_metrics(running.metrics_url)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        read_page(server.metrics_url, pages)
+        read_page(running.metrics_url, pages)
         read_page(f"http://{gateway.address}/metrics", pages)
         for stream in streams:
             stream.cancel()

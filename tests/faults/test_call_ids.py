@@ -7,11 +7,10 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from servers import MODEL, kill_engine, metrics, serve_demo, wait_for, wait_loaded
+from servers import MODEL, kill_engine, metrics, restarts, serve_demo, wait_for, wait_loaded
 
 from paged_backend.launch.server_process import RunningServer
 
@@ -113,7 +112,8 @@ WAYS = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serve_demo(tmp_path_factory.mktemp("names"), instances=2, max_num_seqs=32) as server:
+    options = {"max_num_seqs": 64, "max_crashes_per_request": 1}
+    with serve_demo(tmp_path_factory.mktemp("names"), instances=2, **options) as server:
         yield server
         wait_for(lambda: metrics(server)["kv_blocks_used"] == 0, 30, "blocks are left")
 
@@ -147,7 +147,7 @@ def test_a_name_used_again_is_the_new_call(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [16, pytest.param(504, marks=pytest.mark.soak)])
-def test_so_it_is_after_an_engine_has_died_of_the_call(tmp_path: Path, number: int) -> None:
+def test_so_it_is_after_an_engine_has_died_of_the_call(server: RunningServer, number: int) -> None:
     """Requests that fail with their engine, 56 at a time, and then requests of the same names."""
     at_once = min(number, 56)
 
@@ -157,15 +157,15 @@ def test_so_it_is_after_an_engine_has_died_of_the_call(tmp_path: Path, number: i
             assert status == 400 and "crash_limit: " in answer["error"], answer
             return caller.ask(**SECOND)
 
-    with serve_demo(tmp_path, instances=2, max_crashes_per_request=1) as server:
-        expected = answer_to(server, SECOND)
-        with ThreadPoolExecutor(at_once) as pool:
-            for round_ in range(number // at_once):
-                answers = pool.map(pair, range(at_once))
-                wait_for(lambda: metrics(server)["num_requests_running"] == at_once, 30)
-                kill_engine(server)
-                assert [answer for answer in answers if answer != expected] == []
-                wait_loaded(server, round_ + 1)
+    expected = answer_to(server, SECOND)
+    with ThreadPoolExecutor(at_once) as pool:
+        for _ in range(number // at_once):
+            before = restarts(server)
+            answers = pool.map(pair, range(at_once))
+            wait_for(lambda: metrics(server)["num_requests_running"] == at_once, 30)
+            kill_engine(server)
+            assert [answer for answer in answers if answer != expected] == []
+            wait_loaded(server, before + 1)
 
 
 def test_calls_may_share_a_name_and_are_cancelled_together(server: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""One gateway in front of the server of the integration tests."""
+"""One gateway in front of the server that all tests share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import anthropic
 import openai
 import pytest
+from demo_server import MODEL, Server
 from gateways import Gateway, running_gateway
-from integration.conftest import MODEL, Server, client, nothing_left, server
+from integration.conftest import nothing_left
 from thinking_models import write_thinking_model
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
 
-__all__ = ["client", "nothing_left", "server"]  # fixtures of these tests, too
+__all__ = ["nothing_left"]  # a fixture of these tests, too
 
 
 @pytest.fixture(scope="session")

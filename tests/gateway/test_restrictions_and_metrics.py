@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from demo_server import Server
 from gateway.gateways import running_gateway
-from integration.conftest import Server
 from paged_client.gateway.restrictions import read_restrictions
 from paged_client.gateway.server_metrics import join_pages
 from prometheus_client.parser import text_string_to_metric_families

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from integration.conftest import Server
+from demo_server import Server
 
 
 def post(server: Server, model: str, verb: str, fields: dict[str, Any]) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MODEL, Server
+from demo_server import MODEL, Server
 from documented_commands import answer_of, curl_commands
 from gateway.gateways import running_gateway
 from paged_client import Answer, Client

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from demo_server import MODEL, TIMEOUT_S, Server
 from embedding_models import expected
-from integration.conftest import MODEL, TIMEOUT_S, Server
 from paged_client import Client, InvalidRequest, RequestCancelled, RequestTimeout
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demo_server import MODEL, Server
 from gateway.gateways import Gateway, running_gateway
-from integration.conftest import MODEL, Server
 from paged_client import Client
 
 from paged_backend.checkpoint.bundled import MODEL_DIR

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-from integration.conftest import MAX_NUM_SEQS, read_until
+from demo_server import MAX_NUM_SEQS, read_until
 from paged_client import AsyncClient, RequestCancelled
 from tritonclient.grpc import InferenceServerClient, InferInput
 

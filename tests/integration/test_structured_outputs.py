@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import Server
+from demo_server import Server
 from jsonschema import Draft202012Validator
 from paged_client import Client
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.conftest import MAX_NUM_SEQS, MODEL, Server
+from demo_server import MAX_NUM_SEQS, MODEL, Server
 from integration.generating import generate, generate_stream, post
 from paged_client import Client
 from tritonclient.grpc import InferenceServerClient, InferInput

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
-from conftest import MODEL, Server
+from demo_server import MODEL, Server
 from paged_client import Answer, Client, Completion, CompletionBuilder, InvalidRequest
 from tool_models import LOOKUP, MESSAGES, NOW, TOOLS, write_tool_model
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from integration.conftest import Server, client, server
+from demo_server import Server
 
 from paged_backend.launch.gateway_process import GatewayProcess
 from paged_backend.launch.ports import bind
-
-__all__ = ["client", "server"]  # fixtures of these tests, too
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
-from integration.conftest import MODEL
+from demo_server import MODEL
 from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.options import BACKENDS, TargetOptions
 

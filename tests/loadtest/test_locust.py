@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from integration.conftest import MODEL, Server
+from demo_server import MODEL, Server
 
 from paged_backend.launch.ports import bind
 from paged_backend.launch.repository import write_model_repository

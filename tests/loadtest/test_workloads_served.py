@@ -5,24 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from paged_client import Client
 
-from paged_backend.launch.repository import write_model_repository
-from paged_backend.launch.server_process import start_server
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 
 pytestmark = pytest.mark.server
 
-MODEL = "paged_llm"
 TRACE = Path(__file__).parent.parent.parent / "loadtest" / "workloads" / "sample_trace.jsonl"
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("repository")
-    write_model_repository(repository, MODEL, {"model": "demo"}, instances=1)
-    with start_server(repository) as server, Client(server.grpc_url, MODEL) as client:
-        yield client
 
 
 def ask(client, **values):

@@ -109,16 +109,13 @@ def stopped(client: TemplateClient) -> Iterator[psutil.Process]:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    ("length", "limit_s"), [(1, 10), (2**20, 1)], ids=["short", "longer than a pipe holds"]
-)
+@pytest.mark.parametrize("length", [1, 2**20], ids=["short", "longer than a pipe holds"])
 @pytest.mark.timeout(60)
 def test_a_process_that_is_stopped_fails_one_call_and_is_replaced(
-    client, stopped, length, limit_s, monkeypatch
+    client, stopped, length, monkeypatch
 ):
-    if limit_s != 10:
-        monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", limit_s)
-    with pytest.raises(InvalidRequest, match=f"^messages: .* gave no answer in {limit_s} s$"):
+    monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 1)
+    with pytest.raises(InvalidRequest, match="^messages: .* gave no answer in 1 s$"):
         client.render(
             {"conversations": [[{"role": "user", "content": "x" * length}]], "chat_template": "x"}
         )
@@ -132,7 +129,7 @@ def test_calls_behind_one_that_gets_no_answer_wait_no_longer_than_their_turn(
     client, stopped, monkeypatch
 ):
     """With limits of which that for turns is the shorter one, as many calls in a row make it."""
-    monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 4.0)
+    monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 2.0)
     monkeypatch.setattr(sandbox, "TURN_LIMIT_S", 0.5)
     errors: list[Exception] = []
 
@@ -157,12 +154,12 @@ def test_calls_behind_one_that_gets_no_answer_wait_no_longer_than_their_turn(
 
 def test_a_long_start_is_no_failure_of_the_first_call(monkeypatch):
     """The process is stopped while it starts, for longer than a call may take."""
-    monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 3.0)
+    monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 2.0)
     client = TemplateClient()
     client.start()
     process = process_of(client)
     process.suspend()
-    timer = threading.Timer(sandbox.ANSWER_LIMIT_S + 2, process.resume)
+    timer = threading.Timer(sandbox.ANSWER_LIMIT_S + 0.5, process.resume)
     timer.start()
     assert render(client, "{{ messages[0].content }}") == "hello"
     timer.join()
