@@ -21,6 +21,7 @@ from paged_backend.tools.scrape import scrape
 MODEL = "paged_llm"
 MAX_NUM_SEQS = 64
 TIMEOUT_S = 60.0  # after which what a test waits for is taken not to come
+_POLL_S = 0.02  # a look takes a millisecond of processor time, which other tests need
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Server:
         deadline = time.monotonic() + TIMEOUT_S
         while (shown := self.metrics())[name] != value:
             assert time.monotonic() < deadline, (name, value, shown)
-            time.sleep(0.005)
+            time.sleep(_POLL_S)
 
     def num_ended(self, reason: str) -> float:
         """How many answers have ended for this reason: ``stop``, ``length`` or ``abort``."""
@@ -71,7 +72,7 @@ class Server:
         deadline = time.monotonic() + TIMEOUT_S
         while (ended := self.num_ended("abort")) < before + number:
             assert time.monotonic() < deadline, f"{ended - before:g} of {number} were cut short"
-            time.sleep(0.005)
+            time.sleep(_POLL_S)
         self.wait_for("kv_blocks_used", 0)
 
     @contextmanager

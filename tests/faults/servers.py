@@ -21,6 +21,7 @@ MODEL = "paged_llm"
 _COMMAND = server_process.server_command
 ORPHAN_TIMEOUT_S = 30.0  # five seconds on a machine with nothing else to do
 LOAD_TIMEOUT_S = 60.0  # of an engine on a machine that is busy with other tests
+_LOOK_S = 0.03  # a look at all processes takes 2 ms of processor time, which other tests need
 _POLL = ("7", "271")  # poll and ppoll on x86-64
 _MARK = "PAGED_FAULT_TEST"  # inherited by every process below a server, and kept by its orphans
 
@@ -110,7 +111,7 @@ def wait_for(predicate: Callable[[], object], timeout_s: float, what: str = "") 
     started = time.monotonic()
     while not predicate():
         assert time.monotonic() - started < timeout_s, what or "it did not become so in time"
-        time.sleep(0.01)
+        time.sleep(_LOOK_S)
     return time.monotonic() - started
 
 

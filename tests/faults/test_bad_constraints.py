@@ -16,10 +16,10 @@ import pytest
 from bad_constraints import BAD, GATEWAY, GOOD, MODEL, TRITON, Request
 from gateway.gateways import running_gateway
 from paged_client import Client, InvalidRequest
+from pipelines import OWN, write_part_of_pipeline
 from servers import metrics, wait_for
 from tool_models import MESSAGES, write_tool_model
 
-from paged_backend.launch.repository import write_pipeline
 from paged_backend.launch.server_process import RunningServer, start_server
 
 pytestmark = pytest.mark.server
@@ -40,7 +40,8 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder: Path = tmp_path_factory.mktemp("tools")
     model = write_tool_model(folder / "model")
-    write_pipeline(folder / "repository", MODEL, {"model": str(model)}, instances=1)
+    names = (*OWN, "llm_bls", "ensemble")
+    write_part_of_pipeline(folder / "repository", MODEL, {"model": str(model)}, names)
     with (
         start_server(folder / "repository") as server,
         running_gateway("--triton", server.grpc_url) as gateway,

@@ -47,6 +47,7 @@ BATCH = 10  # sent at once
 ROUND = 20  # batches
 MORE_MIB = 8.0  # for each role, by requests that it has had before
 GOOD_TIMEOUT_S = 60.0
+GOOD_PAUSE_S = 0.1  # so that the machine has time for the others
 SETTLE_S = 60.0
 CALM_S = 2.0
 MORE_THREADS = 2  # of tritonserver, whose front-ends keep a few in reserve
@@ -223,7 +224,7 @@ class Fuzz:
 
         def go_on(ask: Callable[[Question], str], question: Question) -> None:
             name = ask.__name__.removeprefix("_by_")
-            while not done.is_set():
+            while not done.wait(GOOD_PAUSE_S):
                 try:
                     said = ask(question)
                     assert said.strip("\n") == question.answer, said

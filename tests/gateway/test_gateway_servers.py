@@ -17,6 +17,7 @@ import pytest
 from gateways import MODEL, Gateway, running_gateway
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.cli import main
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
 from paged_backend.tools.demo import load_questions
@@ -293,13 +294,7 @@ def test_a_port_in_use_is_said_before_the_model_loads(gateway):
         (("--port", "70000"), "--port: must be between 0 and 65535"),
     ],
 )
-def test_what_cannot_start_is_one_line(flags, problem):
-    run = subprocess.run(
-        [sys.executable, "-m", "paged_backend.cli", "gateway", *flags],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert run.returncode == 2
-    (line,) = run.stderr.splitlines()
+def test_what_cannot_start_is_one_line(capsys, flags, problem):
+    assert main(["gateway", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("paged-backend: error: ") and problem in line

@@ -150,8 +150,8 @@ def test_wrong_requests_are_refused_by_name(embedder, fields, message):
 
 def test_a_request_can_be_canceled_by_its_name(client, embedder):
     """It waits behind long prompts, so that it cannot end before."""
-    with ThreadPoolExecutor(17) as pool:
-        long = [pool.submit(client.embed, [7] * 2000) for _ in range(16)]
+    with ThreadPoolExecutor(9) as pool:
+        long = [pool.submit(client.embed, [7] * 2000) for _ in range(8)]
         embedder.wait_for("num_requests_running", 1)
         fields = {"task": "embed", "text_input": "x", "call_id": "one", "priority": 9}
         canceled = pool.submit(embedder.post, "generate", fields)
@@ -164,15 +164,15 @@ def test_a_request_can_be_canceled_by_its_name(client, embedder):
 
 def test_deadlines_and_cancellation_by_the_connection(client, embedder):
     """The requests wait behind long prompts, so that they cannot end before."""
-    uncached = [[3 + place * step % 1500 for place in range(2000)] for step in range(1, 17)]
-    with ThreadPoolExecutor(16) as pool:
+    uncached = [[3 + place * step % 1500 for place in range(2000)] for step in range(1, 9)]
+    with ThreadPoolExecutor(8) as pool:
         long = [pool.submit(client.embed, prompt) for prompt in uncached]
-        embedder.wait_for("num_requests_waiting", 12)
+        embedder.wait_for("num_requests_waiting", 4)
         with pytest.raises(RequestTimeout):
             client.embed("x", timeout_s=0.001, priority=9)
         with pytest.raises((RequestTimeout, RequestCancelled)):
             client.embed("x", timeout=0.001, priority=9)
-        assert len({call.result().vector.tobytes() for call in long}) == 16
+        assert len({call.result().vector.tobytes() for call in long}) == 8
 
 
 def test_a_model_that_generates_makes_no_embeddings(server):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from demo_server import MAX_NUM_SEQS, MODEL, Server, read_until
 from integration.generating import generate, generate_stream, post
 from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
 from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
+from pipelines import OWN, TENSORRTLLM, write_part_of_pipeline
 
 from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
@@ -38,7 +38,6 @@ BUNDLED = Path(__file__).parents[2] / "model_repository"
 QUESTIONS = load_questions()
 GREEDY = {"temperature": 0, "max_tokens": 64}
 OURS = ["llm", "llm_bls"]
-TENSORRTLLM = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 900
 STOP_S = 15.0  # a server that waits for requests it has lost count of takes twice as long
 
@@ -304,9 +303,8 @@ def random_walks(backend: tokenizers.Tokenizer, folder: Path) -> Iterator[Runnin
     """A model that walks at random over a tokenizer's tokens, with an ensemble."""
     make_markov_checkpoint(backend, folder / "checkpoint")
     repository = folder / "repository"
-    for path in write_pipeline(repository, MODEL, {"model": str(folder / "checkpoint")}, 1):
-        if path.name in TENSORRTLLM or "bls" in path.name:
-            shutil.rmtree(path)  # each model takes a second to load
+    options = {"model": str(folder / "checkpoint")}
+    write_part_of_pipeline(repository, MODEL, options, OWN)
     with start_server(repository) as running:
         yield running
 
@@ -374,10 +372,7 @@ def test_a_slow_step_delays_its_own_streams_only(tmp_path: Path) -> None:
 
     A server of 25.11 or later bounds what waits; the one here cannot.
     """
-    write_pipeline(tmp_path, MODEL, {"model": "demo"}, instances=1)
-    for path in tmp_path.iterdir():
-        if path.name in TENSORRTLLM or "bls" in path.name:
-            shutil.rmtree(path)
+    write_part_of_pipeline(tmp_path, MODEL, {"model": "demo"}, OWN)
     (tmp_path / "postprocess" / "1" / "model.py").write_text(SLOW_POSTPROCESS)
     questions = QUESTIONS[:8]
     with (

@@ -17,10 +17,10 @@ import pytest
 from demo_server import MAX_NUM_SEQS, MODEL, Server
 from integration.generating import generate, generate_stream, post
 from paged_client import Client
+from pipelines import write_part_of_pipeline
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from paged_backend.launch.repository import write_pipeline
 from paged_backend.launch.server_process import start_server
 from paged_backend.tools.demo import load_questions
 
@@ -36,9 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The models as each option makes them: decoupled, not decoupled, and without a batch."""
     repository = tmp_path_factory.mktemp("pipeline")
     options = {"model": "demo", "max_num_seqs": MAX_NUM_SEQS, "max_queue_size": MAX_QUEUE_SIZE}
-    for path in write_pipeline(repository, MODEL, options, instances=1):
-        if path.name not in (MODEL, *THERE):
-            shutil.rmtree(path)  # each model takes a second to load
+    write_part_of_pipeline(repository, MODEL, options, THERE)
     for copy, name, line, other in (
         ("once", "ensemble", "decoupled: true", "decoupled: false"),
         ("once_ids", "tensorrt_llm", "decoupled: true", "decoupled: false"),

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from demo_server import MODEL, Server
 from paged_client import Answer, Client, Completion, CompletionBuilder, InvalidRequest
+from pipelines import OWN, write_part_of_pipeline
 from tool_models import LOOKUP, MESSAGES, NOW, TOOLS, write_tool_model
 
-from paged_backend.launch.repository import write_pipeline
 from paged_backend.launch.server_process import start_server
 
 pytestmark = pytest.mark.server
@@ -45,7 +45,7 @@ def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = write_tool_model(tmp_path_factory.mktemp("models") / "tools")
     repository = tmp_path_factory.mktemp("repository")
     options = {"model": str(folder), "max_num_seqs": 16, "max_crashes_per_request": 100}
-    write_pipeline(repository, MODEL, options, instances=1)
+    write_part_of_pipeline(repository, MODEL, options, (*OWN, "llm_bls"))
     with start_server(repository) as running:
         yield Server(running)
 
