@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter honest about bfloat16 and float8, and faster.
+"""Makes Triton's interpreter honest about bfloat16, float8 and overflow, and faster.
 
 It keeps bfloat16 as bit patterns and computes on the bits. With `repair`, products are right,
 conversions round to nearest as a GPU does (stock ones truncate, to float8 they even lose the
@@ -97,9 +97,10 @@ def _by_name(find: Any) -> Any:
 
 
 def _check_overflow(self: Any, lhs: tl.tensor, rhs: tl.tensor, operation: Any) -> None:
-    """Raise AssertionError if an operation on integers overflows, as the interpreter does.
+    """Raise AssertionError if an operation on integers overflows.
 
-    The interpreter interprets a dozen operations for it, a quarter of the time of these tests.
+    The stock interpreter interprets a dozen operations to find that out, which takes a quarter of
+    the time of these tests, and ignores the result unless it debugs.
     """
     kind = lhs.type.scalar
     if kind.int_bitwidth >= 64:

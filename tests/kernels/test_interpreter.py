@@ -1,4 +1,4 @@
-"""The interpreter of these tests still finds the mistakes that the stock one finds."""
+"""Mistakes in a kernel that the interpreter of these tests finds."""
 
 from __future__ import annotations
 
