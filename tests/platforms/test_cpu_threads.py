@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -73,3 +77,33 @@ def test_a_closure_needs_a_separate_name() -> None:
         device_function(scaled)
     compiled = device_variant("by_two")(scaled)
     assert compiled.py_func.__qualname__.endswith("scaled.by_two")  # type: ignore[attr-defined]
+
+
+ONE_KERNEL = """
+import sys
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim
+
+def kernel(arguments):
+    while claim(arguments) < 8:
+        pass
+
+print("ready", flush=True)
+sys.stdin.readline()
+print(ParallelKernel(kernel)._compiled.cache_hits)
+"""
+
+
+def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
+    (tmp_path / "one_kernel.py").write_text(ONE_KERNEL)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-u", str(tmp_path / "one_kernel.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    hits = [process.communicate(timeout=120)[0] for process in processes]
+    assert sorted(hits) == ["0\n", "1\n", "1\n"]

@@ -8,11 +8,14 @@ waits only for helper threads that have taken a piece.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -89,10 +92,23 @@ def exact_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compile(signature: Any, function: Callable[..., None]) -> Any:
     """Compile a function that ctypes calls without the GIL; its code is cached on disk."""
-    compiled = numba.cfunc(signature, cache=True, **_OPTIONS)(function)
+    with _one_process_at_a_time(Path(function.__code__.co_filename)):
+        compiled = numba.cfunc(signature, cache=True, **_OPTIONS)(function)
     if not compiled.cache_hits:
         _say_that_it_takes_time()
     return compiled
+
+
+@contextlib.contextmanager
+def _one_process_at_a_time(source: Path) -> Iterator[None]:
+    """Hold a lock on a source file, so that processes that start together compile it once.
+
+    The others wait, and load the code from the disk.
+    """
+    with source.open("rb") as file:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache
