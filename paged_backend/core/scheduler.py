@@ -472,7 +472,7 @@ class Scheduler:
         """Add the tokens of a step to its continued decodes, as :meth:`_take` does.
 
         A continued decode has one new token, which is not its first, and nothing else. Few of these
-        tokens end their sequence, fill a block or belong to a grammar.
+        tokens end their sequence or fill a block.
         """
         outputs: list[SequenceOutput] = []
         finished, block_size = SequenceStatus.FINISHED, self.kv.block_size
@@ -481,11 +481,14 @@ class Scheduler:
         for seq, token_ids in zip(continued, result.token_ids, strict=False):
             if seq.status is finished:
                 continue
-            token_id = token_ids[0]
+            token_id, grammar = token_ids[0], seq.grammar
             end = len(seq.token_ids) - seq.num_output_placeholders + 1  # of the known tokens
             is_last = token_id in seq.end_token_ids or end >= seq.max_num_tokens
-            if is_last or seq.grammar is not None:
+            if is_last or (grammar is not None and token_id in self.config.eos_token_ids):
                 outputs.append(self._take(seq, token_ids, None))
+                continue
+            if grammar is not None and not grammar.accept(token_ids):
+                outputs.append(self._fail(seq))
                 continue
             request = seq.request
             seq.token_ids[end - 1] = token_id
@@ -493,13 +496,26 @@ class Scheduler:
             if end % block_size == 0 and seq.num_computed_tokens >= end:
                 self.kv.register_full_blocks(seq, end - 1, end)
             self._waiting.charge(request, OUTPUT_TOKEN_COST)
+            num_tokens += 1
+            reason = None
+            if grammar is not None:
+                forced, reason = self._force(seq)
+                token_ids = token_ids + forced if forced else token_ids
+                if reason is not None:
+                    self._finish(seq, reason)
             num_cached = seq.num_cached_tokens or 0
             outputs.append(
-                SequenceOutput(request.request_id, seq.index, token_ids, None, num_cached)
+                SequenceOutput(request.request_id, seq.index, token_ids, reason, num_cached)
             )
-            num_tokens += 1
         self.counters.num_generation_tokens += num_tokens
         return outputs
+
+    def _fail(self, seq: Sequence) -> SequenceOutput:
+        """End a sequence whose new token its grammar does not allow."""
+        self._finish(seq, FinishReason.ERROR)
+        return SequenceOutput(
+            seq.request.request_id, seq.index, [], FinishReason.ERROR, seq.num_cached_tokens or 0
+        )
 
     def _take(
         self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None
