@@ -1,4 +1,4 @@
-"""What all tests share: helpers by name, settings of examples, one server of the demo model."""
+"""Fixtures and settings of all tests, and the folders of their helpers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two instances of the demo model over one engine, for all tests that change no option."""
+    """A server of the demo model, for all tests that need no other options."""
     from demo_server import demo_server
 
     with demo_server(tmp_path_factory.mktemp("repository")) as server:

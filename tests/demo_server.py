@@ -1,4 +1,4 @@
-"""A real tritonserver on the demo model, as the tests of the wire see it."""
+"""A real tritonserver with the demo model, and helpers to send requests to it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from paged_backend.tools.scrape import scrape
 
 MODEL = "paged_llm"
 MAX_NUM_SEQS = 64
-TIMEOUT_S = 60.0  # after which what a test waits for is taken not to come
-_POLL_S = 0.02  # a look takes a millisecond of processor time, which other tests need
+TIMEOUT_S = 60.0  # of every wait; long, because other tests keep the machine busy
+_POLL_S = 0.02  # reading the metrics takes a millisecond of CPU time
 
 
 @dataclass
 class Server:
-    """The running server as a test sees it."""
+    """A running server."""
 
     running: RunningServer
 
     def post(self, verb: str, fields: dict[str, Any] | bytes) -> tuple[int, str]:
-        """Status and body of ``generate`` or ``generate_stream``."""
+        """Return the status and the body of a ``generate`` or ``generate_stream`` request."""
         body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
         with self.connection() as connection:
             connection.request("POST", f"/v2/models/{MODEL}/{verb}", body)
@@ -51,14 +51,14 @@ class Server:
         return read_metrics(self.running.metrics_url)
 
     def wait_for(self, name: str, value: float) -> None:
-        """Until a metric has a value; the limit is for a machine that is busy with other things."""
+        """Wait until a metric has a value."""
         deadline = time.monotonic() + TIMEOUT_S
         while (shown := self.metrics())[name] != value:
             assert time.monotonic() < deadline, (name, value, shown)
             time.sleep(_POLL_S)
 
     def num_ended(self, reason: str) -> float:
-        """How many answers have ended for this reason: ``stop``, ``length`` or ``abort``."""
+        """Return the number of completions with a finish reason: stop, length or abort."""
         ended = scrape(self.running.metrics_url).by_label(
             "request_success_total", "finished_reason"
         )
@@ -66,7 +66,7 @@ class Server:
 
     @contextmanager
     def aborting(self, number: int) -> Iterator[None]:
-        """The block has this number of answers cut short, whose blocks are free afterwards."""
+        """Check that the ``with`` block aborts this number of completions and frees their KV."""
         before = self.num_ended("abort")
         yield
         deadline = time.monotonic() + TIMEOUT_S
@@ -77,9 +77,9 @@ class Server:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """The block has the engine run as many sequences as it may.
+        """Keep ``MAX_NUM_SEQS`` sequences running during the ``with`` block.
 
-        They are ended by their name, because tritonserver 24.10 can crash when a client cancels
+        They are canceled by their name, because tritonserver 24.10 can crash when a client cancels
         many gRPC calls at once.
         """
         fields = {"text_input": "What does", "max_tokens": 1500, "ignore_eos": True}
@@ -100,7 +100,7 @@ class Server:
 
 
 def read_until(connection: socket.socket, text: bytes) -> None:
-    """Read an answer, which may come in any pieces, until this text is in it."""
+    """Read from a connection until the received bytes contain a text."""
     received = b""
     while text not in received:
         piece = connection.recv(4096)
@@ -110,7 +110,7 @@ def read_until(connection: socket.socket, text: bytes) -> None:
 
 @contextmanager
 def demo_server(folder: Path) -> Iterator[Server]:
-    """Run two instances over one engine, with a model repository in this folder."""
+    """Run two instances over one engine, from a model repository in an empty folder."""
     options = {"model": "demo", "max_num_seqs": MAX_NUM_SEQS}
     write_model_repository(folder, MODEL, options, instances=2)
     with start_server(folder) as running:

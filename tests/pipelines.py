@@ -1,4 +1,4 @@
-"""Parts of pipelines, for tests that do not need every model of them."""
+"""Writes parts of pipelines for tests that do not need every model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ TENSORRTLLM = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "t
 def write_part_of_pipeline(
     repository: Path, model: str, options: dict[str, Any], names: Collection[str]
 ) -> None:
-    """Write a model and those models of its pipeline; each of them takes a second to load."""
+    """Write a model, and those models of its pipeline that have these names.
+
+    Each model takes a second to load.
+    """
     for path in write_pipeline(repository, model, options, instances=1):
         if path.name not in (model, *names):
             shutil.rmtree(path)

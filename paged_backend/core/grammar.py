@@ -12,7 +12,7 @@ class Grammar(Protocol):
     """
 
     def accept(self, token_ids: list[int]) -> bool:
-        """Add tokens to the output; returns False if the grammar does not allow them."""
+        """Add tokens to the output; returns False, at each call, if it does not allow them."""
         ...
 
     def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:

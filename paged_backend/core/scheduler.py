@@ -476,6 +476,7 @@ class Scheduler:
         """
         outputs: list[SequenceOutput] = []
         finished, block_size = SequenceStatus.FINISHED, self.kv.block_size
+        eos_token_ids = self.config.eos_token_ids
         num_tokens = 0
         continued = islice(step.sampled, step.num_continued)
         for seq, token_ids in zip(continued, result.token_ids, strict=False):
@@ -484,11 +485,10 @@ class Scheduler:
             token_id, grammar = token_ids[0], seq.grammar
             end = len(seq.token_ids) - seq.num_output_placeholders + 1  # of the known tokens
             is_last = token_id in seq.end_token_ids or end >= seq.max_num_tokens
-            if is_last or (grammar is not None and token_id in self.config.eos_token_ids):
+            if not is_last and grammar is not None:
+                is_last = token_id in eos_token_ids or not grammar.accept(token_ids)
+            if is_last:
                 outputs.append(self._take(seq, token_ids, None))
-                continue
-            if grammar is not None and not grammar.accept(token_ids):
-                outputs.append(self._fail(seq))
                 continue
             request = seq.request
             seq.token_ids[end - 1] = token_id
@@ -509,13 +509,6 @@ class Scheduler:
             )
         self.counters.num_generation_tokens += num_tokens
         return outputs
-
-    def _fail(self, seq: Sequence) -> SequenceOutput:
-        """End a sequence whose new token its grammar does not allow."""
-        self._finish(seq, FinishReason.ERROR)
-        return SequenceOutput(
-            seq.request.request_id, seq.index, [], FinishReason.ERROR, seq.num_cached_tokens or 0
-        )
 
     def _take(
         self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None

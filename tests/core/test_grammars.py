@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from engine_without_model import (
+    VOCAB,
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
@@ -10,6 +12,7 @@ from engine_without_model import (
     ToyGrammar,
     expected_tokens,
     make_request,
+    mask_of,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -185,3 +188,35 @@ def test_constrained_decodes_are_continued_where_no_token_is_forced():
     # The prompt, and each step after forced tokens, which is followed by a step with a slice again.
     assert 0 < engine.scheduler.num_continued
     assert num_not_continued <= 1 + 2 * stats.num_forced_tokens
+
+
+class Refusing:
+    """Refuses the fifth token, although its masks allow every token."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def accept(self, token_ids: list[int]) -> bool:
+        if self.num_tokens == 4:
+            return False
+        self.num_tokens += len(token_ids)
+        return True
+
+    def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
+        return [mask_of(set(range(1, VOCAB)))]
+
+    def forced_token_ids(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_decode_whose_token_is_refused_ends_alone(async_scheduling):
+    engine = EngineWithoutModel(async_scheduling=async_scheduling, scheduler_type=CountingScheduler)
+    requests = {name: make_request(name, [4], max_tokens=12, ignore_eos=True) for name in "ab"}
+    engine.scheduler.add_request(requests["a"], 1, (), {0: Refusing()})
+    engine.scheduler.add_request(requests["b"], 1)
+    engine.run()
+    assert (len(engine.tokens["a", 0]), engine.reasons["a", 0]) == (4, "error")
+    assert (len(engine.tokens["b", 0]), engine.reasons["b", 0]) == (12, "length")
+    assert engine.scheduler.num_continued > 12  # the decodes of both
+    engine.scheduler.check_empty()

@@ -203,6 +203,16 @@ def test_parameters_that_leave_no_token_end_the_request_with_a_reason(llm):
     assert run(llm.engine, [asked]) == {("a", 0): ([], "error")}
 
 
+def test_so_they_do_after_some_tokens(llm):
+    digits = [llm.tokenizer.token_id(digit) for digit in "0123456789"]
+    constraint = {"regex": "[0-9]{6}[a-z]"}
+    asked = request(llm, "a", constraint, PROMPTS[0], allowed_token_ids=digits)
+    tokens, reason = run(llm.engine, [asked])["a", 0]
+    assert (len(tokens), reason) == (6, "error")
+    assert set(tokens) <= set(digits)
+    assert llm.engine.stats().num_used_blocks == 0
+
+
 def test_a_grammar_that_meets_a_limit_ends_the_request_with_a_reason(llm, monkeypatch):
     monkeypatch.setattr(limits, "STEP_LEXER_FUEL", 50_000)
     schema = {"type": "object", "patternProperties": {"^.{1,255}$": {}}, "minProperties": 1}

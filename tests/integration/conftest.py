@@ -1,4 +1,4 @@
-"""What every test of the wire leaves behind: nothing."""
+"""Checks that each test leaves the server ready and its KV cache free."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class _LanguagePatch:
 
 
 def _by_name(find: Any) -> Any:
-    """Remember what a function returns for each type; stock it builds a table at each call."""
+    """Remember the result for each type; the stock function builds a table at each call."""
     known: dict[str, Any] = {}
 
     def find_once(kind: Any) -> Any:
@@ -99,8 +99,8 @@ def _by_name(find: Any) -> Any:
 def _check_overflow(self: Any, lhs: tl.tensor, rhs: tl.tensor, operation: Any) -> None:
     """Raise AssertionError if an operation on integers overflows.
 
-    The stock interpreter interprets a dozen operations to find that out, which takes a quarter of
-    the time of these tests, and ignores the result unless it debugs.
+    The stock interpreter runs a dozen interpreted operations for this check, which takes a quarter
+    of the time of these tests, and ignores the result except in debug mode.
     """
     kind = lhs.type.scalar
     if kind.int_bitwidth >= 64:
@@ -116,7 +116,7 @@ _EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
 def _init_tensor(self: tl.tensor, handle: Any, kind: Any) -> None:
-    """Do what the constructor of a tensor does, which makes the same shapes again and again."""
+    """Initialize a tensor as the stock constructor does, but share the shapes of equal sizes."""
     self.handle, self.type, self.dtype = handle, kind, kind.scalar
     self.numel, self.shape = _shape_of(tuple(kind.shape) if kind.is_block() else ())
 
