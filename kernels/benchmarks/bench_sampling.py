@@ -18,7 +18,7 @@ FILTERS = {  # temperature, top_k, top_p, min_p
 }
 
 
-def draw(bench: Bench, rows: int, filters: str) -> Call:
+def draw(bench: Bench, rows: int, filters: str, dtype: torch.dtype) -> Call:
     temperature, top_k, top_p, min_p = FILTERS[filters]
     slots = torch.arange(rows, dtype=torch.int32, device=bench.device)
     columns = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
@@ -29,17 +29,19 @@ def draw(bench: Bench, rows: int, filters: str) -> Call:
         top_k=torch.full((rows,), top_k, dtype=torch.int32, device=bench.device),
         seed=torch.arange(rows, device=bench.device),
     )
-    logits = 3 * bench.random(rows, _vocab(bench), dtype=torch.float32)  # with some likely tokens
+    logits = 3 * bench.random(rows, _vocab(bench), dtype=dtype)  # with some likely tokens
     return partial(sample, logits, slots, slots, state, torch.empty_like(slots))
 
 
 def run(bench: Bench) -> None:
-    bench.warm_up(draw(bench, 1, "greedy"))
-    for rows in bench.sizes(1, 64, 256):
-        work = Work(bytes=rows * _vocab(bench) * torch.float32.itemsize)
-        for filters in FILTERS:
-            make = partial(draw, bench, rows, filters)
-            bench.time(f"sample {filters}", f"{rows} rows", work, make, dtype=torch.float32)
+    # Logits come in the model's dtype; those that a request has changed are float32.
+    for dtype in (torch.bfloat16, torch.float32):
+        bench.warm_up(draw(bench, 1, "greedy", dtype))
+        for rows in bench.sizes(1, 64, 256):
+            work = Work(bytes=rows * _vocab(bench) * dtype.itemsize)
+            for filters in FILTERS:
+                make = partial(draw, bench, rows, filters, dtype)
+                bench.time(f"sample {filters}", f"{rows} rows", work, make, dtype=dtype)
 
 
 def _vocab(bench: Bench) -> int:

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels.device import device_of
+from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
 
 MAX_VOCAB = 2**22  # this many weights of up to 2**40 sum to less than 2**63
@@ -36,8 +37,8 @@ _PIVOTS = tl.constexpr(4)
 
 @triton.jit
 def load_values(values_ptr, at, length):
-    """Load values, with minus infinity for NaN and from `length` on, and no plus infinity."""
-    x = tl.load(values_ptr + at, mask=at < length, other=float("-inf"))
+    """Load values as float32: NaN and what is past `length` as -inf, plus infinity as finite."""
+    x = tl.load(values_ptr + at, mask=at < length, other=float("-inf")).to(tl.float32)
     return tl.where(x == x, tl.minimum(x, LARGEST), float("-inf"))
 
 
@@ -173,7 +174,7 @@ def check_logits(logits: Tensor) -> tuple[int, int]:
     Raises:
         ArgumentError: wrong shape, dtype, device or layout.
     """
-    check_tensor("logits", logits, (None, None), torch.float32, like=logits)
+    check_tensor("logits", logits, (None, None), MODEL_DTYPES, like=logits)
     device_of("logits", logits)
     rows, vocab = logits.shape
     check(1 <= vocab <= MAX_VOCAB, "logits", f"must have 1..{MAX_VOCAB} columns, got {vocab}")

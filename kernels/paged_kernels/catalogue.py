@@ -380,22 +380,22 @@ def _choose_experts(model: _Experts, dtype: torch.dtype = _BF16, **options: Any)
     return Case("choice of experts", f"{model.name} {_NAMES[dtype]}", call)
 
 
-def _sample(vocab: int) -> Case:
+def _sample(vocab: int, dtype: torch.dtype = _BF16) -> Case:
     def call(num_seqs: int) -> Tensor:
         slots = {name: _empty(256, dtype=_FP32) for name in ("temperature", "top_p", "min_p")}
         state = SamplingState(**slots, top_k=_ints(256), seed=_empty(256, dtype=torch.int64))
-        logits = _empty(num_seqs, vocab, dtype=_FP32)
+        logits = _empty(num_seqs, vocab, dtype=dtype)
         return sample(logits, _ints(num_seqs), _ints(num_seqs), state, _ints(num_seqs))
 
-    return Case("sampling", f"{vocab} tokens", call)
+    return Case("sampling", f"{vocab} tokens {_NAMES[dtype]}", call)
 
 
-def _logprobs(vocab: int, width: int) -> Case:
+def _logprobs(vocab: int, width: int, dtype: torch.dtype = _BF16) -> Case:
     def call(num_seqs: int) -> LogProbs:
-        logits = _empty(num_seqs, vocab, dtype=_FP32)
+        logits = _empty(num_seqs, vocab, dtype=dtype)
         return logprobs(logits, _ints(num_seqs), _ints(num_seqs), _ints(256), width)
 
-    return Case("log-probabilities", f"{width} of {vocab} tokens", call)
+    return Case("log-probabilities", f"{width} of {vocab} tokens {_NAMES[dtype]}", call)
 
 
 def _penalties(vocab: int) -> Case:
@@ -504,8 +504,11 @@ CASES = {
         _w8a16_matmul(_QKV, 128, float8=True),
         _w8a16_matmul(_DOWN, -1, float8=True),
         _sample(128256),
+        _sample(128256, _FP16),
+        _sample(128256, _FP32),
         _sample(151936),
         _logprobs(128256, 20),
+        _logprobs(128256, 20, _FP32),
         _penalties(128256),
         _token_masks(128256),
     )

@@ -136,8 +136,8 @@ def logprobs(
     model's own logits: pass these, or a copy of them if penalties have changed them since.
 
     Args:
-        logits: [rows, vocab] float32; only read. If a row is all minus infinity, so are its
-            log-probabilities.
+        logits: [rows, vocab] bf16, fp16 or fp32; only read. If a row is all minus infinity, so are
+            its log-probabilities.
         slots: [rows] int32. A negative slot is padding: nothing is written for its row.
         sampled: [rows] int32, the sampled tokens.
         wanted: [num_slots] int32: number of top tokens, limited to `width`; a negative number

@@ -217,7 +217,7 @@ def sample(
     Tokens less likely than about 1e-10 are drawn too rarely: random numbers have 32 bits.
 
     Args:
-        logits: [rows, vocab] float32; only read.
+        logits: [rows, vocab] bf16, fp16 or fp32; only read.
         slots: [rows] int32. A negative slot is padding: nothing is written for its row.
         positions: [rows] int32, positions of the tokens to be sampled.
         state: parameters by slot; read on the device, so captured launches see updates.

@@ -10,7 +10,7 @@ import torch
 
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.sequence import PLACEHOLDER
-from paged_backend.platforms.gpu.sampler import DeviceSampler
+from paged_backend.platforms.gpu.sampler import DeviceSampler, SampleRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.sampling_params import SamplingParams
@@ -78,16 +78,23 @@ class Sequences:
         wanted = Sampler(EOS).sample(logits[:count].clone(), self.specs())
         padding_row = len(sampler.last_tokens) - 1
         rows = self.rows + [padding_row] * padding
-        got = sampler.sample(
-            logits.to(self.device),
-            self.specs(hide_last=hide_last),
+        positions = [len(tokens) for tokens in self.tokens] + [0] * padding
+        last_inputs = [tokens[-1] for tokens in self.tokens] + [0] * padding
+        row_or_none = self.rows + [-1] * padding
+        to = SampleRows(
             torch.tensor(rows, device=self.device),
-            torch.tensor(self.rows + [-1] * padding, dtype=torch.int32, device=self.device),
-            torch.tensor(
-                [len(tokens) for tokens in self.tokens] + [0] * padding,
-                dtype=torch.int32,
-                device=self.device,
-            ),
+            torch.tensor(row_or_none, dtype=torch.int32, device=self.device),
+            torch.tensor(positions, dtype=torch.int32, device=self.device),
+        )
+        got = torch.empty(count + padding, dtype=torch.int32, device=self.device)
+        on_device = logits.to(self.device)
+        sampler.sample(on_device, to, got)  # as a step does before it knows what requests change
+        sampler.change_and_sample(
+            on_device,
+            self.specs(hide_last=hide_last),
+            torch.tensor(last_inputs, device=self.device),
+            to,
+            got,
         )
         assert got.tolist()[:count] == wanted
         assert sampler.last_tokens[self.rows].tolist() == wanted

@@ -416,6 +416,27 @@ def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):
     assert len(replayed) == len(launched)
 
 
+def test_only_steps_whose_logits_a_request_changes_are_sampled_again(oracle, monkeypatch):
+    """The others are sampled by their graph, also if they return logprobs."""
+    engine = engine_for(oracle, async_scheduling=True)
+    again, sampler = [], engine.executor.model_runner._sampler
+    change = sampler.change_and_sample
+    monkeypatch.setattr(sampler, "change_and_sample", lambda *args: again.append(change(*args)))
+
+    def steps_again(**options: object) -> int:
+        again.clear()
+        params = [
+            SamplingParams(max_tokens=4, ignore_eos=True, seed=1, **more) for more in ({}, options)
+        ]
+        drawn(engine, [Request(str(i), [4, 8, 15], each) for i, each in enumerate(params)])
+        return len(again)
+
+    assert steps_again() == steps_again(top_k=5, logprobs=2) == 0
+    changes = [{"presence_penalty": 1.0}, {"min_tokens": 2}, {"logit_bias": ((5, 1.0),)}]
+    assert [steps_again(**options) for options in changes] == [4, 4, 4]
+    assert steps_again(temperature=0) == 0
+
+
 def test_small_steps_send_little(oracle, monkeypatch):
     """Decodes have buffers without room for a prompt; both kinds of steps take turns."""
     monkeypatch.setattr(step_inputs, "captured_shapes", lambda *_: [StepShape.decodes(4)])

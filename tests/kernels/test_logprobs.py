@@ -61,6 +61,14 @@ def test_logprobs(kind: str, device: torch.device) -> None:
         check_logprobs(found, row, logits[row], token, number)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_16_bits_are_those_numbers(dtype: torch.dtype, device: torch.device) -> None:
+    logits = torch.stack([logits_of("peaked", 5003) for _ in range(2)]).to(dtype)
+    found = run_logprobs(logits, [17, 5002], [5, 20], 20, device)
+    check_logprobs(found, 0, logits[0].float(), 17, 5)
+    check_logprobs(found, 1, logits[1].float(), 5002, 20)
+
+
 def test_logprobs_of_ties_that_overflow_the_stacks(device: torch.device) -> None:
     logits = torch.stack([torch.zeros(2048 * 8 + 1), logits_of("strided", 2048 * 8 + 1)])
     found = run_logprobs(logits, [16384, 7], [3, 4], 4, device)
@@ -113,7 +121,7 @@ def test_bad_calls_are_refused(device: torch.device) -> None:
     floats, more = torch.zeros(8, device=device), ids.new_zeros(9)
     logprobs(logits, ids, ids, ids, 1)
     with pytest.raises(ArgumentError, match="^logits"):
-        logprobs(logits.bfloat16(), ids, ids, ids, 1)
+        logprobs(logits.double(), ids, ids, ids, 1)
     with pytest.raises(ArgumentError, match="^slots"):
         logprobs(logits, more, ids, ids, 1)
     with pytest.raises(ArgumentError, match="^sampled"):

@@ -63,7 +63,7 @@ def run(
         SamplingState(**moved),
         out[:rows],
     )
-    assert torch.equal(given.cpu().view(torch.int32), logits.view(torch.int32))
+    assert torch.equal(given.cpu().view(torch.uint8), logits.view(torch.uint8))
     assert (out[rows:] == UNTOUCHED).all()
     return out[:rows].tolist()
 
@@ -103,6 +103,14 @@ def test_draws_are_those_of_a_sort(kind: str, device: torch.device) -> None:
     found = run(logits, state, device)
     expected = [drawn(row, state, slot, [5])[0] for slot, row in enumerate(logits)]
     assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_16_bits_are_those_numbers(dtype: torch.dtype, device: torch.device) -> None:
+    logits = torch.stack([logits_of("peaked", 5003) for _ in PARAMS]).to(dtype)
+    logits[0, 7], logits[1, 8] = math.nan, math.inf
+    state = state_of(PARAMS)
+    assert run(logits, state, device) == run(logits.float(), state, device)
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 300, 2048, 2049, 8192])
@@ -342,7 +350,7 @@ def test_bad_calls_are_refused(device: torch.device) -> None:
 
     floats, ints = torch.zeros(8, device=device), torch.zeros(9, dtype=torch.int32, device=device)
     bad = [
-        ("logits", torch.zeros(8, 16, dtype=torch.bfloat16, device=device)),
+        ("logits", torch.zeros(8, 16, dtype=torch.float64, device=device)),
         ("logits", torch.zeros(8, 32, device=device)[:, ::2]),
         ("logits", torch.zeros(8, 0, device=device)),
         ("slots", ints),

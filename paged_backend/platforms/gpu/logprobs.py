@@ -19,7 +19,7 @@ class DeviceLogprobs:
     """Log-probabilities on their way from a device to the host.
 
     Args:
-        logits: [n, vocab] float32; only read.
+        logits: [n, vocab] of any dtype of models; only read.
         token_ids: [n] int32 on the same device.
         specs: what to return with each row.
         transfer: copies the result to the host.
@@ -36,7 +36,7 @@ class DeviceLogprobs:
         columns = result.sampled, result.ranks, result.top_tokens, result.top
         self._arrivals = [transfer.receive(column) for column in columns]
         with_logits = transfer.send(np.array(rows_with_logits(specs), np.int64))
-        self._logits = transfer.receive(logits.index_select(0, with_logits))
+        self._logits = transfer.receive(logits.index_select(0, with_logits).float())
 
     def wait(self) -> list[TokenLogprobs]:
         """Wait for the copy, and return one entry for each row."""

@@ -3,7 +3,8 @@
 The host sends what has changed, launches the step and continues. If the previous step is still
 sampling an input token, the host sends a placeholder, and the device looks the token up. Decodes,
 short parts of prompts, and both together replay the model as one CUDA graph, padded to the next
-captured shape. Sampling depends on the requests' parameters, so it is launched separately.
+captured shape. The graph also samples. If a request changes its logits, the step is sampled again
+from the changed ones, by separate launches.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class LaunchedGpuStep:
     prompt_logprobs: list[DeviceLogprobs]
 
     def sample(self, masks: TokenMasks | None = None) -> InFlightOutput:
-        """Launch the sampling of the step."""
+        """Launch the rest of the sampling of the step."""
         batch = self.batch
         tokens, places, logprobs = self.runner.sample(batch, self.shape, masks)
         return InFlightOutput(tokens, batch, places, logprobs, self.prompt_logprobs)
@@ -133,6 +134,7 @@ class GpuModelRunner:
         attention: AttentionBackend,
         spec: KVCacheSpec,
         limits: StepLimits,
+        dtype: torch.dtype,
         transfer: Transfer,
         *,
         cascade: bool = False,
@@ -152,16 +154,19 @@ class GpuModelRunner:
             spec.block_size, self._num_groups, limits, model.max_model_len, transfer
         )
         self._sampled: set[int] = set()  # seq_ids whose parameters the device has
+        self._penalized: set[int] = set()  # those of them with penalties or `min_tokens`
         self._sampler = DeviceSampler(
             self._max_num_seqs + 1,
             model.config.vocab_size,
             frozenset(model.config.eos_token_ids),
             transfer,
         )
-        num_logits = 0 if self._makes_embeddings else self._max_num_seqs + MAX_PROMPTS
-        self._logits = torch.empty(
-            num_logits, model.config.vocab_size, dtype=torch.float32, device=transfer.device
-        )
+        # Results of the last step, at the same addresses for all graphs.
+        num_samples = 0 if self._makes_embeddings else self._max_num_seqs + MAX_PROMPTS
+        device, vocab_size = transfer.device, model.config.vocab_size
+        self._logits = torch.empty(num_samples, vocab_size, dtype=dtype, device=device)
+        self._tokens = torch.empty(num_samples, dtype=torch.int32, device=device)
+        self._input_ids = torch.empty(self._inputs.max_num_tokens, dtype=torch.int64, device=device)
         self._graphs: StepGraphs | None = None
         self._is_warm = False
 
@@ -199,27 +204,19 @@ class GpuModelRunner:
     def sample(
         self, batch: InputBatch, shape: StepShape, masks: TokenMasks | None
     ) -> tuple[Arrival, list[int], DeviceLogprobs | None]:
-        """Launch the sampling of the step that was launched last.
+        """Launch the rest of the sampling of the step that was launched last.
 
         Returns the tokens, the places of those with logprobs, and their logprobs.
         """
-        logits = self._logits[: shape.num_samples]
+        logits, tokens = self._logits[: shape.num_samples], self._tokens[: shape.num_samples]
         # Continued decodes have neither logprobs nor changes of single tokens' logits.
         new, num_continued = batch.scheduled_samples, len(batch.continued)
         places = [num_continued + place for place in places_with_logprobs(new)]
         adjusted = batch.samples if any(spec.params.adjusts_tokens for spec in new) else []
         index = self._transfer.send(np.array(places, np.int64)) if places else None
         untouched = None if index is None else logits.index_select(0, index)
-        if masks is not None:
-            self._apply_masks(logits, masks)
-        buffers = self._inputs.buffers(shape)
-        tokens = self._sampler.sample(
-            logits,
-            adjusted,
-            buffers.part("sample_rows", shape.num_samples),
-            buffers.part("sample_row_or_none", shape.num_samples),
-            buffers.part("sample_positions", shape.num_samples),
-        )
+        if masks is not None or adjusted or self._penalized:
+            self._change_and_sample(shape, masks, adjusted)
         arrival = self._transfer.receive(tokens)
         if index is None or untouched is None:
             return arrival, [], None
@@ -327,13 +324,18 @@ class GpuModelRunner:
 
     def _release(self, seq_ids: list[int]) -> None:
         self._sampled.difference_update(seq_ids)
+        self._penalized.difference_update(seq_ids)
         self._pooler.release(seq_ids)
         self._inputs.rows.release(seq_ids)
 
     def _admit(self, rows: list[int], samples: list[SampleSpec]) -> None:
         new = [i for i, spec in enumerate(samples) if spec.seq_id not in self._sampled]
-        self._sampler.admit([rows[i] for i in new], [samples[i] for i in new])
-        self._sampled.update(samples[i].seq_id for i in new)
+        specs = [samples[i] for i in new]
+        self._sampler.admit([rows[i] for i in new], specs)
+        self._sampled.update(spec.seq_id for spec in specs)
+        self._penalized.update(
+            spec.seq_id for spec in specs if spec.params.penalized or spec.params.min_tokens
+        )
 
     def _launch(
         self, inputs: StepInputs, scheduled_batch: ScheduledBatch
@@ -356,30 +358,50 @@ class GpuModelRunner:
             return shape, self._run(shape, shared)
 
     def _run(self, shape: StepShape, num_shared_blocks: int = 0) -> Tensor:
-        """Launch the model on the contents of the buffers, and copy the samples' logits.
+        """Launch the model on the contents of the buffers, and sample from its logits.
 
         Returns the last hidden states [num_prompt_rows, hidden_size] of the other rows.
         """
         part = self._inputs.buffers(shape).part
         meta = self._inputs.metadata(shape, num_shared_blocks)
-        input_ids = part("input_ids", shape.num_tokens)
-        last_tokens = self._sampler.last_tokens.index_select(0, (-1 - input_ids).clamp_(min=0))
+        sent, input_ids = part("input_ids", shape.num_tokens), self._input_ids[: shape.num_tokens]
+        last_tokens = self._sampler.last_tokens.index_select(0, (-1 - sent).clamp_(min=0))
+        torch.where(sent < 0, last_tokens, sent, out=input_ids)
         num_rows = shape.num_samples + shape.num_prompt_rows
         hidden = self._model.forward(
-            torch.where(input_ids < 0, last_tokens, input_ids),
+            input_ids,
             self._attention,
             meta,
             part("logits_indices", num_rows),
         )
         num_samples = shape.num_samples
         if num_samples:
-            self._logits[:num_samples].copy_(self._model.compute_logits(hidden[:num_samples]))
+            logits = self._logits[:num_samples]
+            logits.copy_(self._model.compute_logits(hidden[:num_samples]))
+            to = self._inputs.sample_rows(shape)
+            self._sampler.sample(logits, to, self._tokens[:num_samples])
         return hidden[num_samples:]
 
     def _pool(self, hidden: Tensor, specs: list[PoolSpec]) -> Arrival | None:
         if not specs:
             return None
         return self._transfer.receive(self._pooler.pool(hidden, specs))
+
+    def _change_and_sample(
+        self, shape: StepShape, masks: TokenMasks | None, adjusted: list[SampleSpec]
+    ) -> None:
+        """Sample the last step again, from logits as the requests change them."""
+        logits = self._logits[: shape.num_samples].float()
+        if masks is not None:
+            self._apply_masks(logits, masks)
+        indices = self._inputs.buffers(shape).part("logits_indices", shape.num_samples)
+        self._sampler.change_and_sample(
+            logits,
+            adjusted,
+            self._input_ids.index_select(0, indices),
+            self._inputs.sample_rows(shape),
+            self._tokens[: shape.num_samples],
+        )
 
     def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
         rows = np.array(masks.indices, np.int32)
@@ -393,7 +415,7 @@ class GpuModelRunner:
         for token_ids, specs in cut_prompts(prompts):
             part = hidden[done : done + len(token_ids)]
             done += len(token_ids)
-            logits = self._model.compute_logits(part).float()
+            logits = self._model.compute_logits(part)
             sent = self._transfer.send(np.array(token_ids, np.int32))
             yield DeviceLogprobs(logits, sent, specs, self._transfer)
 

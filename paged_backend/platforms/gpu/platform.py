@@ -122,7 +122,9 @@ class GpuPlatform:
         cascade: bool = False,
     ) -> GpuModelRunner:
         attention = self.attention(spec, num_blocks)
-        return GpuModelRunner(model, attention, spec, limits, self._transfer, cascade=cascade)
+        return GpuModelRunner(
+            model, attention, spec, limits, self.dtype, self._transfer, cascade=cascade
+        )
 
     def _peak_of_largest_step(self, model: Model, spec: KVCacheSpec, limits: StepLimits) -> int:
         """Bytes that a step takes besides weights and pool, measured on a pool of one block."""

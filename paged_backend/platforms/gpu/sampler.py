@@ -7,6 +7,7 @@ its tokens, and the token that was sampled last, which is the input of the next 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,11 +16,19 @@ from paged_kernels.sampling import SamplingState, sample
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
-from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.packed_rows import PackedRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.token_edits import edit_logits
 from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Where a step's samples belong: one element for each row of logits."""
+
+    rows: Tensor  # [n] int64 the sampler's row of each sequence; its last row for padding
+    row_or_none: Tensor  # [n] int32 like `rows`, but -1 for padding, which gets an arbitrary token
+    positions: Tensor  # [n] int32 the positions of the tokens to sample
 
 
 class DeviceSampler:
@@ -75,44 +84,45 @@ class DeviceSampler:
             if spec.params.penalized:
                 self._counts[row] = self._transfer.send(self._count(spec))
 
-    def sample(
+    def sample(self, logits: Tensor, to: SampleRows, tokens: Tensor) -> None:
+        """Sample a token for each row of logits that no request changes.
+
+        Args:
+            logits: [n, vocab] of any dtype of models; only read.
+            to: where the samples belong.
+            tokens: [n] int32, receives the tokens.
+
+        Raises:
+            ArgumentError: the vocabulary is too large for the kernels.
+        """
+        sample(logits, to.row_or_none, to.positions, self._state, tokens)
+        self.last_tokens.index_copy_(0, to.rows, tokens)
+
+    def change_and_sample(
         self,
         logits: Tensor,
         samples: Sequence[SampleSpec],
-        rows: Tensor,
-        row_or_none: Tensor,
-        positions: Tensor,
-    ) -> Tensor:
-        """Sample a token for each row of `logits`; returns [n] int32.
+        last_inputs: Tensor,
+        to: SampleRows,
+        tokens: Tensor,
+    ) -> None:
+        """Change logits as the requests demand, and sample like `sample`.
+
+        It may follow a call of `sample` for the same step, whose tokens it replaces.
 
         Args:
             logits: [n, vocab] float32; overwritten.
             samples: the specs of the first rows of `logits`, if any of them changes or forbids
                 the logits of single tokens; else none. The other rows are padding.
-            rows: [n] int64 the sampler's row of each sequence; its last row for padding.
-            row_or_none: [n] int32 like `rows`, but -1 for padding, which gets an arbitrary token.
-            positions: [n] int32 the positions of the tokens to sample.
-
-        Raises:
-            ValueError: the vocabulary is too large for the kernels.
+            last_inputs: [n] the token before the one to sample.
+            to: where the samples belong.
+            tokens: [n] int32, receives the tokens.
         """
         if samples:
-            edit_logits(logits, samples, self._transfer.send, self._tokens_before(samples, rows))
-        tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-        apply_penalties(logits, row_or_none, positions, self._counts, self._penalties)
-        sample(logits, row_or_none, positions, self._state, tokens)
-        count_tokens(self._counts, row_or_none, tokens)
-        self.last_tokens.index_copy_(0, rows, tokens)
-        return tokens
-
-    def _tokens_before(self, samples: Sequence[SampleSpec], rows: Tensor) -> Tensor:
-        """Return the last token of each sequence, [n], which possibly only the device knows."""
-        known = [spec.token_ids[spec.position - 1] for spec in samples]
-        known += [PLACEHOLDER] * (len(rows) - len(known))
-        on_device = self._transfer.send(np.array(known, np.int32))
-        return torch.where(
-            on_device == PLACEHOLDER, self.last_tokens.index_select(0, rows), on_device
-        )
+            edit_logits(logits, samples, self._transfer.send, last_inputs)
+        apply_penalties(logits, to.row_or_none, to.positions, self._counts, self._penalties)
+        self.sample(logits, to, tokens)
+        count_tokens(self._counts, to.row_or_none, tokens)
 
     def _packed(self, spec: SampleSpec) -> tuple[object, ...]:
         """Return the record of a sequence."""

@@ -15,6 +15,7 @@ from paged_backend.models.attention import AttentionMetadata
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import MAX_PROMPTS, StepShape, captured_shapes
+from paged_backend.platforms.gpu.sampler import SampleRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs, without
 
@@ -138,6 +139,11 @@ class DeviceInputs:
             }
         )
 
+    @property
+    def max_num_tokens(self) -> int:
+        """The number of tokens of the largest step."""
+        return max(self._buffers)
+
     def buffers(self, shape: StepShape) -> Staging:
         """Return the buffers of steps of this shape, which are always the same."""
         size = next(size for size in self._buffers if size >= shape.num_tokens)
@@ -154,6 +160,15 @@ class DeviceInputs:
             positions=part("positions", shape.num_tokens),
             num_decodes=shape.num_decodes,
             num_shared_blocks=num_shared_blocks,
+        )
+
+    def sample_rows(self, shape: StepShape) -> SampleRows:
+        """Return the rows of the samples in the buffers."""
+        part, count = self.buffers(shape).part, shape.num_samples
+        return SampleRows(
+            rows=part("sample_rows", count),
+            row_or_none=part("sample_row_or_none", count),
+            positions=part("sample_positions", count),
         )
 
     def _new_buffers(self, num_tokens: int, num_seqs: int, transfer: Transfer) -> Staging:
