@@ -57,12 +57,9 @@ ATTENTION = ("_split_kernel", "_prefill_kernel")
 TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
 
 BUCKETS = {
-    # A program merges one head of a small batch, all of a large one.
-    ("decode", "_merge_splits_kernel"): 2,
-    ("shared prefix", "_merge_splits_kernel"): 2,
     # Queries under a shared prefix fill tiles of 16, 32, 64 or 128 rows, over keys in tiles of
-    # two sizes.
-    ("shared prefix", "_split_kernel"): 4,
+    # two sizes. A single query merges no padding of its tile.
+    ("shared prefix", "_split_kernel"): 5,
     ("shared prefix", "_plan_kernel"): 2,
     # Tiles for up to 16 rows, up to 256 (of dense products 64), and more.
     ("dense matmul", "matmul_kernel"): 3,

@@ -1,5 +1,7 @@
 """Attention of few queries over long caches: keys are split among programs, then merged.
 
+The last program to finish a sequence's splits merges them, so there is no second launch.
+
 FlashDecoding (Dao et al., 2023) with FlashInfer's division of work (Ye et al., 2025, section
 3.3.1): the keys of all sequences together are divided into splits of nearly equal size,
 so that one long sequence among short ones does not delay the whole step. The splits are planned on
@@ -26,8 +28,8 @@ from paged_kernels.tuning import DecodeConfig, decode_config
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
 _SEQS_AT_ONCE = 256  # sequences that the planning program reads together
 _SIZES_AT_ONCE = 32  # split sizes that it tries together
-_SPLITS_AT_ONCE = 16  # splits of a sequence that a program writes or merges together
-_MERGE_WARPS = 4
+_SPLITS_AT_ONCE = 16  # splits of a sequence that a program plans or merges together
+_MERGED_AT_ONCE = 8192  # elements of them, at most: more would take too many registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,14 @@ class DecodePlan:
     """The splits of a step's keys, made once for all layers of the same shape and window.
 
     A split is a contiguous range of one sequence's keys. `splits` is filled from the front, with
-    the splits of divided sequences first, because they take longest.
+    the splits of divided sequences first, because they take longest. Calls that share a plan must
+    run one after the other, because each of them counts in `arrivals`.
     """
 
     splits: Tensor  # [max_splits, 4] int32: sequence or -1, first key, end, 1 if the sole split
     first_split: Tensor  # [num_seqs] int32
     num_splits: Tensor  # [num_seqs] int32
+    arrivals: Tensor  # [num_seqs * programs_per_split] int32, zeros between calls
     tile: int  # keys; splits begin at multiples of it
     window: int | None
 
@@ -88,6 +92,18 @@ class _Shape:
         return self.num_kv_heads * -(-self.num_queries // self.queries_at_once)
 
     @property
+    def merged_rows(self) -> int:
+        """The rows of a query tile that are merged: without its padding if there is one query."""
+        group = self.num_heads // self.num_kv_heads
+        return self.rows if self.num_queries > 1 else triton.next_power_of_2(group)
+
+    @property
+    def merged_splits(self) -> int:
+        """The number of splits that a program merges together."""
+        most = _MERGED_AT_ONCE // (self.merged_rows * triton.next_power_of_2(self.head_dim))
+        return max(1, min(_SPLITS_AT_ONCE, most))
+
+    @property
     def splits_per_wave(self) -> int:
         """The number of splits whose programs the device runs at the same time."""
         return max(1, self.num_sms * self.config.programs_per_sm // self.programs_per_split)
@@ -120,6 +136,9 @@ def plan_decode(
         splits=torch.empty(shape.max_splits, 4, dtype=torch.int32, device=q.device),
         first_split=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
         num_splits=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
+        arrivals=torch.empty(
+            num_seqs * shape.programs_per_split, dtype=torch.int32, device=q.device
+        ),
         tile=shape.config.tile,
         window=window,
     )
@@ -128,7 +147,9 @@ def plan_decode(
         plan.splits,
         plan.first_split,
         plan.num_splits,
+        plan.arrivals,
         num_seqs,
+        len(plan.arrivals),
         shape.max_splits,
         shape.splits_per_wave,
         WINDOW=window,
@@ -206,13 +227,6 @@ def _launch(
         max_splits * num_rows, shape.head_dim, dtype=torch.float32, device=q.device
     )
     partial_lse = torch.empty(max_splits * num_rows, dtype=torch.float32, device=q.device)
-    sizes = {
-        "HEADS": shape.num_heads,
-        "DIM": shape.head_dim,
-        "DIM_PADDED": triton.next_power_of_2(shape.head_dim),
-        "OUT_STRIDE": out.stride(0),
-        "OUT_HEAD_STRIDE": out.stride(1),
-    }
     query_blocks = triton.cdiv(shape.num_queries, shape.queries_at_once)
     # Heads vary fastest: programs that start together read neighboring heads of the same blocks,
     # and the real splits, which come first in the plan, start before the empty ones.
@@ -222,6 +236,9 @@ def _launch(
         block_table,
         seq_lens,
         plan.splits,
+        plan.first_split,
+        plan.num_splits,
+        plan.arrivals,
         out,
         lse,
         partial,
@@ -233,45 +250,38 @@ def _launch(
         params.kv_scales,
         params.scale if params.softcap is not None else params.scale * LOG2E.value,
         params.softcap,
+        shape.num_seqs,
         shape.num_queries,
         block_table.stride(0),
+        HEADS=shape.num_heads,
         KV_HEADS=shape.num_kv_heads,
+        DIM=shape.head_dim,
+        DIM_PADDED=triton.next_power_of_2(shape.head_dim),
         BLOCK_SIZE=kv_cache.shape[3],
         WINDOW=params.window,
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
+        OUT_STRIDE=out.stride(0),
+        OUT_HEAD_STRIDE=out.stride(1),
         ROWS=shape.rows,
+        MERGED_ROWS=shape.merged_rows,
+        MERGED_SPLITS=shape.merged_splits,
         TILE=plan.tile,
         num_warps=shape.config.num_warps,
         num_stages=shape.config.num_stages,
         maxnreg=shape.config.max_registers,
-        **sizes,
-    )
-    # With few rows each head gets its own program; with many, one program per row is enough.
-    heads = 1 if len(q) * shape.num_heads <= 8 * shape.num_sms else shape.num_heads
-    _merge_splits_kernel[(len(q), shape.num_heads // heads)](
-        partial,
-        partial_lse,
-        plan.first_split,
-        plan.num_splits,
-        out,
-        lse,
-        shape.num_queries,
-        HEADS_AT_ONCE=heads,
-        BLOCK=_SPLITS_AT_ONCE,
-        num_warps=_MERGE_WARPS,
-        num_stages=2,
-        **sizes,
     )
 
 
-@triton.jit(do_not_specialize=["num_seqs", "max_splits", "splits_per_wave"])
+@triton.jit(do_not_specialize=["num_seqs", "num_arrivals", "max_splits", "splits_per_wave"])
 def _plan_kernel(
     seq_lens_ptr,
     splits_ptr,
     first_ptr,
     count_ptr,
+    arrivals_ptr,
     num_seqs,
+    num_arrivals,
     max_splits,
     splits_per_wave,
     WINDOW: tl.constexpr,
@@ -342,6 +352,9 @@ def _plan_kernel(
     for base in range(next_whole, max_splits, BLOCK):
         split = base + offsets
         tl.store(splits_ptr + split * 4, tl.full([BLOCK], -1, tl.int32), mask=split < max_splits)
+    for base in range(0, num_arrivals, BLOCK):
+        place = base + offsets
+        tl.store(arrivals_ptr + place, tl.zeros([BLOCK], tl.int32), mask=place < num_arrivals)
 
 
 @triton.jit
@@ -387,13 +400,16 @@ def _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW: tl.constexpr, TILE: tl.constexp
     return length, begin, tl.cdiv(length - begin, TILE)
 
 
-@triton.jit(do_not_specialize=["num_queries", "table_stride"])
+@triton.jit(do_not_specialize=["num_seqs", "num_queries", "table_stride"])
 def _split_kernel(
     q_ptr,
     cache_ptr,
     table_ptr,
     seq_lens_ptr,
     splits_ptr,
+    first_ptr,
+    count_ptr,
+    arrivals_ptr,
     out_ptr,
     lse_ptr,
     partial_ptr,
@@ -405,6 +421,7 @@ def _split_kernel(
     kv_scales_ptr,
     scale,
     softcap,
+    num_seqs,
     num_queries,
     table_stride,
     HEADS: tl.constexpr,
@@ -418,11 +435,30 @@ def _split_kernel(
     OUT_STRIDE: tl.constexpr,
     OUT_HEAD_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program: one split of a sequence's keys, for a tile of queries of one KV head."""
+    """One program: one split of a sequence's keys, for a tile of queries of one KV head.
+
+    The last one to arrive of the programs with the same sequence, KV head and tile merges the
+    splits. No split belongs to an empty sequence `s`, so the programs of split `s` zero its output.
+    """
     split = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    row = tl.arange(0, ROWS)
+    query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
+    dims = tl.arange(0, DIM_PADDED)
+    if split < num_seqs:
+        if tl.load(seq_lens_ptr + split) == 0:
+            _store_result(
+                out_ptr, lse_ptr, (split * num_queries + query).to(tl.int64), head, real,
+                tl.zeros([ROWS, DIM_PADDED], tl.float32),
+                tl.full([ROWS], float("-inf"), tl.float32), HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
+            )  # fmt: skip
     seq = tl.load(splits_ptr + split * 4)
     if seq < 0:
         return
@@ -430,13 +466,7 @@ def _split_kernel(
     end = tl.load(splits_ptr + split * 4 + 2)
     alone = tl.load(splits_ptr + split * 4 + 3)
 
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    row = tl.arange(0, ROWS)
-    query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
     token = (seq * num_queries + query).to(tl.int64)
-    dims = tl.arange(0, DIM_PADDED)
     kept = real[:, None] & (dims < DIM)[None, :]
     q = tl.load(
         q_ptr + (token * Q_STRIDE + head * Q_HEAD_STRIDE)[:, None] + dims[None, :],
@@ -492,77 +522,107 @@ def _split_kernel(
         acc *= 1 / VALUE_FACTOR
     lse = (highest + tl.log2(total)) * LN2
     if alone != 0:
-        at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE
-        result = acc.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + at[:, None] + dims[None, :], result, mask=kept)
-        if lse_ptr is not None:
-            tl.store(lse_ptr + token * HEADS + head, lse, mask=real)
-    else:
-        at = (split.to(tl.int64) * num_queries + query) * HEADS + head
-        tl.store(partial_ptr + (at * DIM)[:, None] + dims[None, :], acc, mask=kept)
-        tl.store(partial_lse_ptr + at, lse, mask=real)
+        _store_result(
+            out_ptr, lse_ptr, token, head, real, acc, lse,
+            HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
+        )  # fmt: skip
+        return
+
+    at = (split.to(tl.int64) * num_queries + query) * HEADS + head
+    tl.store(partial_ptr + (at * DIM)[:, None] + dims[None, :], acc, mask=kept)
+    tl.store(partial_lse_ptr + at, lse, mask=real)
+    # All threads have stored before the program arrives, and the last one to arrive sees it all.
+    tl.debug_barrier()
+    arrivals_ptr += (seq * tl.num_programs(1) + tl.program_id(1)) * KV_HEADS + kv_head
+    count = tl.load(count_ptr + seq)
+    if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") < count - 1:
+        return
+    tl.store(arrivals_ptr, 0)
+    row = tl.arange(0, MERGED_ROWS)
+    query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
+    acc, lse = _merge_splits(
+        partial_ptr, partial_lse_ptr, tl.load(first_ptr + seq), count, num_queries,
+        query, head, real, HEADS, DIM, DIM_PADDED, MERGED_SPLITS,
+    )  # fmt: skip
+    _store_result(
+        out_ptr, lse_ptr, (seq * num_queries + query).to(tl.int64), head, real, acc, lse,
+        HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_queries"])
-def _merge_splits_kernel(
-    partial_ptr,
-    partial_lse_ptr,
-    first_ptr,
-    count_ptr,
+@triton.jit
+def _store_result(
     out_ptr,
     lse_ptr,
+    token,
+    head,
+    real,
+    acc,
+    lse,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    OUT_HEAD_STRIDE: tl.constexpr,
+):
+    """Store final rows [ROWS, DIM padded] and, unless `lse_ptr` is None, their log-sum-exp."""
+    dims = tl.arange(0, acc.shape[1])
+    at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE
+    kept = real[:, None] & (dims < DIM)[None, :]
+    tl.store(out_ptr + at[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=kept)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + token * HEADS + head, lse, mask=real)
+
+
+@triton.jit
+def _merge_splits(
+    partial_ptr,
+    partial_lse_ptr,
+    first,
+    count,
     num_queries,
+    query,
+    head,
+    real,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    OUT_STRIDE: tl.constexpr,
-    OUT_HEAD_STRIDE: tl.constexpr,
-    HEADS_AT_ONCE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """One program: merge the splits of one query, for some heads, always in the same order.
+    """Merge `count` splits of a sequence from `first` on, always in the same order.
 
-    If a sequence has only one split, its result is already final.
+    Returns the output [rows, DIM padded] and the log-sum-exp [rows] of the `real` ones of the rows
+    that `query` and `head` name.
     """
-    token = tl.program_id(0)
-    seq = token // num_queries
-    count = tl.load(count_ptr + seq)
-    if count == 1:
-        return
-    first = tl.load(first_ptr + seq)
     dims = tl.arange(0, DIM_PADDED)
-    offsets = tl.arange(0, BLOCK)
-    for head in range(
-        tl.program_id(1) * HEADS_AT_ONCE, tl.program_id(1) * HEADS_AT_ONCE + HEADS_AT_ONCE
-    ):
-        highest = tl.full((), LOWEST, tl.float32)
-        total = tl.zeros((), tl.float32)
-        acc = tl.zeros([DIM_PADDED], tl.float32)
-        for base in range(0, count, BLOCK):
-            split = base + offsets
-            here = split < count
-            row = ((first + split).to(tl.int64) * num_queries + token % num_queries) * HEADS + head
-            lse = tl.load(partial_lse_ptr + row, mask=here, other=float("-inf")) / LN2
-            values = tl.load(
-                partial_ptr + (row * DIM)[:, None] + dims[None, :],
-                mask=here[:, None] & (dims < DIM)[None, :],
-                other=0.0,
-            )
-            now = tl.maximum(highest, tl.max(lse, 0))
-            weights = tl.exp2(lse - now)
-            shrink = tl.exp2(highest - now)
-            total = total * shrink + tl.sum(weights, 0)
-            acc = acc * shrink + tl.sum(values * weights[:, None], 0)
-            highest = now
-        empty = count == 0
-        total = tl.where(empty, 1.0, total)
-        acc = acc / total
-        at = token.to(tl.int64) * OUT_STRIDE + head * OUT_HEAD_STRIDE
-        result = acc.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + at + dims, result, mask=dims < DIM)
-        if lse_ptr is not None:
-            lse_all = tl.where(empty, float("-inf"), (highest + tl.log2(total)) * LN2)
-            tl.store(lse_ptr + token.to(tl.int64) * HEADS + head, lse_all)
+    highest = tl.full(real.shape, LOWEST, tl.float32)
+    total = tl.zeros(real.shape, tl.float32)
+    acc = tl.zeros([real.shape[0], DIM_PADDED], tl.float32)
+    for base in range(0, count, SPLITS):
+        split = base + tl.arange(0, SPLITS)
+        row = (first + split).to(tl.int64)[:, None] * num_queries + query[None, :]
+        row = row * HEADS + head[None, :]
+        here = (split < count)[:, None] & real[None, :]
+        # Other programs wrote these, so they are read from the cache that all programs share.
+        lse = (
+            tl.load(partial_lse_ptr + row, mask=here, other=float("-inf"), cache_modifier=".cg")
+            / LN2
+        )
+        values = tl.load(
+            partial_ptr + (row * DIM)[:, :, None] + dims[None, None, :],
+            mask=here[:, :, None] & (dims < DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        now = tl.maximum(highest, tl.max(lse, 0))
+        weights = tl.exp2(lse - now[None, :])
+        shrink = tl.exp2(highest - now)
+        total = total * shrink + tl.sum(weights, 0)
+        acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
+        highest = now
+    total = tl.where(real, total, 1.0)
+    return acc / total[:, None], (highest + tl.log2(total)) * LN2
 
 
 def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int) -> None:
@@ -626,4 +686,5 @@ def _check_plan(plan: DecodePlan, shape: _Shape, params: AttentionParams) -> Non
     check(fits, "plan", "was made for another batch")
     check(plan.window == params.window, "plan", f"was made for a window of {plan.window}")
     room = len(plan.splits) >= shape.max_splits
+    room &= len(plan.arrivals) == shape.num_seqs * shape.programs_per_split
     check(room, "plan", "was made for another shape")

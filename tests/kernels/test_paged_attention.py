@@ -193,6 +193,30 @@ def test_one_plan_serves_all_layers_and_splits_cover_every_key(device):
         assert_close(got, batch.wanted(batch.params())[0], batch.dtype)
 
 
+@pytest.mark.parametrize("shared_blocks", [0, 20])
+def test_calls_with_one_plan_agree_to_the_last_bit(device, shared_blocks):
+    """Whichever program of a sequence is the last, it merges all splits, and in their order."""
+    lengths = [(1, 700), (1, 350), (1, 0), (1, 2000)] if not shared_blocks else [(1, 400)] * 3
+    batch = Batch(lengths, shared_blocks=shared_blocks, device=device)
+    step, params = (batch.block_table, batch.seq_lens), batch.params()
+    if shared_blocks:
+        cascade = plan_cascade(batch.q, batch.kv_cache, *step, num_shared_blocks=shared_blocks)
+        plans = [cascade.shared, cascade.own]
+    else:
+        plans = [plan_decode(batch.q, batch.kv_cache, batch.seq_lens)]
+    assert max(int(plan.num_splits.max()) for plan in plans) > 1
+    results = []
+    for _ in range(200 if device.type == "cuda" else 2):
+        if shared_blocks:
+            got = cascade_decode(batch.q, batch.kv_cache, params, cascade)
+        else:
+            got = paged_decode(batch.q, batch.kv_cache, *step, params, plan=plans[0])
+        results.append(got)
+        assert not any(plan.arrivals.any() for plan in plans)
+    assert_close(results[0], batch.wanted(params)[0], batch.dtype)
+    assert all(torch.equal(got, results[0]) for got in results)
+
+
 def test_one_long_sequence_among_short_ones_is_cut(device):
     batch = Batch([(1, 16)] * 12 + [(1, 2000)], num_heads=1, num_kv_heads=1, device=device)
     plan = plan_decode(batch.q, batch.kv_cache, batch.seq_lens)
