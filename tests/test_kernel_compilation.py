@@ -61,6 +61,8 @@ BUCKETS = {
     # two sizes. A single query merges no padding of its tile.
     ("shared prefix", "_split_kernel"): 5,
     ("shared prefix", "_plan_kernel"): 2,
+    # Keys of few queries are split, those of many are not.
+    ("prefill", "_prefill_kernel"): 2,
     # Tiles for up to 16 rows, up to 256 (of dense products 64), and more.
     ("dense matmul", "matmul_kernel"): 3,
     ("dense matmul", "_gated_kernel"): 3,

@@ -8,10 +8,12 @@ from attention import BLOCK_SIZE, KIB, Batch, Operation
 from measure import Bench, main
 from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.paged_decode import paged_decode, plan_decode
+from paged_kernels.paged_prefill import plan_prefill
 
 DECODES = 64
 MIXED = {  # keys of each decode, queries and keys of the prefill chunk
     "64x1k + 512": (KIB, 512, 512),
+    "64x1k + 64 after 8k": (KIB, 64, 8 * KIB + 64),
     "64x4k + 2k": (4 * KIB, 2 * KIB, 2 * KIB),
     "64x4k + 2k after 2k": (4 * KIB, 2 * KIB, 4 * KIB),
 }
@@ -28,9 +30,11 @@ def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple
     decodes = batch.queries.count(1)
     layer = batch.layer()
     plan = plan_decode(layer.q[:decodes], layer.kv_cache, batch.seq_lens[:decodes])
-    step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.params
+    lengths = batch.seq_lens, batch.query_start_loc
+    prompt_plan = plan_prefill(layer.q, layer.kv_cache, *lengths, first_seq=decodes)
+    step = batch.block_table, *lengths, batch.params
     return batch, lambda layer: paged_attention(
-        layer.q, layer.kv_cache, *step, num_decodes=decodes, plan=plan
+        layer.q, layer.kv_cache, *step, num_decodes=decodes, plan=plan, prompt_plan=prompt_plan
     )
 
 

@@ -8,7 +8,7 @@ import paged_kernels.paged_prefill as kernel
 from attention import KIB, Batch, Layer, Operation, search, time_peers
 from measure import Bench, Target, main
 from paged_kernels.device import device_of
-from paged_kernels.paged_prefill import paged_prefill
+from paged_kernels.paged_prefill import paged_prefill, plan_prefill
 from paged_kernels.tuning import prefill_config
 
 LENGTHS = {  # queries and keys of each sequence
@@ -19,6 +19,9 @@ LENGTHS = {  # queries and keys of each sequence
     "8x1k": ([KIB] * 8, [KIB] * 8),
     "2k after 30k": ([2 * KIB], [32 * KIB]),
     "512 after 7680": ([512], [8 * KIB]),
+    "64 after 8k": ([64], [8 * KIB + 64]),
+    "16 after 8k": ([16], [8 * KIB + 16]),
+    "16 after 32k": ([16], [32 * KIB + 16]),
 }
 TARGETS = {"1x8k": Target("tflops", 400.0, aim=590.0)}
 PEERS = ("1x8k", "8x1k")
@@ -30,10 +33,11 @@ CHOICES = {
 }
 
 
-def prefill(batch: Batch, _layer: Layer) -> Operation:
-    """Return the prefill attention of any layer."""
+def prefill(batch: Batch, layer: Layer) -> Operation:
+    """Return the prefill attention of any layer; the layers share a plan, as in a model."""
     step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.params
-    return lambda layer: paged_prefill(layer.q, layer.kv_cache, *step)
+    plan = plan_prefill(layer.q, layer.kv_cache, batch.seq_lens, batch.query_start_loc)
+    return lambda layer: paged_prefill(layer.q, layer.kv_cache, *step, plan=plan)
 
 
 def prompts(bench: Bench, shape: str) -> Batch:
@@ -47,7 +51,7 @@ def run(bench: Bench) -> None:
     bench.warm_up(partial(prefill(batch, layer), layer))
     for shape in LENGTHS:
         batch = prompts(bench, shape)
-        make = batch.calls(prefill(batch, layer))
+        make = batch.calls(prefill(batch, batch.layer()))
         bench.time("paged_prefill", shape, batch.work, make, target=TARGETS.get(shape))
     for shape in PEERS:
         time_peers(shape, prompts(bench, shape))

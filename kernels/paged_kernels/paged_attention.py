@@ -11,7 +11,6 @@ from paged_kernels.attention_params import AttentionParams
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.merge_attention import merge_attention
 from paged_kernels.paged_decode import (
-    DecodePlan,
     check_cache,
     check_out,
     check_q,
@@ -19,6 +18,7 @@ from paged_kernels.paged_decode import (
     plan_decode,
 )
 from paged_kernels.paged_prefill import paged_prefill
+from paged_kernels.splits import SplitPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class CascadePlan:
 
     shared_table: Tensor  # [1, max_blocks] int32
     shared_lens: Tensor  # [1] int32
-    shared: DecodePlan
+    shared: SplitPlan
     own_table: Tensor  # [num_seqs, max_blocks - shared blocks] int32
     own_lens: Tensor  # [num_seqs] int32
-    own: DecodePlan
+    own: SplitPlan
 
 
 def paged_attention(
@@ -42,7 +42,8 @@ def paged_attention(
     params: AttentionParams,
     *,
     num_decodes: int = 0,
-    plan: DecodePlan | CascadePlan | None = None,
+    plan: SplitPlan | CascadePlan | None = None,
+    prompt_plan: SplitPlan | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
@@ -63,6 +64,7 @@ def paged_attention(
             faster decode path; no length is read on the host.
         plan: of the decodes, if several layers share it: from :func:`paged_kernels.plan_decode`, or
             from :func:`plan_cascade` if the decodes begin with the same blocks.
+        prompt_plan: of the others, likewise: from :func:`paged_kernels.plan_prefill`.
         out: like `q`, filled and returned; contiguous if blocks are shared.
         lse: [num_tokens, num_heads] float32, filled with the natural log-sum-exp of the scores;
             None if blocks are shared.
@@ -99,6 +101,7 @@ def paged_attention(
             query_start_loc,
             params,
             first_seq=num_decodes,
+            plan=prompt_plan,
             out=out,
             lse=lse,
         )

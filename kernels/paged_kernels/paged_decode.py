@@ -1,12 +1,7 @@
 """Attention of few queries over long caches: keys are split among programs, then merged.
 
-The last program to finish a sequence's splits merges them, so there is no second launch.
-
-FlashDecoding (Dao et al., 2023) with FlashInfer's division of work (Ye et al., 2025, section
-3.3.1): the keys of all sequences together are divided into splits of nearly equal size,
-so that one long sequence among short ones does not delay the whole step. The splits are planned on
-the device, once per step, and no launch depends on a length, so a captured CUDA graph stays valid
-for all lengths.
+FlashDecoding (Dao et al., 2023), with splits that are planned on the device once per step, as
+`splits` explains.
 """
 
 from __future__ import annotations
@@ -23,30 +18,17 @@ from paged_kernels.attention_params import AttentionParams
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
+from paged_kernels.splits import (
+    SplitPlan,
+    SplitShape,
+    is_last,
+    merge_splits,
+    splits_at_once,
+    store_result,
+)
 from paged_kernels.tuning import DecodeConfig, decode_config
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
-_SEQS_AT_ONCE = 256  # sequences that the planning program reads together
-_SIZES_AT_ONCE = 32  # split sizes that it tries together
-_SPLITS_AT_ONCE = 16  # splits of a sequence that a program plans or merges together
-_MERGED_AT_ONCE = 8192  # elements of them, at most: more would take too many registers
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """The splits of a step's keys, made once for all layers of the same shape and window.
-
-    A split is a contiguous range of one sequence's keys. `splits` is filled from the front, with
-    the splits of divided sequences first, because they take longest. Calls that share a plan must
-    run one after the other, because each of them counts in `arrivals`.
-    """
-
-    splits: Tensor  # [max_splits, 4] int32: sequence or -1, first key, end, 1 if the sole split
-    first_split: Tensor  # [num_seqs] int32
-    num_splits: Tensor  # [num_seqs] int32
-    arrivals: Tensor  # [num_seqs * programs_per_split] int32, zeros between calls
-    tile: int  # keys; splits begin at multiples of it
-    window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +70,25 @@ class _Shape:
         return self.rows * self.num_kv_heads // self.num_heads
 
     @property
-    def programs_per_split(self) -> int:
-        return self.num_kv_heads * -(-self.num_queries // self.queries_at_once)
-
-    @property
     def merged_rows(self) -> int:
         """The rows of a query tile that are merged: without its padding if there is one query."""
         group = self.num_heads // self.num_kv_heads
         return self.rows if self.num_queries > 1 else triton.next_power_of_2(group)
 
-    @property
-    def merged_splits(self) -> int:
-        """The number of splits that a program merges together."""
-        most = _MERGED_AT_ONCE // (self.merged_rows * triton.next_power_of_2(self.head_dim))
-        return max(1, min(_SPLITS_AT_ONCE, most))
-
-    @property
-    def splits_per_wave(self) -> int:
-        """The number of splits whose programs the device runs at the same time."""
-        return max(1, self.num_sms * self.config.programs_per_sm // self.programs_per_split)
-
-    @property
-    def max_splits(self) -> int:
-        """The most splits of a plan; see `_plan_kernel`."""
-        if 2 * self.num_seqs <= self.splits_per_wave:
-            return self.splits_per_wave
-        return (-(-self.num_seqs // self.splits_per_wave) + 1) * self.splits_per_wave
+    def splits(self, window: int | None) -> SplitShape:
+        """Return what determines the plan of the splits."""
+        return SplitShape(
+            num_items=self.num_seqs,
+            programs_per_split=self.num_kv_heads * -(-self.num_queries // self.queries_at_once),
+            programs_per_wave=self.num_sms * self.config.programs_per_sm,
+            tile=self.config.tile,
+            window=window,
+        )
 
 
 def plan_decode(
     q: Tensor, kv_cache: Tensor, seq_lens: Tensor, *, window: int | None = None
-) -> DecodePlan:
+) -> SplitPlan:
     """Plan the splits of a batch for :func:`paged_decode`, without reading a length on the host.
 
     Args:
@@ -132,35 +102,7 @@ def plan_decode(
     """
     num_seqs = _check_queries(q, seq_lens)
     shape = _Shape.of(q, kv_cache, num_seqs, window)
-    plan = DecodePlan(
-        splits=torch.empty(shape.max_splits, 4, dtype=torch.int32, device=q.device),
-        first_split=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
-        num_splits=torch.empty(num_seqs, dtype=torch.int32, device=q.device),
-        arrivals=torch.empty(
-            num_seqs * shape.programs_per_split, dtype=torch.int32, device=q.device
-        ),
-        tile=shape.config.tile,
-        window=window,
-    )
-    _plan_kernel[(1,)](
-        seq_lens,
-        plan.splits,
-        plan.first_split,
-        plan.num_splits,
-        plan.arrivals,
-        num_seqs,
-        len(plan.arrivals),
-        shape.max_splits,
-        shape.splits_per_wave,
-        WINDOW=window,
-        TILE=plan.tile,
-        BLOCK=_SEQS_AT_ONCE,
-        SIZES=_SIZES_AT_ONCE,
-        SPLITS=_SPLITS_AT_ONCE,
-        num_warps=8,
-        num_stages=1,
-    )
-    return plan
+    return shape.splits(window).plan(seq_lens)
 
 
 def paged_decode(
@@ -170,7 +112,7 @@ def paged_decode(
     seq_lens: Tensor,
     params: AttentionParams,
     *,
-    plan: DecodePlan | None = None,
+    plan: SplitPlan | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
@@ -205,7 +147,7 @@ def paged_decode(
         check(params.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
     if plan is None:
         plan = plan_decode(q, kv_cache, seq_lens, window=params.window)
-    _check_plan(plan, shape, params)
+    shape.splits(params.window).check(plan)
     if num_seqs:
         _launch(q, kv_cache, block_table, seq_lens, params, plan, out, lse, shape)
     return out
@@ -217,7 +159,7 @@ def _launch(
     block_table: Tensor,
     seq_lens: Tensor,
     params: AttentionParams,
-    plan: DecodePlan,
+    plan: SplitPlan,
     out: Tensor,
     lse: Tensor | None,
     shape: _Shape,
@@ -265,139 +207,12 @@ def _launch(
         OUT_HEAD_STRIDE=out.stride(1),
         ROWS=shape.rows,
         MERGED_ROWS=shape.merged_rows,
-        MERGED_SPLITS=shape.merged_splits,
+        MERGED_SPLITS=splits_at_once(shape.merged_rows, triton.next_power_of_2(shape.head_dim)),
         TILE=plan.tile,
         num_warps=shape.config.num_warps,
         num_stages=shape.config.num_stages,
         maxnreg=shape.config.max_registers,
     )
-
-
-@triton.jit(do_not_specialize=["num_seqs", "num_arrivals", "max_splits", "splits_per_wave"])
-def _plan_kernel(
-    seq_lens_ptr,
-    splits_ptr,
-    first_ptr,
-    count_ptr,
-    arrivals_ptr,
-    num_seqs,
-    num_arrivals,
-    max_splits,
-    splits_per_wave,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SIZES: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """One program: choose the split size, then write the splits of each sequence.
-
-    The size is the smallest with which all splits fit in the waves that whole sequences would take.
-    If one of these waves has hardly any room for more splits, a long sequence could remain whole
-    and delay the step. Another wave is added if a split would have more than twice its even share.
-    This never happens if a wave has room for twice the number of sequences.
-    """
-    offsets = tl.arange(0, BLOCK)
-    total = 0
-    longest = 0
-    num_read = 0  # sequences with keys to read
-    for base in range(0, num_seqs, BLOCK):
-        _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
-        total += tl.sum(tiles, 0)
-        longest = tl.maximum(longest, tl.max(tiles, 0))
-        num_read += tl.sum((tiles > 0).to(tl.int32), 0)
-    most = tl.maximum(1, tl.cdiv(num_read, splits_per_wave)) * splits_per_wave
-    size = _smallest_size(
-        seq_lens_ptr, num_seqs, total, longest, most, WINDOW, TILE, BLOCK, SIZES
-    )  # fmt: skip
-    if size > 2 * tl.cdiv(total, splits_per_wave):
-        most += splits_per_wave
-        size = _smallest_size(
-            seq_lens_ptr, num_seqs, total, longest, most, WINDOW, TILE, BLOCK, SIZES
-        )  # fmt: skip
-
-    num_divided = 0  # total splits of the sequences with more than one
-    for base in range(0, num_seqs, BLOCK):
-        _, _, tiles = _tiles(seq_lens_ptr, base + offsets, num_seqs, WINDOW, TILE)
-        count = tl.cdiv(tiles, size)
-        num_divided += tl.sum(tl.where(count > 1, count, 0), 0)
-
-    next_divided = 0
-    next_whole = num_divided
-    for base in range(0, num_seqs, BLOCK):
-        seqs = base + offsets
-        length, begin, tiles = _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW, TILE)
-        count = tl.cdiv(tiles, size)
-        divided = tl.where(count > 1, count, 0)
-        whole = tl.where(count == 1, 1, 0)
-        first = tl.where(
-            count > 1,
-            next_divided + tl.cumsum(divided, 0) - divided,
-            next_whole + tl.cumsum(whole, 0) - whole,
-        )
-        tl.store(first_ptr + seqs, first, mask=seqs < num_seqs)
-        tl.store(count_ptr + seqs, count, mask=seqs < num_seqs)
-        for start in range(0, tl.max(count, 0), SPLITS):
-            index = start + tl.arange(0, SPLITS)[None, :]
-            rows = splits_ptr + (first[:, None] + index) * 4
-            here = index < count[:, None]
-            key = begin[:, None] + index * size * TILE
-            tl.store(rows, seqs[:, None], mask=here)
-            tl.store(rows + 1, key, mask=here)
-            tl.store(rows + 2, tl.minimum(key + size * TILE, length[:, None]), mask=here)
-            tl.store(rows + 3, (count == 1).to(tl.int32)[:, None], mask=here)
-        next_divided += tl.sum(divided, 0)
-        next_whole += tl.sum(whole, 0)
-
-    for base in range(next_whole, max_splits, BLOCK):
-        split = base + offsets
-        tl.store(splits_ptr + split * 4, tl.full([BLOCK], -1, tl.int32), mask=split < max_splits)
-    for base in range(0, num_arrivals, BLOCK):
-        place = base + offsets
-        tl.store(arrivals_ptr + place, tl.zeros([BLOCK], tl.int32), mask=place < num_arrivals)
-
-
-@triton.jit
-def _smallest_size(
-    seq_lens_ptr,
-    num_seqs,
-    total,
-    longest,
-    max_splits,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SIZES: tl.constexpr,
-):
-    """Return the smallest number of tiles in a split that makes at most `max_splits` splits.
-
-    `total` and `longest` are tiles of all sequences and of one; `max_splits` is at least the number
-    of sequences with keys.
-    """
-    low = tl.maximum(1, tl.cdiv(total, max_splits))
-    high = tl.maximum(low, longest)  # always small enough a number of splits
-    while low < high:
-        step = tl.cdiv(high - low, SIZES)
-        sizes = low + tl.arange(0, SIZES) * step
-        counts = tl.zeros([SIZES], tl.int32)
-        for base in range(0, num_seqs, BLOCK):
-            seqs = base + tl.arange(0, BLOCK)
-            _, _, tiles = _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW, TILE)
-            counts += tl.sum(tl.cdiv(tiles[:, None], sizes[None, :]), 0)
-        too_small = tl.sum((counts > max_splits).to(tl.int32), 0)
-        high = tl.minimum(high, low + too_small * step)
-        low += tl.maximum(0, (too_small - 1) * step + 1)
-    return low
-
-
-@triton.jit
-def _tiles(seq_lens_ptr, seqs, num_seqs, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Return each sequence's number of keys, its first key to read, and its number of tiles."""
-    length = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
-    begin = tl.zeros_like(length)
-    if WINDOW is not None:
-        begin = tl.maximum(length - WINDOW, 0) // TILE * TILE
-    return length, begin, tl.cdiv(length - begin, TILE)
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_queries", "table_stride"])
@@ -454,7 +269,7 @@ def _split_kernel(
     dims = tl.arange(0, DIM_PADDED)
     if split < num_seqs:
         if tl.load(seq_lens_ptr + split) == 0:
-            _store_result(
+            store_result(
                 out_ptr, lse_ptr, (split * num_queries + query).to(tl.int64), head, real,
                 tl.zeros([ROWS, DIM_PADDED], tl.float32),
                 tl.full([ROWS], float("-inf"), tl.float32), HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
@@ -522,7 +337,7 @@ def _split_kernel(
         acc *= 1 / VALUE_FACTOR
     lse = (highest + tl.log2(total)) * LN2
     if alone != 0:
-        _store_result(
+        store_result(
             out_ptr, lse_ptr, token, head, real, acc, lse,
             HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
         )  # fmt: skip
@@ -531,98 +346,22 @@ def _split_kernel(
     at = (split.to(tl.int64) * num_queries + query) * HEADS + head
     tl.store(partial_ptr + (at * DIM)[:, None] + dims[None, :], acc, mask=kept)
     tl.store(partial_lse_ptr + at, lse, mask=real)
-    # All threads have stored before the program arrives, and the last one to arrive sees it all.
-    tl.debug_barrier()
-    arrivals_ptr += (seq * tl.num_programs(1) + tl.program_id(1)) * KV_HEADS + kv_head
     count = tl.load(count_ptr + seq)
-    if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") < count - 1:
+    tile = (seq * tl.num_programs(1) + tl.program_id(1)) * KV_HEADS + kv_head
+    if not is_last(arrivals_ptr + tile, count):
         return
-    tl.store(arrivals_ptr, 0)
     row = tl.arange(0, MERGED_ROWS)
     query = tl.program_id(1) * (ROWS // GROUP) + row // GROUP
     head = kv_head * GROUP + row % GROUP
     real = (row < ROWS // GROUP * GROUP) & (query < num_queries)
-    acc, lse = _merge_splits(
+    acc, lse = merge_splits(
         partial_ptr, partial_lse_ptr, tl.load(first_ptr + seq), count, num_queries,
         query, head, real, HEADS, DIM, DIM_PADDED, MERGED_SPLITS,
     )  # fmt: skip
-    _store_result(
+    store_result(
         out_ptr, lse_ptr, (seq * num_queries + query).to(tl.int64), head, real, acc, lse,
         HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
     )  # fmt: skip
-
-
-@triton.jit
-def _store_result(
-    out_ptr,
-    lse_ptr,
-    token,
-    head,
-    real,
-    acc,
-    lse,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    OUT_STRIDE: tl.constexpr,
-    OUT_HEAD_STRIDE: tl.constexpr,
-):
-    """Store final rows [ROWS, DIM padded] and, unless `lse_ptr` is None, their log-sum-exp."""
-    dims = tl.arange(0, acc.shape[1])
-    at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE
-    kept = real[:, None] & (dims < DIM)[None, :]
-    tl.store(out_ptr + at[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=kept)
-    if lse_ptr is not None:
-        tl.store(lse_ptr + token * HEADS + head, lse, mask=real)
-
-
-@triton.jit
-def _merge_splits(
-    partial_ptr,
-    partial_lse_ptr,
-    first,
-    count,
-    num_queries,
-    query,
-    head,
-    real,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """Merge `count` splits of a sequence from `first` on, always in the same order.
-
-    Returns the output [rows, DIM padded] and the log-sum-exp [rows] of the `real` ones of the rows
-    that `query` and `head` name.
-    """
-    dims = tl.arange(0, DIM_PADDED)
-    highest = tl.full(real.shape, LOWEST, tl.float32)
-    total = tl.zeros(real.shape, tl.float32)
-    acc = tl.zeros([real.shape[0], DIM_PADDED], tl.float32)
-    for base in range(0, count, SPLITS):
-        split = base + tl.arange(0, SPLITS)
-        row = (first + split).to(tl.int64)[:, None] * num_queries + query[None, :]
-        row = row * HEADS + head[None, :]
-        here = (split < count)[:, None] & real[None, :]
-        # Other programs wrote these, so they are read from the cache that all programs share.
-        lse = (
-            tl.load(partial_lse_ptr + row, mask=here, other=float("-inf"), cache_modifier=".cg")
-            / LN2
-        )
-        values = tl.load(
-            partial_ptr + (row * DIM)[:, :, None] + dims[None, None, :],
-            mask=here[:, :, None] & (dims < DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        now = tl.maximum(highest, tl.max(lse, 0))
-        weights = tl.exp2(lse - now[None, :])
-        shrink = tl.exp2(highest - now)
-        total = total * shrink + tl.sum(weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
-        highest = now
-    total = tl.where(real, total, 1.0)
-    return acc / total[:, None], (highest + tl.log2(total)) * LN2
 
 
 def check_cache(q: Tensor, kv_cache: Tensor, block_table: Tensor, num_seqs: int) -> None:
@@ -679,12 +418,3 @@ def _check_queries(q: Tensor, seq_lens: Tensor) -> int:
     even = len(q) == num_seqs or (num_seqs > 0 and len(q) % num_seqs == 0)
     check(even, "q", f"has {len(q)} tokens for {num_seqs} sequences")
     return num_seqs
-
-
-def _check_plan(plan: DecodePlan, shape: _Shape, params: AttentionParams) -> None:
-    fits = len(plan.num_splits) == shape.num_seqs and plan.tile == shape.config.tile
-    check(fits, "plan", "was made for another batch")
-    check(plan.window == params.window, "plan", f"was made for a window of {plan.window}")
-    room = len(plan.splits) >= shape.max_splits
-    room &= len(plan.arrivals) == shape.num_seqs * shape.programs_per_split
-    check(room, "plan", "was made for another shape")

@@ -1,10 +1,14 @@
 """Causal attention of prefill chunks over block tables, with many queries per program.
 
 The queries of a program, each with all heads that share a KV head, fill a tile large enough for
-the tensor cores' widest instructions. Keys that all queries of the tile see need no mask.
+the tensor cores' widest instructions. Keys that all queries of the tile see need no mask. If there
+are too few tiles to keep the device busy, their keys are split among programs, as `splits`
+explains: a short prompt after a long prefix would otherwise run on a few multiprocessors.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -16,7 +20,95 @@ from paged_kernels.attention_params import AttentionParams
 from paged_kernels.device import device_of
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.paged_decode import check_cache, check_out, check_q
-from paged_kernels.tuning import prefill_config
+from paged_kernels.splits import (
+    SplitPlan,
+    SplitShape,
+    is_last,
+    merge_splits,
+    splits_at_once,
+    store_result,
+)
+from paged_kernels.tuning import PrefillConfig, prefill_config
+
+_MERGED_ROWS = 32  # of a tile that a program merges together; with more, registers run out
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Everything that determines a launch except the lengths."""
+
+    num_tiles: int  # of queries; at least as many as there are
+    num_kv_heads: int
+    dim_padded: int
+    rows: int  # of a tile: queries times heads of a group
+    queries: int  # of a tile
+    config: PrefillConfig
+    num_sms: int
+
+    @classmethod
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, first_seq: int) -> _Shape:
+        num_heads, head_dim = q.shape[1:]
+        num_kv_heads = kv_cache.shape[2]
+        group, dim_padded = num_heads // num_kv_heads, triton.next_power_of_2(head_dim)
+        device = device_of("q", q)
+        config = prefill_config(device.arch, dim_padded, q.element_size())
+        rows = max(config.rows, triton.next_power_of_2(group))
+        queries = rows // group
+        # One extra tile per sequence, because its last tile may be partly empty.
+        num_tiles = (len(q) - first_seq) // queries + num_seqs - first_seq
+        return cls(num_tiles, num_kv_heads, dim_padded, rows, queries, config, device.num_sms)
+
+    def splits(self, window: int | None) -> SplitShape | None:
+        """Return what determines the plan of the splits; None if the keys are not split.
+
+        With a window there are too few keys.
+        """
+        splits = SplitShape(
+            num_items=self.num_tiles,
+            programs_per_split=self.num_kv_heads,
+            programs_per_wave=self.num_sms,
+            tile=self.config.tile,
+            window=None,
+        )
+        fills_wave = self.num_tiles > splits.splits_per_wave
+        return None if fills_wave or window is not None else splits
+
+
+def plan_prefill(
+    q: Tensor,
+    kv_cache: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    first_seq: int = 0,
+    window: int | None = None,
+) -> SplitPlan | None:
+    """Plan the splits of prompts for :func:`paged_prefill`, without reading a length on the host.
+
+    Args:
+        q: as for `paged_prefill`; only its shape and dtype matter.
+        kv_cache: as for `paged_prefill`; only its shape and dtype matter.
+        seq_lens: as for `paged_prefill`.
+        query_start_loc: as for `paged_prefill`.
+        first_seq: as for `paged_prefill`.
+        window: window of the layers that will use the plan.
+
+    Returns:
+        The plan, or None if the keys are not split.
+
+    Raises:
+        ArgumentError: an argument is invalid; the error names it.
+    """
+    num_seqs = _check_prompts(q, seq_lens, query_start_loc, first_seq)
+    shape = _Shape.of(q, kv_cache, num_seqs, first_seq)
+    splits = shape.splits(window)
+    if splits is None or len(q) == first_seq:
+        return None
+    ends = torch.empty(shape.num_tiles, dtype=torch.int32, device=q.device)
+    _ends_kernel[(shape.num_tiles,)](
+        seq_lens, query_start_loc, ends, first_seq, num_seqs, QUERIES=shape.queries, num_warps=1
+    )
+    return splits.plan(ends)
 
 
 def paged_prefill(
@@ -28,6 +120,7 @@ def paged_prefill(
     params: AttentionParams,
     *,
     first_seq: int = 0,
+    plan: SplitPlan | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
@@ -44,6 +137,7 @@ def paged_prefill(
         query_start_loc: [num_seqs + 1] int32.
         params: options of the attention scores.
         first_seq: first sequence to process; those before it are skipped and have one query each.
+        plan: from :func:`plan_prefill` with the same shapes, lengths and window; made if None.
         out: like `q`, filled and returned.
         lse: [num_tokens, num_heads] float32, filled with the natural logarithms of the
             softmax denominators.
@@ -51,30 +145,69 @@ def paged_prefill(
     Raises:
         ArgumentError: an argument is invalid; the error names it.
     """
-    check_q(q)
-    check_tensor("seq_lens", seq_lens, (None,), torch.int32, like=q)
-    num_seqs = len(seq_lens)
+    num_seqs = _check_prompts(q, seq_lens, query_start_loc, first_seq)
     check_cache(q, kv_cache, block_table, num_seqs)
-    check_tensor("query_start_loc", query_start_loc, (num_seqs + 1,), torch.int32, like=q)
     params.check(q, kv_cache)
-    in_range = 0 <= first_seq <= min(num_seqs, len(q))
-    check(in_range, "first_seq", f"must be from 0 to the number of sequences, got {first_seq}")
     out = check_out(q, out, lse)
-    num_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = kv_cache.shape[2:4]
-    group, dim_padded = num_heads // num_kv_heads, triton.next_power_of_2(head_dim)
-    config = prefill_config(device_of("q", q).arch, dim_padded, q.element_size())
-    rows = max(config.rows, triton.next_power_of_2(group))
-    # One extra program per sequence, because its last program may be partly empty.
-    num_programs = (len(q) - first_seq) // (rows // group) + num_seqs - first_seq
     if len(q) == first_seq:
         return out
-    _prefill_kernel[(num_programs, num_kv_heads)](
+    shape = _Shape.of(q, kv_cache, num_seqs, first_seq)
+    splits = shape.splits(params.window)
+    if splits is None:
+        check(plan is None, "plan", "was made for another shape")
+    else:
+        prompts = seq_lens, query_start_loc
+        plan = plan or plan_prefill(q, kv_cache, *prompts, first_seq=first_seq)
+        assert plan is not None
+        splits.check(plan)
+    _launch(
         q,
         kv_cache,
         block_table,
         seq_lens,
         query_start_loc,
+        params,
+        first_seq,
+        plan,
+        out,
+        lse,
+        shape,
+    )
+    return out
+
+
+def _launch(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    params: AttentionParams,
+    first_seq: int,
+    plan: SplitPlan | None,
+    out: Tensor,
+    lse: Tensor | None,
+    shape: _Shape,
+) -> None:
+    num_heads, head_dim = q.shape[1:]
+    merged_rows = min(shape.rows, _MERGED_ROWS)
+    parts: tuple[Tensor | None, ...] = (None,) * 6
+    grid: tuple[int, ...] = (shape.num_tiles, shape.num_kv_heads)
+    if plan is not None:
+        num_rows = len(plan.splits) * shape.queries * num_heads
+        partial = torch.empty(num_rows, head_dim, dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(num_rows, dtype=torch.float32, device=q.device)
+        places = (plan.splits, plan.first_split, plan.num_splits, plan.arrivals)
+        parts = (*places, partial, partial_lse)
+        # As for decodes, programs that start together read neighboring heads.
+        grid = (len(plan.splits) * shape.num_kv_heads, 1)
+    _prefill_kernel[grid](
+        q,
+        kv_cache,
+        block_table,
+        seq_lens,
+        query_start_loc,
+        *parts,
         out,
         lse,
         params.sinks,
@@ -85,31 +218,43 @@ def paged_prefill(
         params.scale if params.softcap is not None else params.scale * LOG2E.value,
         params.softcap,
         first_seq,
-        num_seqs,
+        len(seq_lens),
         block_table.stride(0),
         HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
+        KV_HEADS=shape.num_kv_heads,
         DIM=head_dim,
-        DIM_PADDED=dim_padded,
-        BLOCK_SIZE=block_size,
+        DIM_PADDED=shape.dim_padded,
+        BLOCK_SIZE=kv_cache.shape[3],
         WINDOW=params.window,
         Q_STRIDE=q.stride(0),
         Q_HEAD_STRIDE=q.stride(1),
         OUT_STRIDE=out.stride(0),
         OUT_HEAD_STRIDE=out.stride(1),
-        ROWS=rows,
-        TILE=config.tile,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        ROWS=shape.rows,
+        MERGED_ROWS=merged_rows,
+        MERGED_SPLITS=splits_at_once(merged_rows, shape.dim_padded),
+        TILE=shape.config.tile,
+        num_warps=shape.config.num_warps,
+        num_stages=shape.config.num_stages,
+        maxnreg=shape.config.max_registers,
     )
-    return out
+
+
+def _check_prompts(q: Tensor, seq_lens: Tensor, query_start_loc: Tensor, first_seq: int) -> int:
+    check_q(q)
+    check_tensor("seq_lens", seq_lens, (None,), torch.int32, like=q)
+    num_seqs = len(seq_lens)
+    check_tensor("query_start_loc", query_start_loc, (num_seqs + 1,), torch.int32, like=q)
+    in_range = 0 <= first_seq <= min(num_seqs, len(q))
+    check(in_range, "first_seq", f"must be from 0 to the number of sequences, got {first_seq}")
+    return num_seqs
 
 
 @triton.jit
 def _find(starts_ptr, block, first_seq, num_seqs, QUERIES: tl.constexpr):
-    """Return the sequence that program `block` works on, and the number of its first program.
+    """Return the sequence and the first query of tile `block`.
 
-    The programs of sequence s start at start[s] // QUERIES + s, which leaves enough for each one.
+    The tiles of sequence s start at start[s] // QUERIES + s, which leaves enough for each one.
     """
     base = tl.load(starts_ptr + first_seq)
     low = first_seq
@@ -121,7 +266,19 @@ def _find(starts_ptr, block, first_seq, num_seqs, QUERIES: tl.constexpr):
             low = middle
         else:
             high = middle
-    return low, (tl.load(starts_ptr + low) - base) // QUERIES + low - first_seq
+    first_block = (tl.load(starts_ptr + low) - base) // QUERIES + low - first_seq
+    return low, (block - first_block) * QUERIES
+
+
+@triton.jit(do_not_specialize=["first_seq", "num_seqs"])
+def _ends_kernel(seq_lens_ptr, starts_ptr, ends_ptr, first_seq, num_seqs, QUERIES: tl.constexpr):
+    """One program: the number of keys that the queries of a tile see, 0 if it has no queries."""
+    block = tl.program_id(0)
+    seq, first_query = _find(starts_ptr, block, first_seq, num_seqs, QUERIES)
+    num_queries = tl.load(starts_ptr + seq + 1) - tl.load(starts_ptr + seq)
+    num_keys = tl.load(seq_lens_ptr + seq)
+    end = tl.minimum(num_keys - num_queries + first_query + QUERIES, num_keys)
+    tl.store(ends_ptr + block, tl.where(first_query < num_queries, end, 0))
 
 
 @triton.jit(do_not_specialize=["first_seq", "num_seqs", "table_stride"])
@@ -131,6 +288,12 @@ def _prefill_kernel(
     table_ptr,
     seq_lens_ptr,
     starts_ptr,
+    splits_ptr,
+    first_ptr,
+    count_ptr,
+    arrivals_ptr,
+    partial_ptr,
+    partial_lse_ptr,
     out_ptr,
     lse_ptr,
     sinks_ptr,
@@ -154,18 +317,30 @@ def _prefill_kernel(
     OUT_STRIDE: tl.constexpr,
     OUT_HEAD_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program: consecutive queries of a sequence, with the query heads of one KV head."""
+    """One program: consecutive queries of a sequence, with the query heads of one KV head.
+
+    With `splits_ptr`, which may be None, it attends to one split of their keys, and the last
+    program of the same queries and heads merges them.
+    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
-    # The last queries of a prompt see the most keys, so they start first.
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
-    seq, first_block = _find(starts_ptr, block, first_seq, num_seqs, QUERIES)
+    if splits_ptr is None:
+        # The last queries of a prompt see the most keys, so they start first.
+        block = tl.num_programs(0) - 1 - tl.program_id(0)
+        kv_head = tl.program_id(1)
+    else:
+        split = tl.program_id(0) // KV_HEADS
+        kv_head = tl.program_id(0) % KV_HEADS
+        block = tl.load(splits_ptr + split * 4)
+        if block < 0:
+            return
+    seq, first_query = _find(starts_ptr, block, first_seq, num_seqs, QUERIES)
     start = tl.load(starts_ptr + seq)
     num_queries = tl.load(starts_ptr + seq + 1) - start
-    first_query = (block - first_block) * QUERIES
     if first_query >= num_queries:
         return
 
@@ -191,9 +366,6 @@ def _prefill_kernel(
         slopes = tl.load(slopes_ptr + head, mask=real, other=0.0)
     highest = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    if sinks_ptr is not None:  # a sink is a key without a value
-        highest = tl.load(sinks_ptr + head, mask=real, other=0.0) * LOG2E
-        total = tl.full([ROWS], 1.0, tl.float32)
     acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
 
     # Keys in [begin, whole) may lie before the window of some query, all queries see [whole, full),
@@ -204,6 +376,15 @@ def _prefill_kernel(
     table_ptr += seq.to(tl.int64) * table_stride
     whole = 0
     first_key = 0
+    if splits_ptr is not None:
+        whole = tl.load(splits_ptr + split * 4 + 1)
+        end = tl.load(splits_ptr + split * 4 + 2)
+        full = tl.minimum(tl.maximum(full, whole), end)
+    if sinks_ptr is not None:
+        # A sink is a key without a value; the first split counts it.
+        if whole == 0:
+            highest = tl.load(sinks_ptr + head, mask=real, other=0.0) * LOG2E
+            total = tl.full([ROWS], 1.0, tl.float32)
     if WINDOW is not None:
         first_key = tl.maximum(first_position - WINDOW + 1, 0)
         begin = first_key // TILE * TILE
@@ -226,13 +407,37 @@ def _prefill_kernel(
         KV_HEADS, DIM, BLOCK_SIZE, WINDOW, TILE, True,
     )  # fmt: skip
 
-    acc = acc / tl.where(real, total, 1.0)[:, None]
+    some = total > 0.0  # a query may see no key of a split, and padding sees none at all
+    total = tl.where(some, total, 1.0)
+    acc = acc / total[:, None]
     if v_scale_ptr is not None:
         acc *= tl.load(v_scale_ptr + kv_head)
     elif kv_scales_ptr is not None:
         acc *= 1 / VALUE_FACTOR
-    at = token * OUT_STRIDE + head * OUT_HEAD_STRIDE
-    tl.store(out_ptr + at[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=kept)
-    if lse_ptr is not None:
-        lse = (highest + tl.log2(tl.where(real, total, 1.0))) * LN2
-        tl.store(lse_ptr + token * HEADS + head, lse, mask=real)
+    lse = tl.where(some, (highest + tl.log2(total)) * LN2, float("-inf"))
+    if splits_ptr is not None:
+        if tl.load(splits_ptr + split * 4 + 3) == 0:
+            at = (split.to(tl.int64) * QUERIES + row // GROUP) * HEADS + head
+            tl.store(partial_ptr + (at * DIM)[:, None] + dims[None, :], acc, mask=kept)
+            tl.store(partial_lse_ptr + at, lse, mask=real)
+            count = tl.load(count_ptr + block)
+            if not is_last(arrivals_ptr + block * KV_HEADS + kv_head, count):
+                return
+            first = tl.load(first_ptr + block)
+            for base in range(0, ROWS, MERGED_ROWS):
+                part = base + tl.arange(0, MERGED_ROWS)
+                place = part // GROUP
+                head_of = kv_head * GROUP + part % GROUP
+                used = (part < QUERIES * GROUP) & (first_query + place < num_queries)
+                merged, merged_lse = merge_splits(
+                    partial_ptr, partial_lse_ptr, first, count, QUERIES, place, head_of, used,
+                    HEADS, DIM, DIM_PADDED, MERGED_SPLITS,
+                )  # fmt: skip
+                store_result(
+                    out_ptr, lse_ptr, (start + first_query + place).to(tl.int64), head_of, used,
+                    merged, merged_lse, HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
+                )  # fmt: skip
+            return
+    store_result(
+        out_ptr, lse_ptr, token, head, real, acc, lse, HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE
+    )

@@ -8,7 +8,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from paged_kernels.device import Device, pretend
-from paged_kernels.paged_decode import DecodePlan, plan_decode
+from paged_kernels.paged_decode import plan_decode
+from paged_kernels.splits import SplitPlan
 from paged_kernels.tuning import decode_config
 
 H200 = Device(arch=90, num_sms=132)
@@ -17,7 +18,7 @@ CONFIG = decode_config(H200.arch, DIM, 2, 16, quantized=False, windowed=False)
 PER_WAVE = H200.num_sms * CONFIG.programs_per_sm // KV_HEADS
 
 
-def planned(device: torch.device, lengths: list[int], window: int | None = None) -> DecodePlan:
+def planned(device: torch.device, lengths: list[int], window: int | None = None) -> SplitPlan:
     """The plan for an H200, wherever the kernel runs."""
     q = torch.empty(len(lengths), HEADS, DIM, dtype=torch.bfloat16, device=device)
     cache = torch.empty(1, 2, KV_HEADS, 16, DIM, dtype=torch.bfloat16, device=device)

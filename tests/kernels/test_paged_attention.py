@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from batches import Batch, assert_close
+from paged_kernels.device import Device, pretend
 from paged_kernels.errors import ArgumentError
 from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.paged_decode import paged_decode, plan_decode
+from paged_kernels.paged_prefill import paged_prefill, plan_prefill
+from paged_kernels.splits import SplitPlan
 
 DECODES = [(1, 300), (1, 1), (1, 16), (1, 129), (1, 0), (1, 64)]
 MIXED = [(1, 130), (1, 7), (1, 64), (5, 17), (40, 40), (33, 130), (1, 40), (16, 32)]
@@ -191,6 +194,99 @@ def test_one_plan_serves_all_layers_and_splits_cover_every_key(device):
             batch.q, batch.kv_cache, batch.block_table, batch.seq_lens, batch.params(), plan=plan
         )
         assert_close(got, batch.wanted(batch.params())[0], batch.dtype)
+
+
+# Beside a decode: prompts after a prefix, one without, two that pad the step, and a long one.
+LATE = [(1, 130), (5, 217), (40, 200), (9, 9), (0, 30), (0, 0), (2, 1300)]
+H200 = Device(arch=90, num_sms=132)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": torch.bfloat16, "num_heads": 14},
+        {"head_dim": 80, "softcap": 3.0, "num_heads": 6},
+        {"sinks": True, "alibi": True},
+        {"cache_dtype": torch.int8, "dtype": torch.float16},
+        {"cache_dtype": torch.float8_e4m3fn, "token_scales": True, "sinks": True},
+    ],
+    ids=str,
+)
+def test_keys_of_few_queries_are_split(device, options):
+    given = {name: options.pop(name) for name in ("sinks", "alibi", "softcap") if name in options}
+    batch = Batch(LATE, device=device, **options)
+    heads = per_head(batch.num_heads, device)
+    scores = {"softcap": given.get("softcap")}
+    scores |= {"sinks": heads * 4 - 2} if "sinks" in given else {}
+    scores |= {"alibi_slopes": heads} if "alibi" in given else {}
+    step = batch.seq_lens, batch.query_start_loc
+    with pretend(H200):
+        plan = plan_prefill(batch.q, batch.kv_cache, *step, first_seq=1)
+        assert int(plan.num_splits.max()) > 2
+        results = []
+        for _ in range(200 if device.type == "cuda" else 2):
+            out, lse = batch.empty_out(), batch.empty_lse()
+            paged_attention(
+                batch.q,
+                batch.kv_cache,
+                batch.block_table,
+                *step,
+                batch.params(**scores),
+                num_decodes=1,
+                prompt_plan=plan,
+                out=out,
+                lse=lse,
+            )
+            assert not plan.arrivals.any()
+            results.append(out)
+    wanted, wanted_lse = batch.wanted(batch.params(**scores))
+    assert_close(results[0], wanted, batch.dtype)
+    torch.testing.assert_close(lse.double(), wanted_lse, atol=2e-5, rtol=2e-5)
+    assert all(torch.equal(got, results[0]) for got in results)
+
+
+def test_splits_of_prompts_cover_what_each_tile_of_queries_sees(device):
+    batch = Batch(LATE, dtype=torch.bfloat16, device=device)
+    with pretend(H200):
+        plan = plan_prefill(batch.q, batch.kv_cache, batch.seq_lens, batch.query_start_loc)
+    queries_of_tile = 128 * batch.num_kv_heads // batch.num_heads
+    ends = [
+        min(keys - queries + first + queries_of_tile, keys)
+        for queries, keys in LATE
+        for first in range(0, queries, queries_of_tile)
+    ]
+    found: dict[int, list[tuple[int, int]]] = {}
+    for tile, begin, end, alone in plan.splits.tolist():
+        if tile >= 0:
+            found.setdefault(tile, []).append((begin, end))
+            assert alone == (plan.num_splits[tile] == 1)
+    for (_, runs), end in zip(sorted(found.items()), ends, strict=True):
+        runs.sort()
+        assert [begin for begin, _ in runs] == [0, *(stop for _, stop in runs[:-1])]
+        assert runs[-1][1] == end
+
+
+def test_keys_are_not_split_where_it_would_gain_nothing(device):
+    """Many queries keep the device busy, and a window leaves few keys."""
+    few, many = (Batch([(n, 5000)], dtype=torch.bfloat16, device=device) for n in (9, 5000))
+
+    def planned(batch: Batch, **options: int) -> SplitPlan | None:
+        step = batch.seq_lens, batch.query_start_loc
+        return plan_prefill(batch.q, batch.kv_cache, *step, **options)
+
+    with pretend(H200):
+        plan = planned(few)
+        assert plan is not None
+        assert planned(few, window=100) is None
+        assert planned(many) is None
+        for batch, problem in (
+            (many, "another shape"),
+            (Batch(LATE[:3], device=device), "another"),
+        ):
+            step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.params()
+            with pytest.raises(ArgumentError, match=f"^plan was made for {problem}"):
+                paged_prefill(batch.q, batch.kv_cache, *step, plan=plan)
 
 
 @pytest.mark.parametrize("shared_blocks", [0, 20])

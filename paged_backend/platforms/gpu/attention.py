@@ -10,7 +10,9 @@ from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
 from paged_kernels.paged_attention import CascadePlan, paged_attention, plan_cascade
-from paged_kernels.paged_decode import DecodePlan, plan_decode
+from paged_kernels.paged_decode import plan_decode
+from paged_kernels.paged_prefill import plan_prefill
+from paged_kernels.splits import SplitPlan
 from torch import Tensor
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
@@ -38,7 +40,8 @@ class TritonAttention(AttentionBackend):
             self._scales = torch.zeros(heads, dtype=torch.float32, device=transfer.device)
         self._meta: AttentionMetadata | None = None
         # Of that step, by window, and by group if the plan depends on its block table.
-        self._plans: dict[tuple[int | None, int | None], DecodePlan | CascadePlan] = {}
+        self._plans: dict[tuple[int | None, int | None], SplitPlan | CascadePlan] = {}
+        self._prompt_plans: dict[int | None, SplitPlan | None] = {}  # by window
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         group, part = self._places[layer.index]
@@ -69,6 +72,7 @@ class TritonAttention(AttentionBackend):
             params,
             num_decodes=meta.num_decodes,
             plan=self._plan(q, cache, meta, group, layer.window),
+            prompt_plan=self._prompt_plan(q, cache, meta, layer.window),
         )
         return attended.flatten(1)
 
@@ -91,15 +95,14 @@ class TritonAttention(AttentionBackend):
 
     def _plan(
         self, q: Tensor, cache: Tensor, meta: AttentionMetadata, group: int, window: int | None
-    ) -> DecodePlan | CascadePlan | None:
+    ) -> SplitPlan | CascadePlan | None:
         """Return the plan of the decodes; layers with the same window share it.
 
         If it has shared blocks, only the layers of a group share it.
         """
         if not meta.num_decodes:
             return None
-        if self._meta is not meta:
-            self._meta, self._plans = meta, {}
+        self._follow(meta)
         # With a window, the shared blocks may be out of sight.
         num_shared = meta.num_shared_blocks if window is None else 0
         key = window, group if num_shared else None
@@ -112,6 +115,24 @@ class TritonAttention(AttentionBackend):
                 else plan_decode(q, cache, lengths, window=window)
             )
         return self._plans[key]
+
+    def _prompt_plan(
+        self, q: Tensor, cache: Tensor, meta: AttentionMetadata, window: int | None
+    ) -> SplitPlan | None:
+        """Return the plan of the prompts; layers with the same window share it."""
+        if meta.num_decodes == len(meta.seq_lens):
+            return None
+        self._follow(meta)
+        if window not in self._prompt_plans:
+            prompts, first_seq = (meta.seq_lens, meta.query_start_loc), meta.num_decodes
+            plan = plan_prefill(q, cache, *prompts, first_seq=first_seq, window=window)
+            self._prompt_plans[window] = plan
+        return self._prompt_plans[window]
+
+    def _follow(self, meta: AttentionMetadata) -> None:
+        """Forget the plans of the step before."""
+        if self._meta is not meta:
+            self._meta, self._plans, self._prompt_plans = meta, {}, {}
 
 
 def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:

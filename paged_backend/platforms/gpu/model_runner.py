@@ -234,7 +234,8 @@ class GpuModelRunner:
         most_tokens, most_seqs = self._max_num_batched_tokens, self._max_num_seqs
         for num_seqs in (*_powers_of_four(most_seqs), most_seqs):
             self._run_idle(num_seqs, num_seqs)
-        self._run_idle(min(most_tokens, most_seqs + 1), 1)
+        for num_tokens in (2, most_seqs + 1):  # one prompt; the keys of a short one are split
+            self._run_idle(min(most_tokens, num_tokens), 1)
         for num_tokens in _powers_of_four(most_tokens):
             if num_tokens > most_seqs:
                 num_seqs = -(-num_tokens // self._model.max_model_len)
