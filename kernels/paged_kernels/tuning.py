@@ -52,12 +52,12 @@ class MatmulConfig:
 
 
 def decode_config(
-    arch: int, head_dim: int, item_size: int, rows: int, *, quantized: bool, windowed: bool
+    arch: int, head_dim: int, item_size: int, rows: int, *, quantized: bool
 ) -> DecodeConfig:
     """Return the configuration for tiles of `rows` queries times heads.
 
-    `head_dim` is padded to a power of 2; queries have `item_size` bytes per element. The cache may
-    be `quantized`, and the layer may have a window.
+    `head_dim` is padded to a power of 2; queries have `item_size` bytes per element, and the cache
+    may be `quantized`.
     """
     if item_size == 4:  # float32 cannot use tensor cores, so registers decide
         programs = 1 if rows > 16 or (arch < 90 and head_dim > 128) else 2
@@ -69,10 +69,9 @@ def decode_config(
         )
     tile = {64: 128, 128: 64, 256: 32}.get(max(64, head_dim), 64)
     registers = 200 if arch >= 100 or quantized else 168
-    programs = 3 if arch >= 90 else 2  # as registers permit, or the A100's shared memory
-    if quantized or (windowed and arch >= 100):
-        programs = 2  # these take more registers
-    elif arch in (86, 89):
+    # As registers permit, or the A100's shared memory; most binaries for the B200 take 169 to 177.
+    programs = 3 if arch == 90 and not quantized else 2
+    if arch in (86, 89) and not quantized:
         programs = 1  # 100 KiB of shared memory have room for one of 71 KiB
     return DecodeConfig(tile, 4, 3, programs_per_sm=programs, max_registers=registers)
 
