@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,15 @@ def cells(row: str) -> tuple[str, ...]:
 LISTED = {cells(line) for line in TABLE.splitlines() if line.startswith("| `")}
 
 ATTENTION = ("_split_kernel", "_prefill_kernel")
+DEPENDENT = (
+    *ATTENTION,
+    "_fused_qk_norm_rope_cache_kernel",
+    "_rms_norm_kernel",
+    "_gated_activation_kernel",
+    "_sample_kernel",
+)
+"""Kernels of each layer, and the last of a step: they are set up while the one before runs."""
+
 TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
 
 BUCKETS = {
@@ -87,10 +97,42 @@ def test_kernels_fit_the_device(case: str, arch: int):
     for found in compiled.values():
         assert found.arch == arch
         assert found.fits, found
+        assert found.instructions["pdl"] == (found.kernel in DEPENDENT and arch >= 90), found
         # The table says the same of the other architectures; it is written by one command.
         assert cells(aot.row(case, found)) in LISTED or OTHER_TRITON, "write COMPILED.md anew"
     for check in CHECKS.get(CASES[case].operation, ()):
         check(case, arch, compiled)
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "decode, Llama-3-8B bf16",
+        "prefill, Llama-3-8B bf16",
+        "KV write, Llama-3-8B bf16",
+        "add and norm, 4096 bf16",
+        "activation, 14336 bf16",
+        "sampling, 128256 tokens bf16",
+    ],
+)
+def test_nothing_is_read_before_the_launch_before_has_ended(case: str, arch: int):
+    """Else a kernel that is set up early could read what the one before is still writing."""
+    found = []
+    for launch in aot.binaries(case, arch).values():
+        if launch.kernel.__name__ not in DEPENDENT:
+            continue
+        assert launch.options["launch_pdl"]
+        ptx = launch.compile().asm["ptx"]
+        wait, after = (
+            ptx.index("griddepcontrol.wait"),
+            ptx.index("griddepcontrol.launch_dependents"),
+        )
+        assert (
+            wait < after < re.search(r"\b(ld|st|red|atom|cp\.async)\S*\.global|\btma", ptx).start()
+        )
+        found.append(launch.kernel.__name__)
+    assert found
 
 
 def attention_loads_ahead_and_wide(case: str, arch: int, compiled: Compiled) -> None:

@@ -50,10 +50,12 @@ INSTRUCTIONS = {
     "mma": r"\bmma\.sync\.",
     "cp.async": r"\bcp\.async\.c[ag]\.",
     "ld.128": r"\bld\.global\S*\.(?:v4\.b32|v2\.b64)\b",
+    "pdl": r"\bgriddepcontrol\.wait\b",
     "ld.narrow": r"\bld\.global(?!\S*\.v[248]\.)\S*\.[bus](?:8|16)\b",
 }
 """Patterns of instructions to count in the PTX: matrix products by tensor-core generation,
-asynchronous copies to shared memory, 16-byte loads, and loads of a single 1- or 2-byte element."""
+asynchronous copies to shared memory, 16-byte loads, waits for the launch before (programmatic
+dependent launch), and loads of a single 1- or 2-byte element."""
 
 Key = tuple[object, ...]
 

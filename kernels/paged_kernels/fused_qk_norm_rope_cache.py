@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paged_kernels._quantization import divided, scales_of, storable
 from paged_kernels.attention_params import check_scales
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
@@ -87,11 +88,13 @@ def _fused_qk_norm_rope_cache_kernel(
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,  # elements in half a head
     HALF_PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one token, one KV head and its group of query heads.
 
     Halves are loaded as separate tiles, so that elements rotated together lie in one thread.
     """
+    wait_for_launch_before(DEPENDENT)
     DIM: tl.constexpr = 2 * HALF
     token = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
@@ -184,8 +187,8 @@ def fused_qk_norm_rope_cache(
             or not allowed, or the device has no float8_e4m3fn (compute capability below 8.9).
     """
     check_tensor("qkv", qkv, (None, None), MODEL_DTYPES, like=qkv, contiguous=False)
-    arch = device_of("qkv", qkv).arch
-    _check_cache(qkv, kv_cache, num_heads, arch)
+    device = device_of("qkv", qkv)
+    _check_cache(qkv, kv_cache, num_heads, device.arch)
     num_tokens = len(qkv)
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     check_tensor("positions", positions, (num_tokens,), torch.int32, like=qkv)
@@ -223,6 +226,7 @@ def fused_qk_norm_rope_cache(
         HALF=head_dim // 2,
         HALF_PADDED=half_padded,
         num_warps=min(max(warps, 1), 8),
+        **dependent_launch(device),
     )
 
 

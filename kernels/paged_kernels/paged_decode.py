@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOG2E, LOWEST, VALUE_FACTOR, attend_tiles
 from paged_kernels.attention_params import AttentionParams
-from paged_kernels.device import device_of
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
+from paged_kernels.device import Device, device_of
 from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.splits import (
@@ -42,7 +43,7 @@ class _Shape:
     head_dim: int
     rows: int  # rows of a program's query tile, a power of 2
     config: DecodeConfig
-    num_sms: int
+    device: Device
 
     @classmethod
     def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int) -> _Shape:
@@ -60,9 +61,7 @@ class _Shape:
             rows,
             quantized=kv_cache.dtype != q.dtype,
         )
-        return cls(
-            num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device.num_sms
-        )
+        return cls(num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device)
 
     @property
     def queries_at_once(self) -> int:
@@ -79,7 +78,7 @@ class _Shape:
         return SplitShape(
             num_items=self.num_seqs,
             programs_per_split=self.num_kv_heads * -(-self.num_queries // self.queries_at_once),
-            programs_per_wave=self.num_sms * self.config.programs_per_sm,
+            programs_per_wave=self.device.num_sms * self.config.programs_per_sm,
             tile=self.config.tile,
             window=window,
         )
@@ -211,6 +210,7 @@ def _launch(
         num_warps=shape.config.num_warps,
         num_stages=shape.config.num_stages,
         maxnreg=shape.config.max_registers,
+        **dependent_launch(shape.device),
     )
 
 
@@ -252,12 +252,14 @@ def _split_kernel(
     MERGED_ROWS: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one split of a sequence's keys, for a tile of queries of one KV head.
 
     The last one to arrive of the programs with the same sequence, KV head and tile merges the
     splits. No split belongs to an empty sequence `s`, so the programs of split `s` zero its output.
     """
+    wait_for_launch_before(DEPENDENT)
     split = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
     GROUP: tl.constexpr = HEADS // KV_HEADS

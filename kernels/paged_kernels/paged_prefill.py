@@ -17,7 +17,8 @@ from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOG2E, LOWEST, VALUE_FACTOR, attend_tiles
 from paged_kernels.attention_params import AttentionParams
-from paged_kernels.device import device_of
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
+from paged_kernels.device import Device, device_of
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.paged_decode import check_cache, check_out, check_q
 from paged_kernels.splits import (
@@ -43,7 +44,7 @@ class _Shape:
     rows: int  # of a tile: queries times heads of a group
     queries: int  # of a tile
     config: PrefillConfig
-    num_sms: int
+    device: Device
 
     @classmethod
     def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, first_seq: int) -> _Shape:
@@ -56,7 +57,7 @@ class _Shape:
         queries = rows // group
         # One extra tile per sequence, because its last tile may be partly empty.
         num_tiles = (len(q) - first_seq) // queries + num_seqs - first_seq
-        return cls(num_tiles, num_kv_heads, dim_padded, rows, queries, config, device.num_sms)
+        return cls(num_tiles, num_kv_heads, dim_padded, rows, queries, config, device)
 
     def splits(self, window: int | None) -> SplitShape | None:
         """Return what determines the plan of the splits; None if the keys are not split.
@@ -66,7 +67,7 @@ class _Shape:
         splits = SplitShape(
             num_items=self.num_tiles,
             programs_per_split=self.num_kv_heads,
-            programs_per_wave=self.num_sms,
+            programs_per_wave=self.device.num_sms,
             tile=self.config.tile,
             window=None,
         )
@@ -237,6 +238,7 @@ def _launch(
         num_warps=shape.config.num_warps,
         num_stages=shape.config.num_stages,
         maxnreg=shape.config.max_registers,
+        **dependent_launch(shape.device),
     )
 
 
@@ -320,12 +322,14 @@ def _prefill_kernel(
     MERGED_ROWS: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
     TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: consecutive queries of a sequence, with the query heads of one KV head.
 
     With `splits_ptr`, which may be None, it attends to one split of their keys, and the last
     program of the same queries and heads merges them.
     """
+    wait_for_launch_before(DEPENDENT)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
     if splits_ptr is None:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check_tensor
@@ -50,8 +51,10 @@ def _rms_norm_kernel(
     OUT_STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one row. A row wider than a tile is read again, from the cache."""
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * X_STRIDE
     out_ptr += row * OUT_STRIDE
@@ -121,7 +124,7 @@ def _norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor | None
 ) -> Tensor:
     _check_rows("x", x, x)
-    device_of("x", x)
+    device = device_of("x", x)
     rows, width = x.shape
     check_tensor("weight", weight, (width,), (x.dtype, torch.float32), like=x)
     if out is None:
@@ -140,6 +143,7 @@ def _norm(
         WIDTH=width,
         TILE=tile,
         num_warps=min(max(tile // 512, 1), 16),
+        **dependent_launch(device),
     )
     return out
 

@@ -33,6 +33,8 @@ from paged_kernels._selection import (
     mass_from,
     scan_row,
 )
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
+from paged_kernels.device import device_of
 from paged_kernels.errors import check_tensor
 
 _NUM_WARPS = 16
@@ -123,8 +125,10 @@ def _sample_kernel(
     tokens_ptr,
     out_ptr,
     VOCAB: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one row."""
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     if slot < 0:
@@ -249,5 +253,6 @@ def sample(
             out,
             VOCAB=vocab,
             num_warps=_NUM_WARPS,
+            **dependent_launch(device_of("logits", logits)),
         )
     return out

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paged_kernels._activation import geglu, swiglu
+from paged_kernels.dependent_launch import dependent_launch, wait_for_launch_before
 from paged_kernels.device import device_of
 from paged_kernels.dtypes import MODEL_DTYPES
 from paged_kernels.errors import check, check_tensor
@@ -22,9 +23,15 @@ _MAX_TILE = 1024  # small enough that one row keeps many multiprocessors busy
 
 @triton.jit
 def _gated_activation_kernel(
-    gate_up_ptr, out_ptr, WIDTH: tl.constexpr, TILE: tl.constexpr, GELU: tl.constexpr
+    gate_up_ptr,
+    out_ptr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    GELU: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program: one tile of one row."""
+    wait_for_launch_before(DEPENDENT)
     TILES: tl.constexpr = tl.cdiv(WIDTH, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     columns = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
@@ -66,7 +73,7 @@ def gelu_tanh_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
 def _gated_activation(gate_up: Tensor, out: Tensor | None, *, gelu: bool) -> Tensor:
     check_tensor("gate_up", gate_up, (None, None), MODEL_DTYPES, like=gate_up)
-    device_of("gate_up", gate_up)
+    device = device_of("gate_up", gate_up)
     rows, both = gate_up.shape
     check(both % 2 == 0, "gate_up", f"must have rows of two equal halves, got {both} elements")
     width = both // 2
@@ -74,7 +81,13 @@ def _gated_activation(gate_up: Tensor, out: Tensor | None, *, gelu: bool) -> Ten
         out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     check_tensor("out", out, (rows, width), gate_up.dtype, like=gate_up)
     tile = min(triton.next_power_of_2(width), _MAX_TILE)
-    grid = (rows * triton.cdiv(width, tile),)
-    warps = max(tile // 256, 1)
-    _gated_activation_kernel[grid](gate_up, out, WIDTH=width, TILE=tile, GELU=gelu, num_warps=warps)
+    _gated_activation_kernel[(rows * triton.cdiv(width, tile),)](
+        gate_up,
+        out,
+        WIDTH=width,
+        TILE=tile,
+        GELU=gelu,
+        num_warps=max(tile // 256, 1),
+        **dependent_launch(device),
+    )
     return out
