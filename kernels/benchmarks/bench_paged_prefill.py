@@ -6,7 +6,7 @@ from functools import partial
 
 import paged_kernels.paged_prefill as kernel
 from attention import KIB, Batch, Layer, Operation, search, time_peers
-from measure import Bench, Target, main
+from measure import Bench, Call, Target, main
 from paged_kernels.device import device_of
 from paged_kernels.paged_prefill import paged_prefill, plan_prefill
 from paged_kernels.tuning import prefill_config
@@ -45,10 +45,15 @@ def prompts(bench: Bench, shape: str) -> Batch:
     return Batch(bench, keys, queries)
 
 
-def run(bench: Bench) -> None:
-    batch = Batch(bench, [KIB], [KIB])
+def warm_up_call(bench: Bench, queries: int) -> Call:
+    """Return a call on a sequence; the keys of few queries are split, those of many are not."""
+    batch = Batch(bench, [8 * KIB], [queries])
     layer = batch.layer()
-    bench.warm_up(partial(prefill(batch, layer), layer))
+    return partial(prefill(batch, layer), layer)
+
+
+def run(bench: Bench) -> None:
+    bench.warm_up(*(warm_up_call(bench, queries) for queries in (8 * KIB, 16)))
     for shape in LENGTHS:
         batch = prompts(bench, shape)
         make = batch.calls(prefill(batch, batch.layer()))
