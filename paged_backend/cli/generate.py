@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from paged_backend.cli.options import Subparsers
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.validation import Rule
+
+if TYPE_CHECKING:
+    from paged_client import Stream
 
 FLAGS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 
@@ -45,16 +53,39 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             params[name] = getattr(args, name)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
+    interrupted = threading.Event()
     try:
         with (
             Client(args.url, args.model) as client,
             client.stream(prompt, timeout=args.timeout, **params) as stream,
+            _ctrl_c_cancels(stream, interrupted),
         ):
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
     except ClientError as error:
+        if interrupted.is_set():
+            return 130
         print(f"paged-backend: error: {error}", file=sys.stderr)
         return 1
     finally:
         print(flush=True)
     return 0
+
+
+@contextmanager
+def _ctrl_c_cancels(stream: Stream, interrupted: threading.Event) -> Iterator[None]:
+    """Let the first Ctrl-C cancel a stream and set an event instead of raising KeyboardInterrupt.
+
+    Raised in the middle of grpc's code, it can leave a call that no deadline ends any more.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before)
+        interrupted.set()
+        stream.cancel()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
