@@ -109,7 +109,7 @@ class SplitShape:
 
 
 def splits_at_once(rows: int, dim_padded: int) -> int:
-    """Return the number of splits that a program merges together, for so many rows."""
+    """Return the number of splits of `rows` rows that a program merges together."""
     return max(1, min(SPLITS_AT_ONCE, _MERGED_AT_ONCE // (rows * dim_padded)))
 
 

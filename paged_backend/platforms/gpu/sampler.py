@@ -24,7 +24,7 @@ from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """Where a step's samples belong: one element for each row of logits."""
+    """The sequence and the position of each row of logits that is sampled."""
 
     rows: Tensor  # [n] int64 the sampler's row of each sequence; its last row for padding
     row_or_none: Tensor  # [n] int32 like `rows`, but -1 for padding, which gets an arbitrary token
@@ -89,7 +89,7 @@ class DeviceSampler:
 
         Args:
             logits: [n, vocab] of any dtype of models; only read.
-            to: where the samples belong.
+            to: the sequence and the position of each row.
             tokens: [n] int32, receives the tokens.
 
         Raises:
@@ -106,7 +106,7 @@ class DeviceSampler:
         to: SampleRows,
         tokens: Tensor,
     ) -> None:
-        """Change logits as the requests demand, and sample like `sample`.
+        """Apply token edits and penalties to the logits, then sample from them.
 
         It may follow a call of `sample` for the same step, whose tokens it replaces.
 
@@ -115,7 +115,7 @@ class DeviceSampler:
             samples: the specs of the first rows of `logits`, if any of them changes or forbids
                 the logits of single tokens; else none. The other rows are padding.
             last_inputs: [n] the token before the one to sample.
-            to: where the samples belong.
+            to: the sequence and the position of each row.
             tokens: [n] int32, receives the tokens.
         """
         if samples:
