@@ -23,8 +23,9 @@ LANES = 16  # columns of a panel
 _NARROW_LANES = 8
 # A tile has at most 24 sums of 16 floats in the 32 registers of AVX-512, and 6 sums of two
 # registers each in the 16 registers of AVX2. The rest holds the operands.
-_SUMS = 24 if get_host_cpu_features().get("avx512f") else 6
-_ROWS = 12 if _SUMS == 24 else 6  # rows of a full tile
+_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+_SUMS = 24 if _HAS_AVX512 else 6
+_ROWS = 12 if _HAS_AVX512 else 6  # rows of a full tile
 _NARROW_ROWS = 4  # narrow tiles are rare: few sizes of them are compiled
 _FLOAT = ir.FloatType()
 
@@ -72,6 +73,18 @@ class Float32:
         return builder.call(fma, [a, b, total])
 
 
+def _computed_now(builder: Any, value: Any) -> Any:
+    """Return a vector that is computed before anything that is emitted later is loaded.
+
+    LLVM would load the words of all rows first, for which there are too few registers, and spill
+    them. An empty piece of assembly that reads and writes the vector keeps the order.
+    """
+    if not _HAS_AVX512:
+        return value
+    signature = ir.FunctionType(value.type, [value.type])
+    return builder.asm(signature, "", "=v,0,~{memory}", [value], side_effect=True)
+
+
 def _emit_tile(
     builder: Any, arithmetic: Arithmetic, rows: int, lanes: int, panels: int, args: Any
 ) -> None:
@@ -113,8 +126,8 @@ def _emit_tile(
             lane = builder.insert_element(undefined, value, ir.IntType(32)(0))
             splat = builder.shuffle_vector(lane, undefined, splat_mask)
             for total, b_row in zip(row_sums, b_rows, strict=True):
-                before = builder.load(total)
-                builder.store(arithmetic.multiply_add(builder, before, splat, b_row), total)
+                after = arithmetic.multiply_add(builder, builder.load(total), splat, b_row)
+                builder.store(_computed_now(builder, after), total)
     for total, part in pairs:
         builder.store(builder.load(total), part, align=4)
 
