@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing
+from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec, RowFunction
 from paged_backend.quantization.forms import WeightForm
@@ -25,6 +26,13 @@ class LayerFunctions(Protocol):
         """
         ...
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """Bring rows of `x` [rows, size] to a mean of 0 and a variance of 1, scale and shift them.
+
+        `weight` and `bias` [size] have the dtype of `x`.
+        """
+        ...
+
     def add_norm(
         self, hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float
     ) -> Tensor:
@@ -37,6 +45,10 @@ class LayerFunctions(Protocol):
 
     def gelu_tanh_and_mul(self, gate_up: Tensor) -> Tensor:
         """The same with GELU, approximated by a hyperbolic tangent, instead of SiLU."""
+        ...
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """GELU, without an approximation, of each number of `x` [rows, size]."""
         ...
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> None:
@@ -95,6 +107,14 @@ class Kernels(Protocol):
         """Allocate the experts of a layer."""
         ...
 
+    def prompt_attention(self, lengths: Sequence[int]) -> AttentionStep:
+        """Make the bidirectional attention over the whole prompts of a step.
+
+        Args:
+            lengths: the number of tokens of each prompt.
+        """
+        ...
+
     @property
     def product_experts(self) -> ProductExperts | None:
         """Computes experts whose projections are separate products; None if it cannot."""
@@ -139,6 +159,7 @@ class QuantizedKernels:
         self.layers = kernels.layers
         self.weight_forms = kernels.weight_forms
         self.quantized_linear = kernels.quantized_linear
+        self.prompt_attention = kernels.prompt_attention
         self.product_experts = kernels.product_experts
         self._kernels = kernels
         self._factory = factory

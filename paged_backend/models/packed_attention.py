@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class PackedPrompts:
-    """The prompts of one step; see `models.transformers_attention.AttentionStep`.
+    """The prompts of one step; see `models.attention_step.AttentionStep`.
 
     Prompts of the same length are attended in one call.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,29 +18,9 @@ from transformers import AttentionInterface
 
 from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from paged_backend.models.attention_step import AttentionStep
 
 NAME = "paged_backend"
-
-
-class AttentionStep(Protocol):
-    """Computes attention for the queries, keys and values of a layer."""
-
-    def attend(
-        self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
-    ) -> Tensor:
-        """Compute attention.
-
-        Args:
-            module: the attention module that calls; it has a `layer_idx`.
-            q: [1, num_heads, num_tokens, head_dim].
-            k: [1, num_kv_heads, num_tokens, head_dim].
-            v: the same.
-            options: the other arguments: scaling, sliding_window, softcap, s_aux ...
-
-        Returns:
-            [1, num_tokens, num_heads, head_dim].
-        """
-        ...
 
 
 _step: ContextVar[AttentionStep] = ContextVar("step")

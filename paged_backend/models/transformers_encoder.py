@@ -15,7 +15,6 @@ from paged_backend.errors import ConfigError
 from paged_backend.models.classifier import activate
 from paged_backend.models.layers import Kernels
 from paged_backend.models.loader import resolve_max_model_len
-from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.models.transformers_attention import NAME, attend_with
 from paged_backend.models.transformers_check import (
     check_prompts,
@@ -29,6 +28,7 @@ from paged_backend.models.transformers_loading import (
     refuse_tensors,
     tensor_names,
 )
+from paged_backend.models.transformers_rows import replace_row_functions
 from paged_backend.options.model import ModelOptions
 from paged_backend.validation import shorten
 
@@ -63,9 +63,12 @@ class TransformersEncoder:
         config: the sizes.
         max_model_len: tokens of the longest prompt.
         model: transformers' model, with a head if it is a reranker.
+        kernels: the platform.
     """
 
-    def __init__(self, config: EncoderConfig, max_model_len: int, model: Any) -> None:
+    def __init__(
+        self, config: EncoderConfig, max_model_len: int, model: Any, kernels: Kernels
+    ) -> None:
         self.config = config
         self.max_model_len = max_model_len
         self.head: EncoderHead | None = None
@@ -73,6 +76,7 @@ class TransformersEncoder:
             self.head = EncoderHead(model.classifier, config.classifier)
             model = model.base_model
         self._model = model
+        self._attention = kernels.prompt_attention
         # Others add a bias to the scores by themselves, so they compute one prompt at a time.
         self._packs = bool(model._supports_attention_backend)
 
@@ -106,7 +110,7 @@ class TransformersEncoder:
                 [self.own_hidden(prompt) for prompt in torch.split(input_ids, list(lengths))]
             )
         counts = torch.tensor(lengths, device=input_ids.device)
-        with attend_with(PackedPrompts(lengths, input_ids.device)):
+        with attend_with(self._attention(lengths)):
             output = self._model(
                 input_ids=input_ids[None], position_ids=self._positions(input_ids, counts)[None]
             )
@@ -146,12 +150,13 @@ def load_encoder(
         raise ConfigError(
             f"{config.architecture} is not supported: its rope_type depends on the batch"
         )
-    loaded = TransformersEncoder(config, max_model_len, model)
+    loaded = TransformersEncoder(config, max_model_len, model, kernels)
     prompts = check_prompts(config.vocab_size, max_model_len)
     try:
         with watch_linear_layers(model) as called:
             loaded.own_hidden(prompts[1])
         replace_linear_layers(model, sorted(called), kernels)  # those of a head stay
+        replace_row_functions(model, kernels.layers)
         expected = [loaded.own_hidden(prompt) for prompt in prompts]
         loaded.use_packed_attention()
         lengths = [len(prompt) for prompt in prompts]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +232,20 @@ def test_checkpoints_that_are_refused(
     with pytest.raises(ConfigError, match=message) as caught:
         encoder_engine(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc's malloc")
+def test_steps_reuse_the_memory_of_activations(tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path, hidden_size=384, intermediate_size=1536, num_hidden_layers=2)
+    engine = encoder_engine(tmp_path)
+
+    def page_faults(seed: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        embed(engine, make_prompts(100, seed))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    page_faults(0)
+    assert min(map(page_faults, (1, 2, 3))) < 500  # thousands if malloc returns freed memory
 
 
 # --- the offline API -----------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from paged_backend.platforms.cpu import layers as cpu_layers
 from paged_backend.platforms.torch import layers
@@ -44,9 +47,35 @@ def test_gated_activations_of_extremes(name: str) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-30, rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", ROWS)
+def test_layer_norm(rows: int) -> None:
+    x, weight, bias = torch.randn(rows, 70) * 3 + 50, torch.randn(70), torch.randn(70)
+    exact = F.layer_norm(x.double(), (70,), weight.double(), bias.double(), 1e-5)
+    normed = cpu_layers.layer_norm(x, weight, bias, 1e-5)
+    torch.testing.assert_close(normed, exact.float(), atol=2e-5, rtol=1e-5)
+    assert normed.shape == layers.layer_norm(x, weight, bias, 1e-5).shape
+
+
+def test_gelu() -> None:
+    x = torch.linspace(-12, 12, 100_000).view(-1, 100)
+    exact = F.gelu(x.double())
+    torch.testing.assert_close(cpu_layers.gelu(x), exact.float(), atol=4e-7, rtol=3e-7)
+    torch.testing.assert_close(layers.gelu(x), exact.float())
+
+
+def test_gelu_of_extremes() -> None:
+    x = torch.tensor([[-math.inf, -1e30, -200.0, -1e-20, 0.0, 1e-20, 200.0, 1e30, math.inf]])
+    found = cpu_layers.gelu(x)
+    assert found[0, 1:].tolist() == pytest.approx([0, 0, -5e-21, 0, 5e-21, 200, 1e30, math.inf])
+    assert cpu_layers.gelu(torch.tensor([[math.nan]])).isnan()
+
+
 def test_a_row_does_not_depend_on_its_batch() -> None:
     rows, weight = torch.randn(33, 96), torch.randn(96)
     together = cpu_layers.rms_norm(rows, weight, 1e-5)
     alone = cpu_layers.rms_norm(rows[7:8], weight, 1e-5)
     assert torch.equal(together[7:8], alone)
-    assert torch.equal(cpu_layers.silu_and_mul(rows)[7], cpu_layers.silu_and_mul(rows[7:8])[0])
+    for function in (cpu_layers.silu_and_mul, cpu_layers.gelu):
+        assert torch.equal(function(rows)[7], function(rows[7:8])[0])
+    together = cpu_layers.layer_norm(rows, weight, weight, 1e-5)
+    assert torch.equal(together[7:8], cpu_layers.layer_norm(rows[7:8], weight, weight, 1e-5))

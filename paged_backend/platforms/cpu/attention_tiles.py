@@ -221,7 +221,7 @@ def _cap(scratch: Scratch, rows: int, skipped: int, num_keys: int, softcap: Any)
 
 
 @device_function
-def _weigh(scratch: Scratch, row: int, first: int, last: int, num_keys: int) -> None:
+def weigh(scratch: Scratch, row: int, first: int, last: int, num_keys: int) -> None:
     """Turn a row's scores into weights relative to its maximum; 0 outside `first` to `last`."""
     last = max(first, last)
     sums, all_scores = scratch.sums[row], scratch.scores[row]
@@ -300,7 +300,7 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
             for row in range(rows):
                 here = position + row // group - base
                 first = min(max(0, here - step.window + 1), num_keys)
-                _weigh(scratch, row, first, min(here + 1, num_keys), num_keys)
+                weigh(scratch, row, first, min(here + 1, num_keys), num_keys)
             add_values(step, scratch, rows, seq, head, base, skipped, num_keys)
         _store(step, scratch, start, rows, head, group)
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache, partial
+from typing import Any
 
+import numba
 import torch
 from torch import Tensor
+
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim, floats
 
 
 class InPlaceProduct(ABC):
@@ -18,7 +23,7 @@ class InPlaceProduct(ABC):
         """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs] float32."""
         out = torch.empty(x.shape[0], self._num_outputs)
         if self._bias is not None:
-            out.copy_(self._bias.expand_as(out))
+            _repeat()(self._bias.data_ptr(), out.data_ptr(), *out.shape)
         self._run(x.contiguous(), out, int(self._bias is not None))
         return out
 
@@ -32,3 +37,17 @@ class InPlaceProduct(ABC):
     @abstractmethod
     def _run(self, x: Tensor, out: Tensor, add: int) -> None:
         """Store the product of contiguous `x` and the weight in `out`, or add it if `add` is 1."""
+
+
+def _repeat_row(arguments: Any) -> None:
+    """Copy a row to all rows of the output."""
+    _, row_address, out_address, rows, size = numba.carray(arguments, 5)
+    source, out = floats(row_address, size), floats(out_address, (rows, size))
+    row = claim(arguments)
+    while row < rows:
+        for i in range(size):
+            out[row, i] = source[i]
+        row = claim(arguments)
+
+
+_repeat = cache(partial(ParallelKernel, _repeat_row))

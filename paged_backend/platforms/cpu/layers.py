@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
 from paged_backend.models.linear import RowFunction
-from paged_backend.platforms.cpu.math import exp, sigmoid, swiglu
+from paged_backend.platforms.cpu.math import exp, normal_cdf, sigmoid, swiglu
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -40,6 +40,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, float_bits(eps))
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See `platforms.torch.layers.layer_norm`."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    places = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), out.data_ptr()
+    _layer_norm()(*places, *x.shape, float_bits(eps))
     return out
 
 
@@ -67,6 +76,14 @@ def activate(gate_up: Tensor, activation: SwiGLU) -> Tensor:
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """See `platforms.torch.layers.gelu_tanh_and_mul`."""
     return _gated(gate_up, _gelu_tanh_and_mul())
+
+
+def gelu(x: Tensor) -> Tensor:
+    """See `platforms.torch.layers.gelu`."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _gelu()(x.data_ptr(), out.data_ptr(), *x.shape)
+    return out
 
 
 def _gated(gate_up: Tensor, kernel: ParallelKernel, *arguments: int) -> Tensor:
@@ -120,6 +137,24 @@ def _rms_norm_rows(arguments: Any) -> None:
         row = claim(arguments)
 
 
+def _layer_norm_rows(arguments: Any) -> None:
+    _, x_address, weight_at, bias_at, out_address, rows, size, eps_bits = numba.carray(arguments, 8)
+    x, out = floats(x_address, (rows, size)), floats(out_address, (rows, size))
+    weight, bias = floats(weight_at, size), floats(bias_at, size)
+    row = claim(arguments)
+    while row < rows:
+        mean = np.float32(0.0)
+        for i in range(size):
+            mean += x[row, i]
+        mean /= np.float32(size)
+        for i in range(size):
+            out[row, i] = x[row, i] - mean
+        scale = _norm_scale(out[row], eps_bits)
+        for i in range(size):
+            out[row, i] = out[row, i] * scale * weight[i] + bias[i]
+        row = claim(arguments)
+
+
 def _norm_heads_rows(arguments: Any) -> None:
     _, address, weight_address, rows, size, heads, head_dim, eps_bits = numba.carray(arguments, 8)
     qkv, weight = floats(address, (rows, size)), floats(weight_address, (heads, head_dim))
@@ -154,6 +189,16 @@ def _gelu_tanh_and_mul_rows(arguments: Any) -> None:
             # (1 + tanh(x)) / 2 is the sigmoid of 2x.
             twice = _GELU_SLOPE * gate * (_ONE + _GELU_CUBE * gate * gate)
             out[row, i] = gate * sigmoid(twice) * gate_up[row, 1, i]
+        row = claim(arguments)
+
+
+def _gelu_rows(arguments: Any) -> None:
+    _, address, out_address, rows, size = numba.carray(arguments, 5)
+    x, out = floats(address, (rows, size)), floats(out_address, (rows, size))
+    row = claim(arguments)
+    while row < rows:
+        for i in range(size):
+            out[row, i] = x[row, i] * normal_cdf(x[row, i])
         row = claim(arguments)
 
 
@@ -226,4 +271,6 @@ _norm_heads = ParallelKernel(_norm_heads_rows)
 _swiglu = ParallelKernel(_swiglu_rows)
 _add_gated = cache(partial(ParallelKernel, _add_gated_rows))
 _choose_experts = cache(partial(ParallelKernel, _choose_experts_of_rows))
+_layer_norm = cache(partial(ParallelKernel, _layer_norm_rows))
+_gelu = cache(partial(ParallelKernel, _gelu_rows))
 _gelu_tanh_and_mul = cache(partial(ParallelKernel, _gelu_tanh_and_mul_rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend
+from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.base import Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -22,7 +24,8 @@ from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import CpuLinear
-from paged_backend.platforms.cpu.memory import available_bytes
+from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
+from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
 from paged_backend.platforms.torch.platform import TorchPlatform
@@ -37,6 +40,7 @@ class CpuPlatform(TorchPlatform):
     def __init__(self) -> None:
         super().__init__(torch.float32)
         use_threads_of_torch()
+        keep_freed_memory()
         self.layers = layers
         self.product_experts = partial(ProductExperts, activate=layers.activate)
         self.kv_dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
@@ -54,6 +58,10 @@ class CpuPlatform(TorchPlatform):
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""
         return CpuExperts(spec, self.linear_dtype)
+
+    def prompt_attention(self, lengths: Sequence[int]) -> AttentionStep:
+        """Make the bidirectional attention over the whole prompts of a step."""
+        return CpuPrompts(lengths)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""

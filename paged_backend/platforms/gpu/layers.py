@@ -9,12 +9,15 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing
 from paged_backend.models.linear import RowFunction
+from paged_backend.platforms.torch.layers import gelu, layer_norm
 
 __all__ = [
     "add_gated",
     "add_norm",
     "choose_experts",
+    "gelu",
     "gelu_tanh_and_mul",
+    "layer_norm",
     "rms_norm",
     "silu_and_mul",
 ]

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
+from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.base import Encoder, Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions, ProductExperts
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
+from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
@@ -69,6 +71,10 @@ class GpuPlatform:
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""
         return TritonExperts(spec, self.dtype, self.device)
+
+    def prompt_attention(self, lengths: Sequence[int]) -> AttentionStep:
+        """Make the bidirectional attention over the whole prompts of a step."""
+        return PackedPrompts(lengths, self.device)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:
         """Create an attention backend with a KV pool of `num_blocks` blocks."""

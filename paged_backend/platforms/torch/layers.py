@@ -18,6 +18,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Bring each row of `x` [rows, size] to a mean of 0 and a variance of 1, then scale and shift.
+
+    `weight` and `bias` [size] have the dtype of `x`.
+    """
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
 def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     linear.add_to(hidden, x)
@@ -45,6 +53,11 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """The same with GELU, approximated by a hyperbolic tangent, instead of SiLU."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Compute x times the cumulative distribution of the normal distribution at x."""
+    return F.gelu(x)
 
 
 def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
