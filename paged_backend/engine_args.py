@@ -77,7 +77,6 @@ _ONLY: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("logits_processors", "logits_processor_pattern"), (None,)),
     "max_logprobs": (20,),
     "logprobs_mode": ("raw_logprobs",),
-    "stream_interval": (1,),
     # code of the user, and reports to other services
     "scheduler_cls": (None,),
     "worker_cls": (None, "auto"),

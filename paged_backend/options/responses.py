@@ -1,4 +1,4 @@
-"""Answers: tool calls, reasoning and structured outputs."""
+"""Answers: streams, tool calls, reasoning and structured outputs."""
 
 from __future__ import annotations
 
@@ -33,4 +33,10 @@ class ResponseOptions:
     )
     enable_in_reasoning: bool = checked(
         False, Rule(bool), "structured outputs constrain the reasoning, too"
+    )
+    stream_interval: int = checked(
+        1,
+        Rule(int, 1, 2**20),
+        "number of tokens in each response of a stream; the first token and the last ones are sent "
+        "at once. More than 1 leaves more of the processor to the model",
     )

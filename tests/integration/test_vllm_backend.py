@@ -158,7 +158,8 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         **{"disable_log_requests": True, "swap_space": 4, "tensor_parallel_size": 1},
     }
     add_model(repository, MODEL, options, parameter("REPORT_CUSTOM_METRICS", "True"))
-    add_model(repository, "declared", {"model": "demo"}, DECLARED, backend="paged")
+    declared = {"model": "demo", "stream_interval": 5}
+    add_model(repository, "declared", declared, DECLARED, backend="paged")
     with serving(repository, log_file, "--model-control-mode=explicit", "--load-model=*") as server:
         yield server
 
@@ -255,6 +256,18 @@ def test_a_stream_is_one_response_for_each_token_and_the_last_data_is_final(vllm
         text_input=QUESTION.question,
         exclude_input_in_output=True,
     )
+    assert "".join(answer.text for answer in answers) == whole
+
+
+def test_stream_interval_is_the_number_of_tokens_in_a_response(vllm):
+    fields = {"parameters": {"temperature": 0, "ignore_eos": True}, "text_input": QUESTION.question}
+    answers = vllm.infer("declared", stream=True, return_num_output_tokens=True, **fields)
+    # The first token is sent at once. The others arrive in fives, or more if the engine is ahead.
+    counts = [int(answer["num_output_tokens"][0]) for answer in answers]
+    assert (counts[0], sum(counts)) == (1, 16)
+    assert all(count >= 5 for count in counts[1:-1])
+    assert [answer.is_final for answer in answers] == [False] * (len(answers) - 1) + [True]
+    whole = vllm.text(exclude_input_in_output=True, **fields)
     assert "".join(answer.text for answer in answers) == whole
 
 

@@ -6,9 +6,12 @@ import time
 
 from paged_backend.serving.metrics.stat_logger import RequestClock
 from paged_backend.serving.requests.open_requests import (
+    CANCEL_CHECKS_PER_S,
+    CANCEL_INTERVAL_S,
     CANCEL_SETTLE_S,
     MAX_ENDED,
     CancelledSenders,
+    CancelSweep,
     Deadlines,
     OpenRequest,
 )
@@ -38,6 +41,32 @@ def test_ended_requests_do_not_pile_up():
         deadlines.add(str(number))
         del requests[str(number)]
     assert len(deadlines._heap) <= MAX_ENDED + 1
+
+
+def test_each_request_is_checked_for_cancellation_once_in_an_interval():
+    sweep = CancelSweep()
+    names = [str(number) for number in range(10)]
+    checked = []
+    started = time.monotonic()
+    while (elapsed := time.monotonic() - started) < 4.5 * CANCEL_INTERVAL_S:
+        checked += sweep.due(names)
+        time.sleep(0.001)
+    rounds = len(checked) // len(names)
+    assert checked == names * rounds
+    assert 2 <= rounds <= elapsed / CANCEL_INTERVAL_S + 1
+
+
+def test_many_requests_are_checked_at_a_limited_rate():
+    names = [str(number) for number in range(10 * CANCEL_CHECKS_PER_S)]
+    checked = []
+    started = time.monotonic()
+    sweep = CancelSweep()
+    while time.monotonic() - started < 0.1:
+        checked += sweep.due(names)
+        time.sleep(0.001)
+    elapsed = time.monotonic() - started
+    assert checked == names[: len(checked)]
+    assert CANCEL_CHECKS_PER_S * 0.05 < len(checked) <= CANCEL_CHECKS_PER_S * elapsed + 1
 
 
 def test_a_canceled_request_ends_later_and_once():

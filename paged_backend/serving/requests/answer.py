@@ -107,13 +107,19 @@ class Answer:
     """Collects new output until it is sent as one response.
 
     A stream that falls behind the engine therefore gets fewer and larger responses.
+
+    Args:
+        parsed: the request.
+        tokenizer: of the model.
+        stream_interval: number of tokens of a completion after which a stream sends a response.
     """
 
-    def __init__(self, parsed: ParsedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, parsed: ParsedRequest, tokenizer: Tokenizer, stream_interval: int) -> None:
         self.request = parsed.request
         self._options = parsed.options
         self._prompt_text = parsed.prompt_text
         self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
         self._num_cached_tokens: int | None = None  # as the first engine reported it
         self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
         self._context: list[TokenLogprobs] = []  # these and the first token's, until they are sent
@@ -152,7 +158,14 @@ class Answer:
     @property
     def is_due(self) -> bool:
         """Return True if a response should be sent now."""
-        return self._options.stream or self.is_finished
+        if not self._options.stream:
+            return self.is_finished
+        return self.is_finished or any(map(self._has_enough, self._completions))
+
+    def _has_enough(self, completion: Completion) -> bool:
+        """Return True if the new tokens of a completion are the first, the last or enough."""
+        is_urgent = completion.sent.num_tokens == 0 or completion.finish_reason is not None
+        return len(completion.token_ids) >= (1 if is_urgent else self._stream_interval)
 
     def take(self) -> dict[str, Array]:
         """Return the output tensors of the next response, and drop what they contain."""

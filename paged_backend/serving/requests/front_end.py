@@ -46,7 +46,7 @@ from paged_backend.serving.requests.refusal_log import RefusalLog
 from paged_backend.serving.requests.request_table import RequestTable
 from paged_backend.text.tokenizer import Tokenizer
 
-POLL_S = 0.005  # between checks for cancellation while requests are open
+POLL_S = 0.02  # between looks at deadlines and cancellations while requests are open
 IDLE_POLL_S = 0.5
 SETTLE_S = 1.0
 # Waiting outputs up to this number are sent step by step, as clients expect. A response takes 145
@@ -79,7 +79,9 @@ class FrontEnd:
         self._max_crashes = config.max_crashes_per_request
         self._drain = drain
         self._table = RequestTable(link)
-        self._intake = Intake(link, parser, tokenizer, self._table, config.max_waiting_tokens)
+        self._intake = Intake(
+            link, parser, tokenizer, self._table, config.max_waiting_tokens, config.stream_interval
+        )
         self._refusal_log = RefusalLog()
         self._sweep = CancelSweep()
         self._cancelled = CancelledSenders()

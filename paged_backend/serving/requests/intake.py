@@ -43,6 +43,7 @@ class Intake:
         tokenizer: of the model.
         table: where requests wait for their responses.
         max_waiting_tokens: limit of the text that waits to be tokenized.
+        stream_interval: number of tokens in a response of a stream.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Intake:
         tokenizer: Tokenizer,
         table: RequestTable,
         max_waiting_tokens: int,
+        stream_interval: int,
     ) -> None:
         self._link = link
         self._parser = parser
         self._tokenizer = tokenizer
         self._table = table
+        self._stream_interval = stream_interval
         self._preparation = Preparation(max_waiting_tokens)
 
     def close(self) -> None:
@@ -141,7 +144,9 @@ class Intake:
         parsed = self._parser.parse(
             self._table.new_id(), arrival.tensors, arrival.parameters_json, self._link.check_rate
         )
-        self._open(arrival, Answer(parsed, self._tokenizer), parsed.timeout_s)
+        self._open(
+            arrival, Answer(parsed, self._tokenizer, self._stream_interval), parsed.timeout_s
+        )
 
     def _start_pooling(self, arrival: Arrival, *, scores: bool) -> None:
         parsed = parse_pooling(

@@ -1,0 +1,111 @@
+"""A stream sends its first token, then responses of a number of tokens, and loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paged_backend.config import EngineConfig
+from paged_backend.outputs import FinishReason, SequenceOutput
+from paged_backend.request import RequestLimits
+from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.requests.answer import Answer
+from paged_backend.serving.requests.parsing import RequestParser
+from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+
+REQUEST = "1"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer("demo")
+
+
+def answer_of(tokenizer: Tokenizer, n: int, stream_interval: int, *, stream: bool = True) -> Answer:
+    limits = RequestLimits.of(EngineConfig(), max_model_len=64, vocab_size=2048, max_num_seqs=8)
+    tensors = {
+        "text_input": as_strings(["x"]),
+        "sampling_parameters": as_strings([f'{{"n": {n}}}']),
+        "stream": np.array([stream]),
+        "return_output_ids": np.array([True]),
+        "return_num_output_tokens": np.array([True]),
+    }
+    parsed = RequestParser(tokenizer, limits).parse(REQUEST, tensors, "")
+    return Answer(parsed, tokenizer, stream_interval)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, list[SequenceOutput]]:
+    """The outputs of all completions of a request, each up to its end, in a random order."""
+    n = draw(st.integers(1, 3))
+    outputs = []
+    for index in draw(st.permutations([i for i in range(n) for _ in range(draw(_LENGTHS))])):
+        token_ids = draw(st.lists(st.integers(100, 2000), min_size=1, max_size=3))
+        outputs.append(SequenceOutput(REQUEST, index, token_ids))
+    outputs += [SequenceOutput(REQUEST, index, [7], FinishReason.LENGTH) for index in range(n)]
+    return n, outputs
+
+
+_LENGTHS = st.integers(0, 8)
+
+
+def responses(answer: Answer, outputs: list[SequenceOutput]) -> Iterator[dict[str, Array]]:
+    for output in outputs:
+        answer.append(output)
+        if answer.is_due:
+            yield answer.take()
+    assert answer.is_finished
+
+
+@given(history=histories(), stream_interval=st.integers(1, 6))
+def test_the_responses_have_all_text_and_all_tokens(tokenizer, history, stream_interval):
+    n, outputs = history
+    texts, token_ids = [""] * n, [[] for _ in range(n)]
+    for response in responses(answer_of(tokenizer, n, stream_interval), outputs):
+        flat = response["output_ids"].tolist()
+        for index, text in enumerate(response["text_output"].tolist()):
+            count = response["num_output_tokens"][index]
+            token_ids[index] += flat[:count]
+            flat = flat[count:]
+            texts[index] += text.decode()
+    for index in range(n):
+        expected = [t for o in outputs if o.index == index for t in o.new_token_ids]
+        assert token_ids[index] == expected
+        assert texts[index] == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("stream_interval", "counts"),
+    [(1, [1] * 8 + [3]), (2, [1, 2, 2, 2, 4]), (3, [1, 3, 3, 4]), (99, [1, 10])],
+)
+def test_the_first_and_the_last_tokens_do_not_wait(tokenizer, stream_interval, counts):
+    outputs = [SequenceOutput(REQUEST, 0, [200]) for _ in range(8)]
+    outputs.append(SequenceOutput(REQUEST, 0, [200, 201, 202], FinishReason.LENGTH))
+    found = responses(answer_of(tokenizer, 1, stream_interval), outputs)
+    assert [response["num_output_tokens"].tolist() for response in found] == [[n] for n in counts]
+
+
+def test_a_completion_that_ends_does_not_wait_for_the_others(tokenizer):
+    ends = FinishReason.LENGTH
+    outputs = [
+        *(SequenceOutput(REQUEST, 0, [200]), SequenceOutput(REQUEST, 1, [200])),
+        *(SequenceOutput(REQUEST, 0, [200]), SequenceOutput(REQUEST, 1, [200, 201], ends)),
+        *(SequenceOutput(REQUEST, 0, [200]), SequenceOutput(REQUEST, 0, [200], ends)),
+    ]
+    found = responses(answer_of(tokenizer, 2, 9), outputs)
+    counts = [response["num_output_tokens"].tolist() for response in found]
+    assert counts == [[1, 0], [0, 1], [1, 2], [2, 0]]
+
+
+def test_without_a_stream_the_response_is_due_at_the_end(tokenizer):
+    answer = answer_of(tokenizer, 2, 1, stream=False)
+    for index, reason in ((0, None), (1, None), (0, FinishReason.LENGTH)):
+        answer.append(SequenceOutput(REQUEST, index, [200], reason))
+        assert not answer.is_due
+    answer.append(SequenceOutput(REQUEST, 1, [200], FinishReason.LENGTH))
+    assert answer.is_due
+    assert answer.take()["num_output_tokens"].tolist() == [2, 2]
