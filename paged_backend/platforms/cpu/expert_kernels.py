@@ -157,13 +157,14 @@ def _in_place(panels: int, numbers: int, memory: Any) -> Any:
     return panels
 
 
-_float32, _pairs = make_multiply(Float32()), make_multiply(BFloat16Pairs())
+_float32, _pairs = (make_multiply(kind, streams=True) for kind in (Float32(), BFloat16Pairs()))
+_unpacked = make_multiply(Float32())
 _gate_up_float32 = _make_kernel(_in_place, _float32, _finish_gate_up)
 _down_float32 = _make_kernel(_in_place, _float32, _finish_down)
 _gate_up_pairs = _make_kernel(_in_place, _pairs, _finish_gate_up)
 _down_pairs = _make_kernel(_in_place, _pairs, _finish_down)
-_gate_up_unpacked = _make_kernel(unpack, _float32, _finish_gate_up)
-_down_unpacked = _make_kernel(unpack, _float32, _finish_down)
+_gate_up_unpacked = _make_kernel(unpack, _unpacked, _finish_gate_up)
+_down_unpacked = _make_kernel(unpack, _unpacked, _finish_down)
 
 
 # Compiled kernels are kept on the disk by the names of functions of this module.

@@ -164,7 +164,7 @@ def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
         arithmetic: of the products.
         values_per_word: the number of rounded inputs in a word of 32 bits.
     """
-    multiply, panel_words = make_multiply(arithmetic), LANES * values_per_word // 4
+    multiply, panel_words = make_multiply(arithmetic, streams=True), LANES * values_per_word // 4
 
     @inlined
     def multiply_vectors(arguments: Any, product: _Product) -> None:

@@ -84,7 +84,7 @@ def make_multiply_panels(
             address of the panels, the number of words, and memory for them.
         word_bytes: what a word of the panels takes.
     """
-    multiply = make_multiply(arithmetic)
+    multiply = make_multiply(arithmetic, streams=word_bytes == 4)
 
     @inlined
     def multiply_last(

@@ -9,7 +9,7 @@ of 32 bits: a float32, or several small integers.
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
@@ -27,6 +27,10 @@ _HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 _SUMS = 24 if _HAS_AVX512 else 6
 _ROWS = 12 if _HAS_AVX512 else 6  # rows of a full tile
 _NARROW_ROWS = 4  # narrow tiles are rare: few sizes of them are compiled
+# Words from a loaded word of a weight to the one that is prefetched. The processor's own prefetches
+# end with a page.
+_PREFETCH_WORDS = 512
+_READ, _ALL_CACHES, _DATA = (ir.IntType(32)(flag) for flag in (0, 3, 1))  # flags of a prefetch
 _FLOAT = ir.FloatType()
 
 
@@ -51,6 +55,18 @@ class Arithmetic(Protocol):
     def multiply_add(self, builder: Any, total: Any, a: Any, b: Any) -> Any:
         """Emit total + a * b for vectors of sums, of copies of a word of A, and of loaded words."""
         ...
+
+
+class _Kind(NamedTuple):
+    """A kind of product."""
+
+    arithmetic: Arithmetic
+    streams: bool
+
+    @property
+    def name(self) -> str:
+        """A part of the names of compiled functions."""
+        return f"{self.arithmetic.name}_stream" if self.streams else self.arithmetic.name
 
 
 class Float32:
@@ -85,11 +101,20 @@ def _computed_now(builder: Any, value: Any) -> Any:
     return builder.asm(signature, "", "=v,0,~{memory}", [value], side_effect=True)
 
 
-def _emit_tile(
-    builder: Any, arithmetic: Arithmetic, rows: int, lanes: int, panels: int, args: Any
-) -> None:
+def _prefetch(builder: Any, address: Any) -> None:
+    """Emit the prefetch of the cache line at an address, which need not exist."""
+    pointer, flag = ir.IntType(8).as_pointer(), _READ.type
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag]),
+        "llvm.prefetch.p0",
+    )
+    builder.call(function, [builder.bitcast(address, pointer), _READ, _ALL_CACHES, _DATA])
+
+
+def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, args: Any) -> None:
     """Emit C = A @ B, or C += A @ B, with the sums in registers over the whole depth."""
-    word = arithmetic.word
+    arithmetic, word = kind.arithmetic, kind.arithmetic.word
     vector = ir.VectorType(word, lanes)
     splat_mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     undefined = ir.Constant(vector, ir.Undefined)
@@ -118,9 +143,11 @@ def _emit_tile(
         for total, part in pairs:
             builder.store(builder.load(part, align=4), total)
     with cgutils.for_range(builder, depth) as loop:
-        b_rows = [
-            arithmetic.load(builder, at(base, b_stride, loop.index), lanes) for base in b_panels
-        ]
+        b_places = [at(base, b_stride, loop.index) for base in b_panels]
+        if kind.streams:
+            for place in b_places:
+                _prefetch(builder, builder.gep(place, [INT64(_PREFETCH_WORDS)]))
+        b_rows = [arithmetic.load(builder, place, lanes) for place in b_places]
         for row_sums, a_row in zip(sums, a_rows, strict=True):
             value = builder.load(builder.gep(a_row, [loop.index]))
             lane = builder.insert_element(undefined, value, ir.IntType(32)(0))
@@ -132,23 +159,23 @@ def _emit_tile(
         builder.store(builder.load(total), part, align=4)
 
 
-def _tile_function(module: Any, arithmetic: Arithmetic, rows: int, lanes: int, panels: int) -> Any:
+def _tile_function(module: Any, kind: _Kind, rows: int, lanes: int, panels: int) -> Any:
     return shared_function(
         module,
-        f"paged_{arithmetic.name}_tile_{rows}x{lanes}x{panels}",
+        f"paged_{kind.name}_tile_{rows}x{lanes}x{panels}",
         9,
-        lambda builder, args: _emit_tile(builder, arithmetic, rows, lanes, panels, args),
+        lambda builder, args: _emit_tile(builder, kind, rows, lanes, panels, args),
     )
 
 
-def _generate(arithmetic: Arithmetic, context: Any, builder: Any, args: Any) -> Any:
+def _generate(kind: _Kind, context: Any, builder: Any, args: Any) -> Any:
     """Emit the call of the tile for a number of panels and rows."""
     sizes = {(0, height): (_NARROW_LANES, 1) for height in (1, _NARROW_ROWS)}
     for panels in (1, 2, 4):
         for height in range(1, min(_ROWS, _SUMS // panels) + 1):
             sizes[panels, height] = (LANES, panels)
     tiles = {
-        panels * (_ROWS + 1) + height: _tile_function(builder.module, arithmetic, height, *size)
+        panels * (_ROWS + 1) + height: _tile_function(builder.module, kind, height, *size)
         for (panels, height), size in sizes.items()
     }
     tile = builder.add(builder.mul(args[0], INT64(_ROWS + 1)), args[1])
@@ -171,14 +198,19 @@ def panels_at_once(rows: int) -> Any:
     return panels
 
 
-def make_multiply(arithmetic: Arithmetic) -> Any:
+def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
     """Return the device function ``multiply`` for some arithmetic.
+
+    Args:
+        arithmetic: of the products.
+        streams: B is a weight that is read from memory in order, so it is prefetched.
 
     multiply(rows, columns, a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, add)
     computes C[rows, columns] = A[rows, depth] @ B[depth, columns], plus what C held if `add` is 1.
     `a`, `b` and `c` are addresses; strides and the depth count words. Each panel of B has `LANES`
     columns, and the next one begins `panel_stride` words later. `columns` is a multiple of 8.
     """
+    kind = _Kind(arithmetic, streams)
 
     @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
     def multiply_tile(
@@ -198,11 +230,11 @@ def make_multiply(arithmetic: Arithmetic) -> Any:
         """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _generate(arithmetic, context, builder, args)
+            return _generate(kind, context, builder, args)
 
         return types.void(*[types.int64] * 11), generate
 
-    @device_variant(arithmetic.name)
+    @device_variant(kind.name)
     def multiply(
         rows: int,
         columns: int,
