@@ -71,7 +71,7 @@ FALLBACK = """
 
 `model_impl` ([options](options.md)) is `transformers` for them, by default. Attention goes through
 the paged KV cache. On a CPU, linear layers are our products; experts are not. Quantized checkpoints
-of these models and embeddings are not supported, and a GPU runs them without CUDA graphs. Other
+of these models and embeddings are not supported, and their steps run without graphs. Other
 causal language models of transformers may work, too: before such a model serves, its logits are
 compared with those of its own attention, and a model that fails is refused.
 """

@@ -48,7 +48,9 @@ class SchedulingOptions:
         "schedule the next step while the device computes; only on a GPU, where it is the default",
     )
     enforce_eager: bool = checked(
-        False, Rule(bool), "launch the kernels of each step one by one instead of a CUDA graph"
+        False,
+        Rule(bool),
+        "run the Python code of the model at each step instead of replaying a graph of its kernels",
     )
     disable_cascade_attn: bool = checked(
         True,

@@ -32,7 +32,7 @@ class ModelRunner(Protocol):
 
     @property
     def num_graphs(self) -> int:
-        """The number of captured CUDA graphs."""
+        """The number of captured graphs."""
         ...
 
     def launch(self, scheduled_batch: ScheduledBatch) -> LaunchedStep:

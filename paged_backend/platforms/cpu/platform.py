@@ -25,6 +25,7 @@ from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import CpuLinear
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
+from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
@@ -87,6 +88,18 @@ class CpuPlatform(TorchPlatform):
                 f"that are free; the KV cache needs {needed}"
             )
         return super().model_runner(model, spec, num_blocks, limits, config)
+
+    def _make_runner(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        spec: KVCacheSpec,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> TorchModelRunner:
+        if config.enforce_eager:
+            return TorchModelRunner(model, attention, spec)
+        return CpuModelRunner(model, attention, spec, limits.max_num_seqs)
 
 
 class BFloat16Platform(CpuPlatform):

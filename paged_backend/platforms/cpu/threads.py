@@ -14,9 +14,9 @@ import fcntl
 import functools
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -117,6 +117,45 @@ def _say_that_it_takes_time() -> None:
     LOG.info("compiling kernels for this processor: this start takes longer than the next")
 
 
+class Job(NamedTuple):
+    """A run of a kernel, which can be repeated."""
+
+    kernel: int  # address of the compiled function
+    arguments: array[int]  # the counter of `claim`, then those of the kernel
+
+
+class JobList:
+    """Jobs that run one after the other, at one call from Python."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs  # keeps the arguments alive
+        pairs = [(job.kernel, job.arguments.buffer_info()[0]) for job in jobs]
+        self._addresses = np.array(pairs, np.int64)
+
+    def run(self) -> None:
+        """Run all jobs to their end."""
+        _crew.run_jobs(self._addresses.ctypes.data, len(self._jobs))
+
+
+class _Recording(threading.local):
+    """Where the jobs of a thread are added while it records them."""
+
+    jobs: list[Any] | None = None
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def recorded_jobs(jobs: list[Any]) -> Iterator[None]:
+    """Add a `Job` to the list for each kernel that this thread runs within the `with` block."""
+    _recording.jobs = jobs
+    try:
+        yield
+    finally:
+        _recording.jobs = None
+
+
 class ParallelKernel:
     """A compiled function that the calling thread and its helpers run at the same time.
 
@@ -132,6 +171,8 @@ class ParallelKernel:
         """Run the kernel to its end; it reads the arguments from index 1 on."""
         block = array("q", (0, *arguments))
         _crew.run(self._address, block.buffer_info()[0])
+        if _recording.jobs is not None:
+            _recording.jobs.append(Job(self._address, block))
 
 
 class _Helper:
@@ -178,6 +219,14 @@ class Crew:
                 helper.wake()
             _lead(self._shared, self._jobs, kernel, arguments)
 
+    def run_jobs(self, addresses: int, count: int) -> None:
+        """Run jobs that lie at an address as pairs: the addresses of kernel and arguments."""
+        with self._busy:
+            for helper in self._helpers:
+                helper.wake()
+            _lead_all(self._shared, self._jobs, addresses, count)
+            self._jobs += count
+
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
 def _load(context: Any, pointer: Any, index: Any) -> Any:
@@ -215,6 +264,7 @@ def _call(context: Any, kernel: Any, arguments: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
+@device_function
 def _lead_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
     """Offer a job to the helpers, do the rest of it, and wait for helpers that took part."""
     _store(shared, _KERNEL, kernel)
@@ -227,6 +277,19 @@ def _lead_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
         polls += 1
         if polls > _BUSY_POLLS:  # the helper may be waiting for this core
             _sched_yield()
+
+
+def _lead_one_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
+    _lead_job(shared, job, kernel, arguments)
+
+
+def _lead_jobs(shared: Any, last: int, addresses: int, count: int) -> None:
+    """Lead jobs whose numbers follow the last one; each begins with its first piece."""
+    jobs = longs(addresses, (count, 2))
+    for i in range(count):
+        kernel, arguments = jobs[i, 0], jobs[i, 1]
+        longs(arguments, 1)[0] = 0
+        _lead_job(shared, last + 1 + i, kernel, arguments)
 
 
 def _help_with_jobs(shared: Any) -> None:
@@ -304,7 +367,10 @@ def longs(address: int, shape: Any) -> Any:
     return numba.carray(_pointer(address), shape, np.int64)
 
 
-_lead = _compile(types.void(_POINTER, *[types.int64] * 3), _lead_job).ctypes
+_lead, _lead_all = (
+    _compile(types.void(_POINTER, *[types.int64] * 3), function).ctypes
+    for function in (_lead_one_job, _lead_jobs)
+)
 _help = _compile(_SIGNATURE, _help_with_jobs).ctypes
 _crew = Crew(0)
 

@@ -21,7 +21,12 @@ from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.outputs import TokenLogprobs
 from paged_backend.platforms.drafts import keep_accepted
-from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
+from paged_backend.platforms.input_batch import (
+    InputBatch,
+    InputBatchBuilder,
+    Ints,
+    block_tables,
+)
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
 from paged_backend.platforms.torch.threads import one_torch_thread
 from paged_backend.sampling.logprobs import (
@@ -123,6 +128,18 @@ class TorchModelRunner:
         if scheduled_batch.block_copies:
             self._attention.copy_blocks(scheduled_batch.block_copies)
         tables = block_tables(scheduled_batch, self._num_groups)
+        started = time.perf_counter()
+        if not self._model.config.has_output_layer:
+            hidden = self._forward(batch, tables)
+            self.model_seconds += time.perf_counter() - started
+            return self._pool(hidden, batch.pools)
+        logits, others = self._compute(batch, tables)
+        self.model_seconds += time.perf_counter() - started
+        prompt_logprobs = self._prompt_logprobs(others, batch.prompts)
+        return ComputedStep(self._sampler, scheduled_batch, batch.samples, logits, prompt_logprobs)
+
+    def _forward(self, batch: InputBatch, tables: Ints) -> Tensor:
+        """Return the hidden states of `batch.needed_indices`."""
         meta = AttentionMetadata(
             query_start_loc=torch.from_numpy(batch.query_start_loc),
             seq_lens=torch.from_numpy(batch.seq_lens),
@@ -131,22 +148,18 @@ class TorchModelRunner:
             positions=torch.from_numpy(batch.positions),
             num_decodes=batch.num_decodes,
         )
-        started = time.perf_counter()
-        hidden = self._model.forward(
+        return self._model.forward(
             torch.from_numpy(batch.input_ids),
             self._attention,
             meta,
             torch.from_numpy(batch.needed_indices),
         )
-        if not self._model.config.has_output_layer:
-            self.model_seconds += time.perf_counter() - started
-            return self._pool(hidden, batch.pools)
-        samples = batch.samples
-        num_samples = len(samples)
-        logits = self._model.compute_logits(hidden[:num_samples]).float()
-        self.model_seconds += time.perf_counter() - started
-        prompt_logprobs = self._prompt_logprobs(hidden[num_samples:], batch.prompts)
-        return ComputedStep(self._sampler, scheduled_batch, samples, logits, prompt_logprobs)
+
+    def _compute(self, batch: InputBatch, tables: Ints) -> tuple[Tensor, Tensor]:
+        """Return the logits of the samples, and the other hidden states that are needed."""
+        hidden = self._forward(batch, tables)
+        num_samples = len(batch.logits_indices)
+        return self._model.compute_logits(hidden[:num_samples]).float(), hidden[num_samples:]
 
     def _pool(self, hidden: Tensor, specs: list[PoolSpec]) -> PooledStep:
         pooled = self._pooler.pool(hidden, specs).numpy() if specs else np.zeros((0, 0), np.float32)

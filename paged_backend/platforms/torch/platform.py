@@ -91,7 +91,18 @@ class TorchPlatform:
         """Make a model runner with a KV pool of `num_blocks` blocks."""
         compile_draws()
         compile_token_masks()
-        return TorchModelRunner(model, self.attention(spec, num_blocks), spec)
+        return self._make_runner(model, self.attention(spec, num_blocks), spec, limits, config)
+
+    def _make_runner(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        spec: KVCacheSpec,
+        limits: StepLimits,
+        config: EngineConfig,
+    ) -> TorchModelRunner:
+        """Make the model runner over an attention backend."""
+        return TorchModelRunner(model, attention, spec)
 
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder."""

@@ -1,0 +1,229 @@
+"""Graphs of a CPU: a replay computes what the Python code would compute."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+import torch
+from checkpoints import FAMILIES, make_checkpoint
+from oracle import VOCAB_SIZE, make_engine, mixed_work, run, tokens_of
+from torch import Tensor
+
+from paged_backend.engine import Engine
+from paged_backend.outputs import SequenceOutput
+from paged_backend.platforms.cpu.arena import Arena, ArenaFull
+from paged_backend.platforms.cpu.graphs import capture
+from paged_backend.platforms.cpu.threads import ParallelKernel, claim, floats
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
+
+ROWS, SIZE = 6, 33
+
+
+def _double_rows(arguments: Any) -> None:
+    _, x_at, out_at, rows, size = numba.carray(arguments, 5)
+    x, out = floats(x_at, (rows, size)), floats(out_at, (rows, size))
+    row = claim(arguments)
+    while row < rows:
+        for i in range(size):
+            out[row, i] = x[row, i] + x[row, i]
+        row = claim(arguments)
+
+
+def double(x: Tensor) -> Tensor:
+    """Twice the contiguous `x`, by a kernel."""
+    out = torch.empty_like(x)
+    ParallelKernel(_double_rows)(x.data_ptr(), out.data_ptr(), *x.shape)
+    return out
+
+
+def by_kernels(x: Tensor, index: Tensor) -> Tensor:
+    return double(double(double(x)))
+
+
+def by_views(x: Tensor, index: Tensor) -> Tensor:
+    parts = double(x).view(-1, 3).split(2)
+    return double(torch.cat([part.flatten() for part in parts]).view(x.shape).t().contiguous())
+
+
+def in_place(x: Tensor, index: Tensor) -> Tensor:
+    out = double(x)
+    out[1:3] += x[:2]
+    return out.mul_(0.5).add_(out.sum())
+
+
+def by_lookups(x: Tensor, index: Tensor) -> Tensor:
+    rows = x[index] + torch.nn.functional.embedding(index, x)
+    return double(rows) * torch.full((1, SIZE), 3.0).to(torch.float64)
+
+
+@pytest.mark.parametrize("function", [by_kernels, by_views, in_place, by_lookups])
+@torch.inference_mode()
+def test_a_replay_computes_from_the_present_inputs(function: Callable[..., Tensor]) -> None:
+    x, index = torch.randn(ROWS, SIZE), torch.randint(ROWS, (4,))
+    result, graph = capture(lambda: function(x, index), Arena(2**16))
+    assert graph is not None
+    assert torch.equal(result, function(x, index))
+    for _ in range(3):
+        x.normal_()
+        index.random_(ROWS)
+        assert torch.equal(graph.replay(), function(x, index))
+
+
+@torch.inference_mode()
+def test_the_memory_of_a_tensor_that_is_gone_is_used_again() -> None:
+    x = torch.randn(ROWS, SIZE)
+
+    def function() -> Tensor:
+        out = double(x)
+        for _ in range(50):
+            out = double(out.view(SIZE, ROWS)).view(ROWS, SIZE)
+        return out
+
+    _, graph = capture(function, Arena(2 * ROWS * SIZE * 4 + 64))
+    assert graph is not None
+    x.normal_()
+    assert torch.equal(graph.replay(), function())
+
+
+@torch.inference_mode()
+def test_graphs_of_an_arena_take_turns() -> None:
+    arena, x = Arena(2**16), torch.randn(ROWS, SIZE)
+    captured = [
+        (function, capture(lambda function=function: function(x, None), arena)[1])
+        for function in (by_kernels, by_views, in_place)
+    ]
+    for _ in range(3):
+        for function, graph in captured:
+            assert graph is not None
+            x.normal_()
+            assert torch.equal(graph.replay(), function(x, None))
+
+
+def by_value(x: Tensor) -> Tensor:
+    return double(x) if x.sum().item() > 0 else x.clone()
+
+
+def by_mask(x: Tensor) -> Tensor:
+    return double(x[x[:, 0] > 0])
+
+
+def by_number(x: Tensor) -> Tensor:
+    return x[: int(x.argmax())]
+
+
+@pytest.mark.parametrize("function", [by_value, by_mask, by_number])
+@torch.inference_mode()
+def test_code_that_depends_on_values_has_no_graph(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(ROWS, SIZE)
+    result, graph = capture(lambda: function(x), Arena(2**16))
+    assert graph is None
+    assert torch.equal(result, function(x))
+
+
+@torch.inference_mode()
+def test_what_does_not_fit_in_the_arena_has_no_graph() -> None:
+    x = torch.randn(ROWS, SIZE)
+    result, graph = capture(lambda: by_kernels(x, x), Arena(2 * ROWS * SIZE * 4))
+    assert graph is None
+    assert torch.equal(result, x * 8)
+
+
+def test_parts_of_an_arena_do_not_overlap() -> None:
+    arena, rng = Arena(2**14), random.Random(0)
+    held: list[tuple[int, Tensor]] = []
+    for number in range(2000):
+        try:
+            tensor = arena.empty((rng.randint(1, 300),), torch.float32).fill_(number)
+        except ArenaFull:
+            held.pop(rng.randrange(len(held)))
+            continue
+        assert tensor.data_ptr() % 64 == 0
+        held.append((number, tensor))
+        if rng.random() < 0.4:
+            held.pop(rng.randrange(len(held)))
+        assert all(bool((kept == value).all()) for value, kept in held)
+    del held[:], tensor
+    assert arena.empty((2**14,), torch.uint8).numel() == 2**14
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+def answers(engine: Engine) -> dict[str, list[SequenceOutput]]:
+    """All outputs of requests that come and go, some of which sample or have log-probabilities."""
+    rng = random.Random(3)
+    waiting = [
+        Request(
+            str(index),
+            prompt,
+            SamplingParams(
+                temperature=(0.0, 0.8)[index % 2],
+                seed=index,
+                max_tokens=max_tokens,
+                logprobs=(None, None, 3)[index % 3],
+                n=1 + index % 4 // 3,
+            ),
+        )
+        for index, (prompt, max_tokens) in enumerate(mixed_work(20))
+    ]
+    outputs: dict[str, list[SequenceOutput]] = {}
+    while waiting or engine.has_unfinished:
+        if waiting and rng.random() < 0.5:
+            engine.add_request(waiting.pop())
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(replace(output, times=None))
+    return outputs
+
+
+def num_graphs(engine: Engine) -> int:
+    runner: Any = engine.executor.model_runner
+    return int(runner.num_graphs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_do_not_depend_on_graphs(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path)
+    engines = [make_engine(tmp_path, enforce_eager=eager) for eager in (True, False)]
+    eager, with_graphs = (answers(engine) for engine in engines)
+    assert with_graphs == eager
+    assert num_graphs(engines[0]) == 0
+    config = engines[1].executor.model_runner._model.config
+    has_experts = any(config.moe_of(layer) for layer in range(config.num_layers))
+    assert (num_graphs(engines[1]) == 0) == has_experts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "int8_per_token_head"},
+        {"enable_prefix_caching": False, "max_num_seqs": 3},
+    ],
+)
+def test_answers_do_not_depend_on_graphs_in_any_format(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    make_checkpoint("llama3", tmp_path)
+    engines = [make_engine(tmp_path, enforce_eager=eager, **options) for eager in (True, False)]
+    eager, with_graphs = (answers(engine) for engine in engines)
+    assert with_graphs == eager
+    assert num_graphs(engines[1]) > 1
+
+
+def test_a_size_is_captured_when_it_comes_again(tmp_path: Path) -> None:
+    make_checkpoint("llama3", tmp_path)
+    engine = make_engine(tmp_path)
+    found = []
+    for length in (2, 3, 4):  # a token of the prompt's step, then decodes
+        prompt = [random.randrange(3, VOCAB_SIZE) for _ in range(20)]
+        tokens_of(run(engine, [(prompt, length)]))
+        found.append(num_graphs(engine))
+    assert found == [0, 1, 1]
