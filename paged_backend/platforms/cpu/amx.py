@@ -77,9 +77,9 @@ def emit_instruction(builder: Any, name: str, *arguments: Any) -> None:
 
 
 def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any) -> None:
-    """Emit C = A @ B for some rows and panels, with the sums in tiles over the whole depth."""
-    config, a, a_stride, b, panel_stride, c, c_stride, steps = args
-    a, b, c, config = (builder.inttoptr(address, _POINTER) for address in (a, b, c, config))
+    """Emit C = A @ B, or C += A @ B, for some rows and panels, with the sums in tiles."""
+    a, a_stride, b, panel_stride, c, c_stride, steps, add = args
+    a, b, c = (builder.inttoptr(address, _POINTER) for address in (a, b, c))
 
     run = functools.partial(emit_instruction, builder)
 
@@ -89,9 +89,19 @@ def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any
     sums = [[_INT8(i * panels + j) for j in range(panels)] for i in range(row_tiles)]
     a_tiles = [_INT8(row_tiles * panels + i) for i in range(row_tiles)]
     b_tile = _INT8(row_tiles * panels + row_tiles)
-    run("ldtilecfg", config)
-    for total in (total for row in sums for total in row):
-        run("tilezero", total)
+
+    def move_sums(name: str) -> None:
+        for i in range(row_tiles):
+            for j in range(panels):
+                place = builder.gep(at(c, c_stride, ROWS * i), [INT64(j * LANES * 4)])
+                run(name, sums[i][j], place, c_stride)
+
+    with builder.if_else(builder.icmp_signed("!=", add, INT64(0))) as (adds, stores):
+        with adds:
+            move_sums("tileloadd64")
+        with stores:
+            for total in (total for row in sums for total in row):
+                run("tilezero", total)
     with cgutils.for_range(builder, steps) as loop:
         a_step = builder.gep(a, [builder.mul(loop.index, INT64(2 * DEPTH))])
         b_step = builder.gep(b, [builder.mul(loop.index, INT64(_TILE_BYTES))])
@@ -101,11 +111,7 @@ def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any
             run("tileloadd64", b_tile, at(b_step, panel_stride, j), INT64(2 * DEPTH))
             for i, tile in enumerate(a_tiles):
                 run(instruction, sums[i][j], tile, b_tile)
-    for i in range(row_tiles):
-        for j in range(panels):
-            place = builder.gep(at(c, c_stride, ROWS * i), [INT64(j * LANES * 4)])
-            run("tilestored64", sums[i][j], place, c_stride)
-    run("tilerelease")
+    move_sums("tilestored64")
 
 
 def _tile_function(module: Any, instruction: str, row_tiles: int, panels: int) -> Any:
@@ -120,8 +126,8 @@ def _tile_function(module: Any, instruction: str, row_tiles: int, panels: int) -
 def _make_multiply_tile(instruction: str) -> Any:
     """Return the intrinsic that multiplies one or two tiles of rows by some panels.
 
-    multiply_tile(row_tiles, panels, config, a, a_stride, b, panel_stride, c, c_stride, steps)
-    takes addresses and strides in bytes.
+    multiply_tile(row_tiles, panels, a, a_stride, b, panel_stride, c, c_stride, steps, add) takes
+    addresses and strides in bytes. `use_tiles` must have been called.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -129,7 +135,6 @@ def _make_multiply_tile(instruction: str) -> Any:
         context: Any,
         row_tiles: Any,
         panels: Any,
-        config: Any,
         a: Any,
         a_stride: Any,
         b: Any,
@@ -137,6 +142,7 @@ def _make_multiply_tile(instruction: str) -> Any:
         c: Any,
         c_stride: Any,
         steps: Any,
+        add: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             tiles = {
@@ -161,18 +167,35 @@ multiply_int8_tile = _make_multiply_tile(_INT8_TILES)
 """Multiply tiles of unsigned (A) and signed (B) bytes; the result is int32."""
 
 
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def use_tiles(context: Any, config: Any) -> Any:
+    """Configure the tiles of this thread, which takes as long as a hundred multiply-adds."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_instruction(builder, "ldtilecfg", builder.inttoptr(args[0], _POINTER))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def release_tiles(context: Any) -> Any:
+    """End the use of the tiles, so that the system need not save them for this thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_instruction(builder, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 @device_function
-def _store(sums: Any, out: Any, rows: int, row: int, column: int, add: int) -> None:
-    """Store the sums of some rows and up to `_WIDTH` columns, or add them."""
-    width = min(_WIDTH, out.shape[1] - column)
+def _copy(source: Any, target: Any) -> None:
+    """Copy a matrix to the beginning of another one, or the beginning to a smaller matrix."""
+    rows, columns = min(len(source), len(target)), min(source.shape[1], target.shape[1])
     for i in range(rows):
-        target = out[row + i, column:]
-        if add:
-            for j in range(width):
-                target[j] += sums[i, j]
-        else:
-            for j in range(width):
-                target[j] = sums[i, j]
+        for j in range(columns):
+            target[i, j] = source[i, j]
 
 
 def _multiply_panels(arguments: Any) -> None:
@@ -180,25 +203,32 @@ def _multiply_panels(arguments: Any) -> None:
     _, config, x, panels, out_at, rows, columns, steps, add = numba.carray(arguments, 9)
     out = floats(out_at, (rows, columns))
     panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
-    sums = np.empty((2 * ROWS, _WIDTH), np.float32)
-    sums_at = np.int64(sums.ctypes.data)
+    edge = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
+    use_tiles(config)
     column = claim(arguments) * _WIDTH
     while column < columns:
         num_panels = min(_WIDTH // LANES, (columns - column + LANES - 1) // LANES)
         for row in range(0, rows, 2 * ROWS):
             row_tiles = 2 if rows - row > ROWS else 1
+            place, stride = out_at + (row * columns + column) * 4, columns * 4
+            is_edge = row + row_tiles * ROWS > rows or column + num_panels * LANES > columns
+            if is_edge:
+                place, stride = np.int64(edge.ctypes.data), np.int64(_WIDTH * 4)
+                if add:
+                    _copy(out[row:, column:], edge)
             panel = 0
             while panel < num_panels:
                 count = panels_at_once(row_tiles, num_panels - panel)
                 multiply_bf16_tile(
-                    *(row_tiles, count, config),
-                    *(x + row * x_stride, x_stride),
+                    *(row_tiles, count, x + row * x_stride, x_stride),
                     *(panels + (column // LANES + panel) * panel_stride, panel_stride),
-                    *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4), steps),
+                    *(place + panel * LANES * 4, stride, steps, add),
                 )
                 panel += count
-            _store(sums, out, min(2 * ROWS, rows - row), row, column, add)
+            if is_edge:
+                _copy(edge, out[row:, column:])
         column = claim(arguments) * _WIDTH
+    release_tiles()
 
 
 @device_function
@@ -209,7 +239,7 @@ def panels_at_once(row_tiles: int, left: int) -> Any:
 
 
 TILE_CONFIG = tile_config([2 * DEPTH] * 8, [ROWS] * 8)
-"""The configuration that the tile functions load."""
+"""The configuration of the tiles for the tile functions."""
 
 
 @functools.cache

@@ -20,6 +20,8 @@ from paged_backend.platforms.cpu.amx import (
     has_amx,
     multiply_int8_tile,
     panels_at_once,
+    release_tiles,
+    use_tiles,
 )
 from paged_backend.platforms.cpu.int8 import Avx2, Vnni
 from paged_backend.platforms.cpu.math import maximum
@@ -243,6 +245,7 @@ def _multiply_with_amx(arguments: Any) -> None:
     rows, depth = len(product.row_scales), product.depth
     sums = np.empty((_BLOCK, _WIDTH), np.int32)
     sums_at = np.int64(sums.ctypes.data)
+    use_tiles(config)
     column = claim(arguments) * _WIDTH
     while column < product.out.shape[1]:
         num_panels = _width(product, column) // LANES
@@ -252,14 +255,16 @@ def _multiply_with_amx(arguments: Any) -> None:
             while panel < num_panels:
                 panels = panels_at_once(row_tiles, num_panels - panel)
                 multiply_int8_tile(
-                    *(row_tiles, panels, config),
+                    *(row_tiles, panels),
                     *(product.values + row * depth, depth),
                     *(product.panels + (column + panel * LANES) * depth, LANES * depth),
-                    *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4), depth // DEPTH),
+                    *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4)),
+                    *(depth // DEPTH, np.int64(0)),
                 )
                 panel += panels
             _finish(product, sums, row, min(_BLOCK, rows - row), column)
         column = claim(arguments) * _WIDTH
+    release_tiles()
 
 
 (
