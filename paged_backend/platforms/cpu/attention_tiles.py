@@ -28,7 +28,7 @@ from paged_backend.platforms.cpu.threads import (
     longs,
 )
 
-CHUNK = 128
+CHUNK = 256
 """Keys between two updates of the running softmax, if a block is not larger."""
 
 _TOKENS = 16  # tokens that a thread writes at a time, of many
