@@ -19,6 +19,7 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from paged_backend.platforms.cpu.in_place import Initial
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
@@ -77,9 +78,10 @@ def emit_instruction(builder: Any, name: str, *arguments: Any) -> None:
 
 
 def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any) -> None:
-    """Emit C = A @ B, or C += A @ B, for some rows and panels, with the sums in tiles."""
-    a, a_stride, b, panel_stride, c, c_stride, steps, add = args
-    a, b, c = (builder.inttoptr(address, _POINTER) for address in (a, b, c))
+    """Emit C = A @ B for some rows and panels, plus what the sums, which are tiles, begin with."""
+    a, a_stride, b, panel_stride, c, c_stride, steps, initial, initial_stride = args
+    has_initial = builder.icmp_signed("!=", initial, INT64(0))
+    a, b, c, initial = (builder.inttoptr(address, _POINTER) for address in (a, b, c, initial))
 
     run = functools.partial(emit_instruction, builder)
 
@@ -90,16 +92,16 @@ def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any
     a_tiles = [_INT8(row_tiles * panels + i) for i in range(row_tiles)]
     b_tile = _INT8(row_tiles * panels + row_tiles)
 
-    def move_sums(name: str) -> None:
+    def move_sums(name: str, base: Any, stride: Any) -> None:
         for i in range(row_tiles):
             for j in range(panels):
-                place = builder.gep(at(c, c_stride, ROWS * i), [INT64(j * LANES * 4)])
-                run(name, sums[i][j], place, c_stride)
+                place = builder.gep(at(base, stride, ROWS * i), [INT64(j * LANES * 4)])
+                run(name, sums[i][j], place, stride)
 
-    with builder.if_else(builder.icmp_signed("!=", add, INT64(0))) as (adds, stores):
-        with adds:
-            move_sums("tileloadd64")
-        with stores:
+    with builder.if_else(has_initial) as (loads, clears):
+        with loads:
+            move_sums("tileloadd64", initial, initial_stride)
+        with clears:
             for total in (total for row in sums for total in row):
                 run("tilezero", total)
     with cgutils.for_range(builder, steps) as loop:
@@ -111,14 +113,14 @@ def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any
             run("tileloadd64", b_tile, at(b_step, panel_stride, j), INT64(2 * DEPTH))
             for i, tile in enumerate(a_tiles):
                 run(instruction, sums[i][j], tile, b_tile)
-    move_sums("tilestored64")
+    move_sums("tilestored64", c, c_stride)
 
 
 def _tile_function(module: Any, instruction: str, row_tiles: int, panels: int) -> Any:
     return shared_function(
         module,
         f"paged_{instruction}_{row_tiles}x{panels}",
-        8,
+        9,
         lambda builder, args: _emit(builder, instruction, row_tiles, panels, args),
     )
 
@@ -126,8 +128,9 @@ def _tile_function(module: Any, instruction: str, row_tiles: int, panels: int) -
 def _make_multiply_tile(instruction: str) -> Any:
     """Return the intrinsic that multiplies one or two tiles of rows by some panels.
 
-    multiply_tile(row_tiles, panels, a, a_stride, b, panel_stride, c, c_stride, steps, add) takes
-    addresses and strides in bytes. `use_tiles` must have been called.
+    multiply_tile(row_tiles, panels, a, a_stride, b, panel_stride, c, c_stride, steps, initial,
+    initial_stride) takes addresses and strides in bytes; `initial` is that of what the sums begin
+    with, or 0. `use_tiles` must have been called.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -142,7 +145,8 @@ def _make_multiply_tile(instruction: str) -> Any:
         c: Any,
         c_stride: Any,
         steps: Any,
-        add: Any,
+        initial: Any,
+        initial_stride: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             tiles = {
@@ -155,7 +159,7 @@ def _make_multiply_tile(instruction: str) -> Any:
             call_one(builder, tile, tiles, args[2:])
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 10), generate
+        return types.void(*[types.int64] * 11), generate
 
     return multiply_tile
 
@@ -190,44 +194,58 @@ def release_tiles(context: Any) -> Any:
 
 
 @device_function
-def _copy(source: Any, target: Any) -> None:
-    """Copy a matrix to the beginning of another one, or the beginning to a smaller matrix."""
-    rows, columns = min(len(source), len(target)), min(source.shape[1], target.shape[1])
-    for i in range(rows):
-        for j in range(columns):
-            target[i, j] = source[i, j]
+def _copy(shape: Any, source: int, source_stride: int, target: int, target_stride: int) -> None:
+    """Copy a matrix of floats; strides are in bytes."""
+    rows, columns = shape
+    for row in range(rows):
+        values = floats(source + row * source_stride, columns)
+        place = floats(target + row * target_stride, columns)
+        for i in range(columns):
+            place[i] = values[i]
 
 
 def _multiply_panels(arguments: Any) -> None:
     """Compute the columns of the result that belong to some panels, then to the next ones."""
-    _, config, x, panels, out_at, rows, columns, steps, add = numba.carray(arguments, 9)
-    out = floats(out_at, (rows, columns))
-    panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
-    edge = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
-    use_tiles(config)
+    words = numba.carray(arguments, 10)
+    x, panels, out, rows, columns, steps, initial = words[2:9]
+    panel_stride, x_stride, edge_stride = steps * _TILE_BYTES, steps * (2 * DEPTH), _WIDTH * 4
+    memory = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
+    edge = np.int64(memory.ctypes.data)
+    use_tiles(words[1])
     column = claim(arguments) * _WIDTH
     while column < columns:
         num_panels = min(_WIDTH // LANES, (columns - column + LANES - 1) // LANES)
         for row in range(0, rows, 2 * ROWS):
             row_tiles = 2 if rows - row > ROWS else 1
-            place, stride = out_at + (row * columns + column) * 4, columns * 4
-            is_edge = row + row_tiles * ROWS > rows or column + num_panels * LANES > columns
-            if is_edge:
-                place, stride = np.int64(edge.ctypes.data), np.int64(_WIDTH * 4)
-                if add:
-                    _copy(out[row:, column:], edge)
+            place, stride = out + (row * columns + column) * 4, columns * 4
+            before, before_stride = initial, words[9] * 4
+            if initial != 0:
+                before += row * before_stride + column * 4
+            shape = min(2 * ROWS, rows - row), min(_WIDTH, columns - column)
+            is_whole = shape[0] == row_tiles * ROWS and shape[1] == num_panels * LANES
+            result, result_stride = place, stride
+            if not is_whole:
+                result, result_stride = edge, edge_stride
+                if before != 0:
+                    _copy(shape, before, before_stride, edge, edge_stride)
+                    before, before_stride = edge, edge_stride
             panel = 0
             while panel < num_panels:
                 count = panels_at_once(row_tiles, num_panels - panel)
+                shift = panel * LANES * 4
+                begin = before
+                if before != 0:
+                    begin += shift
                 multiply_bf16_tile(
                     *(row_tiles, count, x + row * x_stride, x_stride),
                     *(panels + (column // LANES + panel) * panel_stride, panel_stride),
-                    *(place + panel * LANES * 4, stride, steps, add),
+                    *(result + shift, result_stride, steps, begin, before_stride),
                 )
                 panel += count
-            if is_edge:
-                _copy(edge, out[row:, column:])
+            if not is_whole:
+                _copy(shape, edge, edge_stride, place, stride)
         column = claim(arguments) * _WIDTH
+    memory[0, 0] = 0  # numba frees an array after its last use, not that of its address
     release_tiles()
 
 
@@ -250,9 +268,9 @@ def _kernel() -> ParallelKernel:
 
 
 def multiply_panels(
-    x: int, panels: int, out: int, rows: int, columns: int, steps: int, add: int
+    x: int, panels: int, out: int, rows: int, columns: int, steps: int, initial: Initial
 ) -> None:
-    """C = A @ B, or C += A @ B, for the addresses of A, B and C.
+    """C = A @ B, plus what the sums begin with, for the addresses of A, B and C.
 
     Args:
         x: A [rows, steps * DEPTH] bf16; the rows up to a multiple of ROWS are read, too.
@@ -262,6 +280,6 @@ def multiply_panels(
         rows: number of rows.
         columns: number of columns.
         steps: the depth in tiles.
-        add: 1 to add to what C holds, else 0.
+        initial: what the sums begin with.
     """
-    _kernel()(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, add)
+    _kernel()(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, *initial)

@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from paged_backend.platforms.cpu.in_place import Initial
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.linear import make_multiply_panels
 from paged_backend.platforms.cpu.llvm import INT64
@@ -128,8 +129,8 @@ _multiply_unpacked = make_multiply_panels(Float32(), unpack, word_bytes=2)
 
 def _multiply_few_rows(arguments: Any) -> None:
     """Each thread rounds the rows for itself, which takes less time than another kernel."""
-    words = numba.carray(arguments, 9)
-    rows, depth, inputs = words[4], words[5], words[8]
+    words = numba.carray(arguments, 10)
+    rows, depth, inputs = words[4], words[5], words[9]
     x = floats(words[1], (rows, inputs))
     values = np.empty((rows, 2 * depth), np.uint16)
     for row in range(rows):
@@ -158,7 +159,7 @@ def round_rows(x: Tensor, rows: int, depth: int) -> Tensor:
     return values
 
 
-def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, add: int) -> None:
+def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, initial: Initial) -> None:
     """Multiply rounded rows by panels with vector instructions.
 
     The sums are those of float32 products in the order of the depth, for any number of rows.
@@ -168,14 +169,14 @@ def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, add: int
         panels: [columns / LANES, depth / 2, LANES, 2] bf16.
         out: [rows, columns] float32.
         depth: the padded number of inputs.
-        add: 1 to add to what `out` holds, else 0.
+        initial: what the sums begin with.
     """
     rows, columns = out.shape
     if 0 < rows < MANY_ROWS:
         places = x.data_ptr(), panels.data_ptr(), out.data_ptr()
-        _few_rows()(*places, rows, depth // 2, columns, add, x.shape[1])
+        _few_rows()(*places, rows, depth // 2, columns, *initial, x.shape[1])
         return
     values = torch.empty(rows, depth)
     _round_in_float32()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
     places = values.data_ptr(), panels.data_ptr(), out.data_ptr()
-    _many_rows()(*places, rows, depth, columns, add)
+    _many_rows()(*places, rows, depth, columns, *initial)

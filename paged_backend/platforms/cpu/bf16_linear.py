@@ -9,7 +9,7 @@ from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu import amx, bf16_kernels
 from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import round_rows
-from paged_backend.platforms.cpu.in_place import InPlaceProduct
+from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.torch.linear import TorchLinear
 
@@ -45,11 +45,12 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
         rows = self._panels[index // LANES, :, index % LANES]
         return rows.flatten(1)[:, : self._spec.inputs].float()
 
-    def _run(self, x: Tensor, out: Tensor, add: int) -> None:
+    def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:
         rows, depth = len(x), self._steps * DEPTH
         if not self._on_amx:
-            bf16_kernels.multiply_panels(x, self._panels, out, depth, add)
+            bf16_kernels.multiply_panels(x, self._panels, out, depth, initial)
             return
         values = round_rows(x, -(-rows // ROWS) * ROWS, depth)  # AMX reads whole tiles
         x_at, panels_at, out_at = (t.data_ptr() for t in (values, self._panels, out))
-        amx.multiply_panels(x_at, panels_at, out_at, rows, self._spec.outputs, self._steps, add)
+        sizes = rows, self._spec.outputs, self._steps
+        amx.multiply_panels(x_at, panels_at, out_at, *sizes, initial)

@@ -132,18 +132,16 @@ def _make_kernel(load: Any, multiply: Any, finish: Any) -> Any:
             width = min(_PANELS, num_panels - panel) * LANES
             weights = panels_at + (group[0] * num_panels + panel) * LANES * depth * word_bytes
             weights = load(weights, width * depth, memory)
-            biases = floats(bias_at + (group[0] * num_panels + panel) * LANES * 4, width)
+            bias = bias_at
+            if bias_at != 0:
+                bias += (group[0] * num_panels + panel) * LANES * 4
             for block in range(0, group[2], _BLOCK):
                 first, rows = group[1] + block, min(_BLOCK, group[2] - block)
                 sums = all_sums[:rows, :width]
-                if bias_at != 0:
-                    for row in range(rows):
-                        for i in range(width):
-                            sums[row, i] = biases[i]
                 multiply(
                     *(rows, width, x + first * depth * 4, depth),
                     *(weights, LANES, LANES * depth),
-                    *(np.int64(all_sums.ctypes.data), _WIDTH, depth, np.int64(bias_at != 0)),
+                    *(np.int64(all_sums.ctypes.data), _WIDTH, depth, bias, np.int64(0)),
                 )
                 finish(words, first, rows, panel * LANES, sums)
             piece = claim(arguments)

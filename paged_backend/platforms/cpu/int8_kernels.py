@@ -114,14 +114,15 @@ class _Product(NamedTuple):
     corrections: Any  # [columns], what offsets of the values add to sums
     out: Any  # [rows, columns]
     depth: Any
-    add: Any
+    initial: Any  # address of the floats that sums begin with, or 0
+    initial_stride: Any  # in floats, from a row to the next one
 
 
 @device_function
 def _unpack(arguments: Any) -> _Product:
-    words = numba.carray(arguments, 11)
+    words = numba.carray(arguments, 12)
     values, row_scales, panels, scales, corrections, out = words[1:7]
-    rows, depth, columns, add = words[7:11]
+    rows, depth, columns, initial, initial_stride = words[7:12]
     return _Product(
         values,
         floats(row_scales, rows),
@@ -130,7 +131,8 @@ def _unpack(arguments: Any) -> _Product:
         ints(corrections, columns),
         floats(out, (rows, columns)),
         depth,
-        add,
+        initial,
+        initial_stride,
     )
 
 
@@ -142,17 +144,19 @@ def _width(product: Any, column: int) -> Any:
 
 @device_function
 def _finish(product: Any, sums: Any, row: int, rows: int, column: int) -> None:
-    """Scale the sums of some rows and up to `_WIDTH` columns, and store or add them."""
+    """Scale the sums of some rows and up to `_WIDTH` columns, add `initial`, and store them."""
     columns = product.out.shape[1]
     width = min(_WIDTH, columns - column)
     scales, corrections = product.scales[column:], product.corrections[column:]
     for i in range(rows):
         row_scale = product.row_scales[row + i]
         out = product.out[row + i, column:]
-        if product.add:
+        if product.initial != 0:
+            place = product.initial + ((row + i) * product.initial_stride + column) * 4
+            before = floats(place, width)
             for j in range(width):
                 total = sums[i, j] + corrections[j]
-                out[j] += _scaled(total, row_scale, scales[j])
+                out[j] = before[j] + _scaled(total, row_scale, scales[j])
         else:
             for j in range(width):
                 total = sums[i, j] + corrections[j]
@@ -180,7 +184,7 @@ def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
                     *(count, _width(product, column)),
                     *(product.values + row * steps * 4, steps),
                     *(product.panels + column * product.depth, panel_words, panel_words * steps),
-                    *(np.int64(sums.ctypes.data), _WIDTH, steps, np.int64(0)),
+                    *(np.int64(sums.ctypes.data), _WIDTH, steps, np.int64(0), np.int64(0)),
                 )
                 _finish(product, sums, row, count, column)
             column = claim(arguments) * _WIDTH
@@ -211,14 +215,15 @@ def _round_rows(product: _Product, inputs: int, values: Any, offset: Any) -> _Pr
         product.corrections,
         product.out,
         product.depth,
-        product.add,
+        product.initial,
+        product.initial_stride,
     )
 
 
 def _round_and_multiply_with_vnni(arguments: Any) -> None:
     product = _unpack(arguments)
     values = np.empty((len(product.row_scales), product.depth), np.uint8)
-    inputs = numba.carray(arguments, 13)[12]
+    inputs = numba.carray(arguments, 14)[13]
     _vnni_vectors(arguments, _round_rows(product, inputs, values, np.int32(_OFFSET)))
     values[0, 0] = 0  # numba frees an array after its last use, not that of its address
 
@@ -226,7 +231,7 @@ def _round_and_multiply_with_vnni(arguments: Any) -> None:
 def _round_and_multiply_with_avx2(arguments: Any) -> None:
     product = _unpack(arguments)
     values = np.empty((len(product.row_scales), product.depth), np.int16)
-    inputs = numba.carray(arguments, 13)[12]
+    inputs = numba.carray(arguments, 14)[13]
     _avx2_vectors(arguments, _round_rows(product, inputs, values, np.int32(0)))
     values[0, 0] = 0  # numba frees an array after its last use, not that of its address
 
@@ -241,7 +246,7 @@ def _multiply_with_avx2(arguments: Any) -> None:
 
 def _multiply_with_amx(arguments: Any) -> None:
     product = _unpack(arguments)
-    config = numba.carray(arguments, 12)[11]
+    config = numba.carray(arguments, 13)[12]
     rows, depth = len(product.row_scales), product.depth
     sums = np.empty((_BLOCK, _WIDTH), np.int32)
     sums_at = np.int64(sums.ctypes.data)
@@ -259,7 +264,7 @@ def _multiply_with_amx(arguments: Any) -> None:
                     *(product.values + row * depth, depth),
                     *(product.panels + (column + panel * LANES) * depth, LANES * depth),
                     *(sums_at + panel * LANES * 4, np.int64(_WIDTH * 4)),
-                    *(depth // DEPTH, np.int64(0)),
+                    *(depth // DEPTH, np.int64(0), np.int64(0)),
                 )
                 panel += panels
             _finish(product, sums, row, min(_BLOCK, rows - row), column)

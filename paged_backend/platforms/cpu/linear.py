@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.linear import LinearSpec
-from paged_backend.platforms.cpu.in_place import InPlaceProduct
+from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -57,9 +57,9 @@ class CpuLinear(InPlaceProduct, TorchLinear):
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         return self._panels[index // LANES, :, index % LANES]
 
-    def _run(self, x: Tensor, out: Tensor, add: int) -> None:
+    def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:
         places = x.data_ptr(), self._panels.data_ptr(), out.data_ptr()
-        _linear(*places, *x.shape, self._num_outputs, add)
+        _linear(*places, *x.shape, self._num_outputs, *initial)
 
 
 @device_function
@@ -76,7 +76,7 @@ def make_multiply_panels(
     Its arguments are those of the kernel, and the address of rows [rows, depth]. Those of the
     kernel are, from the second one on: the addresses of the rows, of the panels [columns / LANES,
     depth, LANES] and of the result [rows, columns] float32; the number of rows, the depth in words,
-    the number of columns, and 1 to add to what the result holds.
+    the number of columns, and the address and the stride of what the sums begin with.
 
     Args:
         arithmetic: of the products.
@@ -88,22 +88,38 @@ def make_multiply_panels(
 
     @inlined
     def multiply_last(
-        rows: int, columns: int, column: int, depth: int, x: int, weights: int, out: int, add: int
+        rows: int,
+        columns: int,
+        column: int,
+        depth: int,
+        x: int,
+        weights: int,
+        out: int,
+        initial: int,
+        stride: int,
     ) -> None:
         """Multiply by the last panel, which is wider than the remaining columns."""
-        product = np.empty((rows, LANES), np.float32)
+        count = columns - column
+        product = np.zeros((rows, LANES), np.float32)
         address = np.int64(product.ctypes.data)
-        multiply(rows, LANES, x, depth, weights, LANES, 0, address, LANES, depth, np.int64(0))
+        if initial != 0:
+            for row in range(rows):
+                before = floats(initial + (row * stride + column) * 4, count)
+                for lane in range(count):
+                    product[row, lane] = before[lane]
+        multiply(
+            *(rows, LANES, x, depth, weights, LANES, 0, address, LANES, depth),
+            *(address, np.int64(LANES)),
+        )
         result = floats(out, (rows, columns))
         for row in range(rows):
-            for lane in range(columns - column):
-                before = result[row, column + lane] if add else np.float32(0.0)
-                result[row, column + lane] = before + product[row, lane]
+            for lane in range(count):
+                result[row, column + lane] = product[row, lane]
 
     @inlined
     def multiply_panels(arguments: Any, x: int) -> None:
         """Compute the columns of the result that belong to some panels, then to the next ones."""
-        _, _, panels, out, rows, depth, columns, add = numba.carray(arguments, 8)
+        _, _, panels, out, rows, depth, columns, initial, stride = numba.carray(arguments, 9)
         width = panels_at_once(rows) * LANES
         memory = np.empty(width * depth if word_bytes != 4 else 0, np.uint32)
         column = claim(arguments) * width
@@ -111,13 +127,14 @@ def make_multiply_panels(
             whole = min(width, (columns - column) // LANES * LANES)
             padded = min(width, (columns - column + LANES - 1) // LANES * LANES)
             weights = load(panels + column * depth * word_bytes, padded * depth, memory)
+            before = initial + column * 4 if initial != 0 else initial
             multiply(
                 *(rows, whole, x, depth, weights, LANES, LANES * depth),
-                *(out + column * 4, columns, depth, add),
+                *(out + column * 4, columns, depth, before, stride),
             )
             if whole < width and column + whole < columns:
                 last = weights + whole * depth * 4
-                multiply_last(rows, columns, column + whole, depth, x, last, out, add)
+                multiply_last(rows, columns, column + whole, depth, x, last, out, initial, stride)
             column = claim(arguments) * width
 
     return multiply_panels

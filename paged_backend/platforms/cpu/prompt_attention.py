@@ -156,7 +156,7 @@ def _attend_part(
         _multiply(
             *(rows, _whole_panels(num_keys), queries, step.head_dim),
             *(np.int64(panels.ctypes.data), LANES, LANES * step.head_dim),
-            *(scores, CHUNK, step.head_dim, np.int64(0)),
+            *(scores, CHUNK, step.head_dim, np.int64(0), np.int64(0)),
         )
         for row in range(rows):
             here = first + row - base
@@ -165,7 +165,7 @@ def _attend_part(
         _multiply(
             *(rows, step.head_dim, scores, CHUNK),
             *(_address(step.values, kv_head, base), step.values.token_stride, LANES),
-            *(sums, step.head_dim, num_keys, np.int64(1)),
+            *(sums, step.head_dim, num_keys, sums, step.head_dim),
         )
     _store(step, scratch, rows, first, head)
 

@@ -8,6 +8,7 @@ of 32 bits: a float32, or several small integers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -113,13 +114,16 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 
 def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, args: Any) -> None:
-    """Emit C = A @ B, or C += A @ B, with the sums in registers over the whole depth."""
+    """Emit C = A @ B, plus what the sums begin with; they are in registers over the depth."""
     arithmetic, word = kind.arithmetic, kind.arithmetic.word
     vector = ir.VectorType(word, lanes)
     splat_mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     undefined = ir.Constant(vector, ir.Undefined)
-    a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, add = args
-    a, b, c = (builder.inttoptr(address, word.as_pointer()) for address in (a, b, c))
+    a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, initial, initial_stride = args
+    has_initial = builder.icmp_signed("!=", initial, INT64(0))
+    a, b, c, initial = (
+        builder.inttoptr(address, word.as_pointer()) for address in (a, b, c, initial)
+    )
 
     def at(base: Any, stride: Any, index: Any) -> Any:
         return builder.gep(base, [builder.mul(stride, index)])
@@ -129,18 +133,18 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
 
     a_rows = [at(a, a_stride, INT64(row)) for row in range(rows)]
     b_panels = [at(b, panel_stride, INT64(panel)) for panel in range(panels)]
-    c_parts = [
-        [
-            vector_at(builder.gep(c, [INT64(panel * lanes)]), c_stride, INT64(row))
-            for panel in range(panels)
-        ]
-        for row in range(rows)
-    ]
+
+    def parts(base: Any, stride: Any) -> Iterator[Any]:
+        """Yield the addresses of the vectors of a matrix."""
+        for row in range(rows):
+            for panel in range(panels):
+                yield vector_at(builder.gep(base, [INT64(panel * lanes)]), stride, INT64(row))
+
     zeros = ir.Constant(vector, [0] * lanes)
     sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(panels)] for _ in range(rows)]
-    pairs = [*zip(chain.from_iterable(sums), chain.from_iterable(c_parts), strict=True)]
-    with builder.if_then(builder.icmp_signed("!=", add, INT64(0))):
-        for total, part in pairs:
+    totals = [*chain.from_iterable(sums)]
+    with builder.if_then(has_initial):
+        for total, part in zip(totals, parts(initial, initial_stride), strict=True):
             builder.store(builder.load(part, align=4), total)
     with cgutils.for_range(builder, depth) as loop:
         b_places = [at(base, b_stride, loop.index) for base in b_panels]
@@ -155,7 +159,7 @@ def _emit_tile(builder: Any, kind: _Kind, rows: int, lanes: int, panels: int, ar
             for total, b_row in zip(row_sums, b_rows, strict=True):
                 after = arithmetic.multiply_add(builder, builder.load(total), splat, b_row)
                 builder.store(_computed_now(builder, after), total)
-    for total, part in pairs:
+    for total, part in zip(totals, parts(c, c_stride), strict=True):
         builder.store(builder.load(total), part, align=4)
 
 
@@ -163,7 +167,7 @@ def _tile_function(module: Any, kind: _Kind, rows: int, lanes: int, panels: int)
     return shared_function(
         module,
         f"paged_{kind.name}_tile_{rows}x{lanes}x{panels}",
-        9,
+        10,
         lambda builder, args: _emit_tile(builder, kind, rows, lanes, panels, args),
     )
 
@@ -205,9 +209,10 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
         arithmetic: of the products.
         streams: B is a weight that is read from memory in order, so it is prefetched.
 
-    multiply(rows, columns, a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, add)
-    computes C[rows, columns] = A[rows, depth] @ B[depth, columns], plus what C held if `add` is 1.
-    `a`, `b` and `c` are addresses; strides and the depth count words. Each panel of B has `LANES`
+    multiply(rows, columns, a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, initial,
+    initial_stride) computes C[rows, columns] = A[rows, depth] @ B[depth, columns], plus the matrix
+    at `initial` if that is not 0. It may be C itself, or a row, with a stride of 0. `a`, `b`, `c`
+    and `initial` are addresses; strides and the depth count words. Each panel of B has `LANES`
     columns, and the next one begins `panel_stride` words later. `columns` is a multiple of 8.
     """
     kind = _Kind(arithmetic, streams)
@@ -225,14 +230,15 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
         c: Any,
         c_stride: Any,
         depth: Any,
-        add: Any,
+        initial: Any,
+        initial_stride: Any,
     ) -> Any:
         """Multiply by 4, 2 or 1 panels, or by a narrow one if `panels` is 0."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return _generate(kind, context, builder, args)
 
-        return types.void(*[types.int64] * 11), generate
+        return types.void(*[types.int64] * 12), generate
 
     @device_variant(kind.name)
     def multiply(
@@ -246,7 +252,8 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
         c: int,
         c_stride: int,
         depth: int,
-        add: int,
+        initial: int,
+        initial_stride: int,
     ) -> None:
         tiles = (rows + _ROWS - 1) // _ROWS
         panels = panels_at_once(rows)
@@ -262,6 +269,9 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
                 height = tile * rows // tiles - first
                 if panels == 0:
                     height = _NARROW_ROWS if rows - first >= _NARROW_ROWS else 1
+                before = initial
+                if initial != 0:
+                    before += (first * initial_stride + column) * 4
                 multiply_tile(
                     panels,
                     height,
@@ -273,7 +283,8 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
                     c + (first * c_stride + column) * 4,
                     c_stride,
                     depth,
-                    add,
+                    before,
+                    initial_stride,
                 )
                 first += height
             column += panels * LANES if panels else _NARROW_LANES

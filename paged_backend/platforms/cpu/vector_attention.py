@@ -76,7 +76,7 @@ def _make_products(stored: StoredNumbers) -> Products:
                 *(rows, count * block_size, np.int64(scratch.queries.ctypes.data), head_dim),
                 *(keys, block_size * size // 4, next_panel),
                 np.int64(scratch.scores.ctypes.data) + offset * 4,
-                *(scratch.scores.shape[1], head_dim, np.int64(0)),
+                *(scratch.scores.shape[1], head_dim, np.int64(0), np.int64(0)),
             )
             offset += count * block_size
         if has_scales:
@@ -108,7 +108,8 @@ def _make_products(stored: StoredNumbers) -> Products:
                 scratch.scores.shape[1],
                 np.int64(step.values.ctypes.data) + (block * kv_heads + head) * numbers * size,
                 *(head_dim * size // 4, LANES * size // 4),
-                *(np.int64(scratch.sums.ctypes.data), head_dim, here, np.int64(1)),
+                *(np.int64(scratch.sums.ctypes.data), head_dim, here),
+                *(np.int64(scratch.sums.ctypes.data), head_dim),
             )
 
     return Products(_ROWS, _prepare, score, add_values)
