@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
-from paged_backend.checkpoint.shape import Activation
 from paged_backend.checkpoint.shape import QKNorm as QKNormKind
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
@@ -127,9 +125,10 @@ class GatedMLP:
     def __init__(self, config: ModelConfig, prefix: str, kernels: Kernels) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         bias = config.variant.biases.mlp
-        self.gate_up_proj = kernels.linear(LinearSpec(hidden, config.mlp_parts, bias, prefix))
+        gate_up = LinearSpec(hidden, config.mlp_parts, bias, prefix, gated=True)
+        self.gate_up_proj = kernels.linear(gate_up)
         self.down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, bias, prefix))
-        self._activate = _activations(kernels.layers)[config.variant.activation]
+        self._gated, self._activation = kernels.layers.gated, config.variant.activation
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the weight tensors to fill, by checkpoint name relative to `mlp`."""
@@ -142,7 +141,7 @@ class GatedMLP:
 
     def activate(self, x: Tensor) -> Tensor:
         """Compute the input of `down_proj`, act(gate(x)) * up(x): [rows, intermediate_size]."""
-        return self._activate(self.gate_up_proj(x))
+        return self._gated(self.gate_up_proj, x, self._activation)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the output [rows, hidden_size] for `x` [rows, hidden_size]."""
@@ -156,13 +155,6 @@ class GatedMLP:
 def prefixed(prefix: str, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
     """Return the parameters with a prefix and a dot in front of each name."""
     return {f"{prefix}.{name}": parameter for name, parameter in parameters.items()}
-
-
-def _activations(functions: LayerFunctions) -> dict[Activation, Callable[[Tensor], Tensor]]:
-    return {
-        Activation.SILU: functions.silu_and_mul,
-        Activation.GELU_TANH: functions.gelu_tanh_and_mul,
-    }
 
 
 def _query_scales(config: ModelConfig, table: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec, RowFunction
@@ -39,12 +40,11 @@ class LayerFunctions(Protocol):
         """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
         ...
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up for the two halves of each row of `gate_up` [rows, 2 * size]."""
-        ...
+    def gated(self, linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
+        """Compute activation(gate) * up for the two halves of each row of `linear(x)`.
 
-    def gelu_tanh_and_mul(self, gate_up: Tensor) -> Tensor:
-        """The same with GELU, approximated by a hyperbolic tangent, instead of SiLU."""
+        The result [rows, size] may have a dtype to which all linear layers round their inputs.
+        """
         ...
 
     def gelu(self, x: Tensor) -> Tensor:

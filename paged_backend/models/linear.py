@@ -25,6 +25,7 @@ class LinearSpec:
         full_precision: whether a platform keeps the weight in the dtype of hidden states and an
             option does not quantize it. The layer is small, and its rounding errors would choose
             other experts.
+        gated: whether the layer is only called by `LayerFunctions.gated`.
     """
 
     inputs: int
@@ -33,6 +34,7 @@ class LinearSpec:
     prefix: str = ""
     row_order: Mapping[str, Tensor] = field(default_factory=dict)
     full_precision: bool = False
+    gated: bool = False
 
     @property
     def outputs(self) -> int:

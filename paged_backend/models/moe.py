@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import MoeShape
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.experts import ExpertsSpec
 from paged_backend.models.layers import Kernels
@@ -57,7 +58,7 @@ class SharedExpertMLP:
         assert moe.shared_expert is not None
         hidden, inner = moe.hidden_size, moe.shared_expert.intermediate_size
         parts, name = {"gate_proj": inner, "up_proj": inner}, f"{prefix}.shared_expert"
-        self._gate_up_proj = kernels.linear(LinearSpec(hidden, parts, prefix=name))
+        self._gate_up_proj = kernels.linear(LinearSpec(hidden, parts, prefix=name, gated=True))
         self._down_proj = kernels.linear(LinearSpec(inner, {"down_proj": hidden}, prefix=name))
         gate = LinearSpec(hidden, {"shared_expert_gate": 1}, prefix=prefix, full_precision=True)
         self._gate = kernels.linear(gate) if moe.shared_expert.gated else None
@@ -77,7 +78,7 @@ class SharedExpertMLP:
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add the output for `x` [rows, hidden_size] to `out` [rows, hidden_size] in place."""
-        activated = self._functions.silu_and_mul(self._gate_up_proj(x))
+        activated = self._functions.gated(self._gate_up_proj, x, Activation.SILU)
         if self._gate is None:
             self._down_proj.add_to(out, activated)
         else:

@@ -77,7 +77,7 @@ class QuantizedLinear:
 
     def _dequantized(self) -> LinearProduct:
         """Fill a dense layer, part by part, and free the stored tensors of each."""
-        method = self._kernels.linear(replace(self._spec, row_order={}))
+        method = self._kernels.linear(replace(self._spec, row_order={}, gated=False))
         parameters = method.parameters()
         for name in self._spec.parts:
             stored = self._stored.pop(name)
@@ -158,6 +158,7 @@ def quantized_linear(
 
     if len(set(formats.values())) == 1:
         return make(spec, *set(formats.values()))
+    parts = [replace(spec, parts={name: spec.parts[name]}, gated=False) for name in formats]
     return SplitLinear(
-        [make(replace(spec, parts={name: spec.parts[name]}), formats[name]) for name in formats]
+        [make(part, formats[name]) for part, name in zip(parts, formats, strict=True)]
     )

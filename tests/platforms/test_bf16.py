@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from checkpoints import make_checkpoint
 from oracle import make_engine, mixed_work, run, tokens_of
 from platforms.amx_emulation import amx_or_emulation
 from platforms.test_linear import make
 
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.llm import LLM
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.platform import BFloat16Platform
 from paged_backend.platforms.select import select_platform
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
+
+ACTIVATIONS = {Activation.SILU: F.silu, Activation.GELU_TANH: partial(F.gelu, approximate="tanh")}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["vectors", "amx"])
@@ -40,6 +45,31 @@ def test_a_product_is_exact_but_for_its_float32_sums(
     total = residual.clone()
     linear.add_to(total, x)
     torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize(("inputs", "inner"), [(8, 32), (33, 96), (512, 64), (64, 40)])
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 33, 100])
+def test_gate_and_up_are_computed_as_one(
+    platform: Platform, rows: int, inputs: int, inner: int, activation: Activation, bias: bool
+) -> None:
+    linear, weight, offset = make(platform, inputs, 2 * inner, bias=bias, gated=True)
+    down, down_weight, _ = make(platform, inner, 20)
+    x = torch.randn(rows, inputs)
+    gate_up = x.bfloat16().double() @ weight.t() + offset
+    torch.testing.assert_close(linear(x).double(), gate_up, atol=2e-4, rtol=1e-5)
+    total = torch.ones(rows, 2 * inner)
+    linear.add_to(total, x)
+    torch.testing.assert_close(total.double(), gate_up + 1, atol=2e-4, rtol=1e-5)
+    gated = platform.layers.gated(linear, x, activation)
+    gate, up = linear(x).chunk(2, dim=1)
+    wanted = ACTIVATIONS[activation](gate) * up
+    step = 2.0**-8 if gated.dtype == torch.bfloat16 else 1e-5
+    assert ((gated.float() - wanted).abs() <= wanted.abs() * step + 1e-5).all()
+    torch.testing.assert_close(
+        down(gated).double(), gated.bfloat16().double() @ down_weight.t(), atol=2e-3, rtol=1e-5
+    )
 
 
 def test_a_product_does_not_depend_on_the_other_rows(platform: Platform) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +106,16 @@ def test_graphs_of_an_arena_take_turns() -> None:
             assert graph is not None
             x.normal_()
             assert torch.equal(graph.replay(), function(x, None))
+
+
+def test_a_capture_does_not_import_the_compiler_of_torch() -> None:
+    code = (
+        "import sys, torch; from paged_backend.platforms.cpu.arena import Arena; "
+        "from paged_backend.platforms.cpu.graphs import capture; "
+        "_, graph = capture(lambda: torch.empty(3).add_(1), Arena(4096)); graph.replay(); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def by_value(x: Tensor) -> Tensor:

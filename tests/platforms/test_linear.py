@@ -17,11 +17,11 @@ on_each_platform = pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "t
 
 
 def make(
-    platform: Platform, inputs: int, outputs: int, *, bias: bool = False
+    platform: Platform, inputs: int, outputs: int, *, bias: bool = False, gated: bool = False
 ) -> tuple[LinearMethod, Tensor, Tensor]:
     """A packed layer of random numbers with its weight and bias in float64."""
     torch.manual_seed(0)
-    linear = platform.linear(LinearSpec(inputs, {"a": outputs}, bias))
+    linear = platform.linear(LinearSpec(inputs, {"a": outputs}, bias, gated=gated))
     parameters = linear.parameters()
     for parameter in parameters.values():
         parameter.normal_()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -19,10 +19,14 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.platforms.cpu.in_place import Initial
+from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
+from paged_backend.platforms.cpu.math import gelu_tanh, silu
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
+    array_at,
     claim,
     device_function,
     floats,
@@ -37,6 +41,7 @@ _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # of a result in tiles: rows,
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
+_SILU, _ONE = 0, np.float32(1.0)
 _INT8, _VOID = ir.IntType(8), ir.VoidType()
 _POINTER = _INT8.as_pointer()
 
@@ -194,59 +199,14 @@ def release_tiles(context: Any) -> Any:
 
 
 @device_function
-def _copy(shape: Any, source: int, source_stride: int, target: int, target_stride: int) -> None:
-    """Copy a matrix of floats; strides are in bytes."""
+def _copy(shape: Any, source: _Matrix, target: _Matrix) -> None:
+    """Copy floats."""
     rows, columns = shape
     for row in range(rows):
-        values = floats(source + row * source_stride, columns)
-        place = floats(target + row * target_stride, columns)
+        values = floats(source.address + row * source.stride, columns)
+        place = floats(target.address + row * target.stride, columns)
         for i in range(columns):
             place[i] = values[i]
-
-
-def _multiply_panels(arguments: Any) -> None:
-    """Compute the columns of the result that belong to some panels, then to the next ones."""
-    words = numba.carray(arguments, 10)
-    x, panels, out, rows, columns, steps, initial = words[2:9]
-    panel_stride, x_stride, edge_stride = steps * _TILE_BYTES, steps * (2 * DEPTH), _WIDTH * 4
-    memory = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
-    edge = np.int64(memory.ctypes.data)
-    use_tiles(words[1])
-    column = claim(arguments) * _WIDTH
-    while column < columns:
-        num_panels = min(_WIDTH // LANES, (columns - column + LANES - 1) // LANES)
-        for row in range(0, rows, 2 * ROWS):
-            row_tiles = 2 if rows - row > ROWS else 1
-            place, stride = out + (row * columns + column) * 4, columns * 4
-            before, before_stride = initial, words[9] * 4
-            if initial != 0:
-                before += row * before_stride + column * 4
-            shape = min(2 * ROWS, rows - row), min(_WIDTH, columns - column)
-            is_whole = shape[0] == row_tiles * ROWS and shape[1] == num_panels * LANES
-            result, result_stride = place, stride
-            if not is_whole:
-                result, result_stride = edge, edge_stride
-                if before != 0:
-                    _copy(shape, before, before_stride, edge, edge_stride)
-                    before, before_stride = edge, edge_stride
-            panel = 0
-            while panel < num_panels:
-                count = panels_at_once(row_tiles, num_panels - panel)
-                shift = panel * LANES * 4
-                begin = before
-                if before != 0:
-                    begin += shift
-                multiply_bf16_tile(
-                    *(row_tiles, count, x + row * x_stride, x_stride),
-                    *(panels + (column // LANES + panel) * panel_stride, panel_stride),
-                    *(result + shift, result_stride, steps, begin, before_stride),
-                )
-                panel += count
-            if not is_whole:
-                _copy(shape, edge, edge_stride, place, stride)
-        column = claim(arguments) * _WIDTH
-    memory[0, 0] = 0  # numba frees an array after its last use, not that of its address
-    release_tiles()
 
 
 @device_function
@@ -256,15 +216,125 @@ def panels_at_once(row_tiles: int, left: int) -> Any:
     return 2 if count == 3 else count
 
 
+class _Matrix(NamedTuple):
+    """A matrix in memory."""
+
+    address: Any
+    stride: Any  # bytes from a row to the next one
+
+
+@device_function
+def _multiply_block(
+    row_tiles: int, num_panels: int, x: _Matrix, panels: _Matrix, result: _Matrix, before: _Matrix
+) -> None:
+    """Multiply one or two tiles of rows by some panels.
+
+    Args:
+        row_tiles: 1 or 2.
+        num_panels: up to 4.
+        x: the rows.
+        panels: each of its rows is a panel.
+        result: where the product goes.
+        before: what the sums begin with; its address is 0 for zeros.
+    """
+    panel = 0
+    while panel < num_panels:
+        count = panels_at_once(row_tiles, num_panels - panel)
+        shift = panel * LANES * 4
+        begin = before.address
+        if begin != 0:
+            begin += shift
+        multiply_bf16_tile(
+            *(row_tiles, count, x.address, x.stride),
+            *(panels.address + panel * panels.stride, panels.stride),
+            *(result.address + shift, result.stride, panels.stride // _TILE_BYTES),
+            *(begin, before.stride),
+        )
+        panel += count
+
+
+def _multiply_panels(arguments: Any) -> None:
+    """Compute the columns of the result that belong to some panels, then to the next ones."""
+    words = numba.carray(arguments, 10)
+    x, panels, out, rows, columns, steps, initial = words[2:9]
+    panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
+    memory = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
+    edge = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
+    use_tiles(words[1])
+    column = claim(arguments) * _WIDTH
+    while column < columns:
+        num_panels = min(_WIDTH // LANES, (columns - column + LANES - 1) // LANES)
+        weights = _Matrix(panels + column // LANES * panel_stride, panel_stride)
+        for row in range(0, rows, 2 * ROWS):
+            row_tiles = 2 if rows - row > ROWS else 1
+            place = _Matrix(out + (row * columns + column) * 4, columns * 4)
+            before = _Matrix(initial, words[9] * 4)
+            if initial != 0:
+                before = _Matrix(initial + row * before.stride + column * 4, before.stride)
+            shape = min(2 * ROWS, rows - row), min(_WIDTH, columns - column)
+            is_whole = shape[0] == row_tiles * ROWS and shape[1] == num_panels * LANES
+            source = _Matrix(x + row * x_stride, x_stride)
+            if is_whole:
+                _multiply_block(row_tiles, num_panels, source, weights, place, before)
+            else:
+                if initial != 0:
+                    _copy(shape, before, edge)
+                    before = edge
+                _multiply_block(row_tiles, num_panels, source, weights, edge, before)
+                _copy(shape, edge, place)
+        column = claim(arguments) * _WIDTH
+    memory[0, 0] = 0  # numba frees an array after its last use, not that of its address
+    release_tiles()
+
+
+@device_function
+def _gate(sums: Any, rows: int, out: Any, column: int, activation: int) -> None:
+    """Store act(gate) * up in bf16, for the sums of two panels of gate and two of up in turns."""
+    for row in range(rows):
+        for pair in range(_WIDTH // (2 * LANES)):
+            values = sums[row, pair * 2 * LANES : (pair + 1) * 2 * LANES]
+            place = out[row, column + pair * LANES : column + (pair + 1) * LANES]
+            if activation == _SILU:
+                for i in range(LANES):
+                    place[i] = to_bfloat16(silu(values[i]) * values[LANES + i], _ONE)
+            else:
+                for i in range(LANES):
+                    place[i] = to_bfloat16(gelu_tanh(values[i]) * values[LANES + i], _ONE)
+
+
+def _multiply_gated(arguments: Any) -> None:
+    """Compute the columns of the result that belong to some pairs of panels, then the next ones."""
+    words = numba.carray(arguments, 10)
+    x, panels, out_at, rows, columns, steps, bias = words[2:9]
+    panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
+    out = array_at(out_at, (rows, columns), np.uint16)
+    memory = np.empty((2 * ROWS, _WIDTH), np.float32)
+    sums = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
+    use_tiles(words[1])
+    column = claim(arguments) * (_WIDTH // 2)
+    while column < columns:
+        weights = _Matrix(panels + column // LANES * 2 * panel_stride, panel_stride)
+        before = _Matrix(bias, np.int64(0))
+        if bias != 0:
+            before = _Matrix(bias + column * 2 * 4, np.int64(0))
+        for row in range(0, rows, 2 * ROWS):
+            row_tiles = 2 if rows - row > ROWS else 1
+            source = _Matrix(x + row * x_stride, x_stride)
+            _multiply_block(row_tiles, _WIDTH // LANES, source, weights, sums, before)
+            _gate(memory, min(2 * ROWS, rows - row), out[row:], column, words[9])
+        column = claim(arguments) * (_WIDTH // 2)
+    release_tiles()
+
+
 TILE_CONFIG = tile_config([2 * DEPTH] * 8, [ROWS] * 8)
 """The configuration of the tiles for the tile functions."""
 
 
 @functools.cache
-def _kernel() -> ParallelKernel:
+def _kernels() -> tuple[ParallelKernel, ParallelKernel]:
     if not has_amx():  # the first instruction would end the process
         raise RuntimeError("this CPU has no AMX with bf16, or the kernel does not allow it")
-    return ParallelKernel(_multiply_panels)
+    return ParallelKernel(_multiply_panels), ParallelKernel(_multiply_gated)
 
 
 def multiply_panels(
@@ -282,4 +352,32 @@ def multiply_panels(
         steps: the depth in tiles.
         initial: what the sums begin with.
     """
-    _kernel()(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, *initial)
+    multiply, _ = _kernels()
+    multiply(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, *initial)
+
+
+def multiply_gated(
+    x: int,
+    panels: int,
+    out: int,
+    rows: int,
+    columns: int,
+    steps: int,
+    bias: int,
+    activation: Activation,
+) -> None:
+    """Compute act(gate) * up in bf16, where gate and up are the halves of a product.
+
+    Args:
+        x: see `multiply_panels`.
+        panels: the same; those of gate and up take turns.
+        out: address of the result [rows, columns] bf16.
+        rows: number of rows.
+        columns: number of columns of gate, a multiple of 2 * LANES.
+        steps: the depth in tiles.
+        bias: address of the bias float32 in the order of the panels, or 0.
+        activation: of the gate.
+    """
+    _, multiply = _kernels()
+    index = int(activation is not Activation.SILU)
+    multiply(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, bias, index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu import amx, bf16_kernels
 from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
@@ -12,6 +13,9 @@ from paged_backend.platforms.cpu.bf16_kernels import round_rows
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.torch.linear import TorchLinear
+
+GATED_OUTPUTS = 2 * DEPTH
+"""The number of outputs of `BFloat16GatedLinear` is a multiple of this."""
 
 
 class BFloat16Linear(InPlaceProduct, TorchLinear):
@@ -35,22 +39,74 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
     def pack(self) -> None:
         """Make the panels, and free the plain weight."""
         super().pack()
-        self._panels = make_panels(self._weight, self._steps * DEPTH, values_per_word=2)
+        weight = self._stored(self._weight)
+        self._panels = make_panels(weight, self._steps * DEPTH, values_per_word=2)
         if self._bias is not None:
-            self._bias = self._bias.float()
+            self._bias = self._stored(self._bias).float()
         del self._weight
+
+    def _stored(self, values: Tensor) -> Tensor:
+        """Return a row for each output, or the bias, in the order of the panels."""
+        return values
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
         rows = self._panels[index // LANES, :, index % LANES]
         return rows.flatten(1)[:, : self._spec.inputs].float()
 
+    def _readable(self, x: Tensor) -> Tensor:
+        return x.contiguous()
+
     def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:
-        rows, depth = len(x), self._steps * DEPTH
         if not self._on_amx:
-            bf16_kernels.multiply_panels(x, self._panels, out, depth, initial)
+            depth = self._steps * DEPTH
+            bf16_kernels.multiply_panels(x.float(), self._panels, out, depth, initial)
             return
-        values = round_rows(x, -(-rows // ROWS) * ROWS, depth)  # AMX reads whole tiles
-        x_at, panels_at, out_at = (t.data_ptr() for t in (values, self._panels, out))
-        sizes = rows, self._spec.outputs, self._steps
+        rounded = self._rounded(x)
+        x_at, panels_at, out_at = (t.data_ptr() for t in (rounded, self._panels, out))
+        sizes = len(x), self._spec.outputs, self._steps
         amx.multiply_panels(x_at, panels_at, out_at, *sizes, initial)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """Return rows in bf16, padded to the depth; memory follows them up to whole tiles."""
+        rows, depth = -(-len(x) // ROWS) * ROWS, self._steps * DEPTH
+        if x.dtype == torch.bfloat16 and x.shape[1] == depth:
+            end = x.storage_offset() + rows * depth
+            if x.untyped_storage().nbytes() >= end * x.itemsize:
+                return x  # as `BFloat16GatedLinear.gated` has made them
+        return round_rows(x.float(), rows, depth)
+
+
+class BFloat16GatedLinear(BFloat16Linear):
+    """The projections gate and up of an MLP on AMX units, whose panels take turns.
+
+    Args:
+        spec: the sizes; `spec.outputs` must be a multiple of `GATED_OUTPUTS`.
+    """
+
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__(spec, on_amx=True)
+
+    def _stored(self, values: Tensor) -> Tensor:
+        halves = values.view(2, -1, LANES, *values.shape[1:])
+        return halves.transpose(0, 1).reshape(values.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute gate and up [rows, outputs] float32 for `x` [rows, inputs] float32."""
+        out = super().__call__(x)
+        panels = self._spec.outputs // (2 * LANES)
+        return out.view(len(x), panels, 2, LANES).transpose(1, 2).reshape(out.shape)
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
+        out += self(x)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Compute act(gate) * up in bf16 [rows, outputs / 2], which other layers read as it is."""
+        rows, columns = len(x), self._spec.outputs // 2
+        out = torch.empty(-(-rows // ROWS) * ROWS, columns, dtype=torch.bfloat16)
+        rounded = self._rounded(x.contiguous())
+        places = rounded.data_ptr(), self._panels.data_ptr(), out.data_ptr()
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        amx.multiply_gated(*places, rows, columns, self._steps, bias, activation)
+        return out[:rows]

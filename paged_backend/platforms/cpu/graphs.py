@@ -113,6 +113,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         self.steps: list[Job | _Operation] = []
         self.is_complete = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, as torch's compiler, which would be told, takes a second to import."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)

@@ -26,19 +26,23 @@ class InPlaceProduct(ABC):
     _bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs] float32."""
+        """Compute the layer's output [rows, outputs] float32 for `x` [rows, inputs]."""
         out = torch.empty(x.shape[0], self._num_outputs)
         bias = _ZEROS if self._bias is None else Initial(self._bias.data_ptr(), 0)
-        self._run(x.contiguous(), out, bias)
+        self._run(self._readable(x), out, bias)
         return out
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
         if self._bias is None and out.is_contiguous():
-            self._run(x.contiguous(), out, Initial(out.data_ptr(), out.shape[1]))
+            self._run(self._readable(x), out, Initial(out.data_ptr(), out.shape[1]))
         else:
             out += self(x)
 
+    def _readable(self, x: Tensor) -> Tensor:
+        """Return rows that the kernels can read."""
+        return x.float().contiguous()
+
     @abstractmethod
     def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:
-        """Store the product of contiguous `x` and the weight, plus `initial`, in `out`."""
+        """Store the product of readable `x` and the weight, plus `initial`, in `out`."""

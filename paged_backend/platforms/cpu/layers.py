@@ -5,7 +5,6 @@ Each kernel loads a row from memory once.
 
 from __future__ import annotations
 
-import math
 from functools import cache, partial
 from typing import Any
 
@@ -15,8 +14,10 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import RowFunction
-from paged_backend.platforms.cpu.math import exp, normal_cdf, sigmoid, swiglu
+from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear
+from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -28,8 +29,6 @@ from paged_backend.platforms.cpu.threads import (
 )
 
 _ONE = np.float32(1.0)
-# Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), section 2.
-_GELU_SLOPE, _GELU_CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)
 _NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that there is no infinity
 _SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID, Scoring.SOFTMAX_OF_TOP)
 _SOFTMAX, _SIGMOID = 0, 1
@@ -63,6 +62,13 @@ def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
     _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, float_bits(eps))
 
 
+def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
+    """See `platforms.torch.layers.gated`; the result is bf16 if `linear` computes it."""
+    if isinstance(linear, BFloat16GatedLinear):
+        return linear.gated(x, activation)
+    return _ACTIVATIONS[activation](linear(x))
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See `platforms.torch.layers.silu_and_mul`."""
     return activate(gate_up, SwiGLU())
@@ -76,6 +82,9 @@ def activate(gate_up: Tensor, activation: SwiGLU) -> Tensor:
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """See `platforms.torch.layers.gelu_tanh_and_mul`."""
     return _gated(gate_up, _gelu_tanh_and_mul())
+
+
+_ACTIVATIONS = {Activation.SILU: silu_and_mul, Activation.GELU_TANH: gelu_tanh_and_mul}
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -185,10 +194,7 @@ def _gelu_tanh_and_mul_rows(arguments: Any) -> None:
     row = claim(arguments)
     while row < rows:
         for i in range(size):
-            gate = gate_up[row, 0, i]
-            # (1 + tanh(x)) / 2 is the sigmoid of 2x.
-            twice = _GELU_SLOPE * gate * (_ONE + _GELU_CUBE * gate * gate)
-            out[row, i] = gate * sigmoid(twice) * gate_up[row, 1, i]
+            out[row, i] = gelu_tanh(gate_up[row, 0, i]) * gate_up[row, 1, i]
         row = claim(arguments)
 
 

@@ -24,6 +24,8 @@ _P = np.float32(0.3275911)
 _A1, _A2, _A3, _A4, _A5 = (
     np.float32(a) for a in (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 )
+# Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), section 2.
+_GELU_SLOPE, _GELU_CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)
 _LOG2E = np.float32(math.log2(math.e))
 _ONE, _SQRT_HALF = np.float32(1.0), np.float32(math.sqrt(0.5))
 
@@ -62,6 +64,19 @@ def sigmoid(x: Any) -> Any:
     """Compute 1 / (1 + exp(-x)) for a float32."""
     power = exp(-abs(x))  # never overflows
     return (_ONE if x >= 0 else power) / (_ONE + power)
+
+
+@device_function
+def silu(x: Any) -> Any:
+    """Compute x * sigmoid(x) for a float32."""
+    return x * sigmoid(x)
+
+
+@device_function
+def gelu_tanh(x: Any) -> Any:
+    """Compute GELU, approximated by a hyperbolic tangent, for a float32."""
+    # (1 + tanh(x)) / 2 is the sigmoid of 2x.
+    return x * sigmoid(_GELU_SLOPE * x * (_ONE + _GELU_CUBE * x * x))
 
 
 @device_function

@@ -20,7 +20,11 @@ from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.cpu import amx_attention, layers
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
-from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
+from paged_backend.platforms.cpu.bf16_linear import (
+    GATED_OUTPUTS,
+    BFloat16GatedLinear,
+    BFloat16Linear,
+)
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import CpuLinear
@@ -120,6 +124,8 @@ class BFloat16Platform(CpuPlatform):
         """Allocate a linear layer."""
         if spec.full_precision:
             return CpuLinear(spec)
+        if self._amx and spec.gated and spec.outputs % GATED_OUTPUTS == 0:
+            return BFloat16GatedLinear(spec)
         return BFloat16Linear(spec, on_amx=self._amx)
 
     def attention(self, spec: KVCacheSpec, num_blocks: int) -> AttentionBackend:

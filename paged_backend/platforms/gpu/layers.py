@@ -8,6 +8,7 @@ from paged_kernels.silu_and_mul import gelu_tanh_and_mul, silu_and_mul
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import RowFunction
 from paged_backend.platforms.torch.layers import gelu, layer_norm
 
@@ -15,17 +16,23 @@ __all__ = [
     "add_gated",
     "add_norm",
     "choose_experts",
+    "gated",
     "gelu",
-    "gelu_tanh_and_mul",
     "layer_norm",
     "rms_norm",
-    "silu_and_mul",
 ]
+
+_ACTIVATIONS = {Activation.SILU: silu_and_mul, Activation.GELU_TANH: gelu_tanh_and_mul}
 
 
 def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     return add_rms_norm(linear(x), hidden, weight, eps)
+
+
+def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
+    """See `platforms.torch.layers.gated`."""
+    return _ACTIVATIONS[activation](linear(x))
 
 
 def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing, Scoring
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import RowFunction
 
 
@@ -43,6 +44,11 @@ def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
     torch.mul(F.rms_norm(heads, (head_dim,), None, eps), weight, out=heads)
 
 
+def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
+    """Compute activation(gate) * up for the two halves of each row of `linear(x)`."""
+    return _ACTIVATIONS[activation](linear(x))
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for the two halves of each row of `gate_up` [rows, 2 * size]."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -53,6 +59,9 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """The same with GELU, approximated by a hyperbolic tangent, instead of SiLU."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+_ACTIVATIONS = {Activation.SILU: silu_and_mul, Activation.GELU_TANH: gelu_tanh_and_mul}
 
 
 def gelu(x: Tensor) -> Tensor:
