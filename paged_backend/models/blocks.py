@@ -13,7 +13,7 @@ from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, Stor
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.head_order import row_order
 from paged_backend.models.layers import Kernels, LayerFunctions, NormWeights, QKNorm
-from paged_backend.models.linear import LinearSpec
+from paged_backend.models.linear import LinearMethod, LinearSpec
 
 
 class Attention:
@@ -138,6 +138,11 @@ class GatedMLP:
         """Bring the filled weights into the form that the platform's kernels read."""
         self.gate_up_proj.pack()
         self.down_proj.pack()
+
+    @property
+    def reader(self) -> LinearMethod:
+        """The layer that alone reads the input."""
+        return self.gate_up_proj
 
     def activate(self, x: Tensor) -> Tensor:
         """Compute the input of `down_proj`, act(gate(x)) * up(x): [rows, intermediate_size]."""

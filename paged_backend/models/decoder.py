@@ -138,15 +138,20 @@ class Decoder:
         """Compute the last hidden states, see `Model.forward`."""
         names = self.config.variant.norms
         last = len(self._layers) - 1
-        inputs = [layer.norm(names.attention_input) for layer in self._layers[1:]] + [self._norm]
+        nexts: list[tuple[Tensor | None, LinearMethod | None]] = [
+            (layer.norm(names.attention_input), layer.attention.qkv_proj)
+            for layer in self._layers[1:]
+        ]
+        nexts.append((self._norm, None))
         hidden = self._embed(input_ids)
         x = self._normed(hidden, self._layers[0].norm(names.attention_input))
-        for index, (layer, next_input) in enumerate(zip(self._layers, inputs, strict=True)):
+        for index, (layer, next_input) in enumerate(zip(self._layers, nexts, strict=True)):
             attended = layer.attention.attend(x, attention, meta)
             if index == last and logits_indices is not None:  # only these rows matter
                 attended, hidden = attended[logits_indices], hidden[logits_indices]
             output, mlp_input = layer.norm(names.attention_output), layer.norm(names.mlp_input)
-            x = self._add(hidden, layer.attention.o_proj, attended, output, mlp_input)
+            o_proj, reader = layer.attention.o_proj, layer.mlp.reader
+            x = self._add(hidden, o_proj, attended, output, (mlp_input, reader))
             x = self._add(hidden, layer.mlp, x, layer.norm(names.mlp_output), next_input)
         return x
 
@@ -180,7 +185,7 @@ class Decoder:
         part: RowFunction,
         x: Tensor,
         output_norm: Tensor | None,
-        next_norm: Tensor | None,
+        following: tuple[Tensor | None, LinearMethod | None],
     ) -> Tensor:
         """Add the output of a layer's part to `hidden` in place; returns what the next one reads.
 
@@ -189,11 +194,13 @@ class Decoder:
             part: the part, or its last product.
             x: its input.
             output_norm: the weight of the norm of the output; None for no norm.
-            next_norm: the weight of the norm that the next part begins with; None for no norm.
+            following: the weight of the norm that the next part begins with, None for no norm; and
+                the layer that alone reads the norm, if there is only one.
         """
+        next_norm, reader = following
         variant, eps = self.config.variant, self.config.rms_norm_eps
         if output_norm is None and next_norm is not None and variant.residual_scale == 1:
-            return self._functions.add_norm(hidden, part, x, next_norm, eps)
+            return self._functions.add_norm(hidden, part, x, next_norm, eps, reader)
         output = self._normed(part(x), output_norm)
         hidden.add_(output, alpha=variant.residual_scale)
         return self._normed(hidden, next_norm)

@@ -35,9 +35,25 @@ class LayerFunctions(Protocol):
         ...
 
     def add_norm(
-        self, hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float
+        self,
+        hidden: Tensor,
+        linear: RowFunction,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        reader: LinearMethod | None = None,
     ) -> Tensor:
-        """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
+        """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum.
+
+        Args:
+            hidden: the hidden states.
+            linear: the last product of a layer's part.
+            x: its input.
+            weight: of the norm.
+            eps: of the norm.
+            reader: the layer that alone reads the norm, which may then have the dtype to which the
+                layer rounds its inputs. None if others read it.
+        """
         ...
 
     def gated(self, linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:

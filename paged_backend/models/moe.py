@@ -9,7 +9,7 @@ from paged_backend.checkpoint.shape import Activation
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.models.experts import ExpertsSpec
 from paged_backend.models.layers import Kernels
-from paged_backend.models.linear import LinearSpec
+from paged_backend.models.linear import LinearMethod, LinearSpec
 
 
 class Router:
@@ -96,6 +96,9 @@ class MoeMLP:
         prefix: the name of its module in the checkpoint, such as ``model.layers.0.mlp``.
         kernels: the platform.
     """
+
+    reader: LinearMethod | None = None
+    """Several layers read the input."""
 
     def __init__(self, moe: MoeShape, prefix: str, kernels: Kernels) -> None:
         self.router = Router(moe, prefix, kernels)

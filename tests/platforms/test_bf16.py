@@ -18,6 +18,7 @@ from platforms.test_linear import make
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.llm import LLM
 from paged_backend.platforms.base import Platform
+from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
 from paged_backend.platforms.cpu.platform import BFloat16Platform
 from paged_backend.platforms.select import select_platform
 from paged_backend.sampling_params import SamplingParams
@@ -70,6 +71,22 @@ def test_gate_and_up_are_computed_as_one(
     torch.testing.assert_close(
         down(gated).double(), gated.bfloat16().double() @ down_weight.t(), atol=2e-3, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("size", [40, 64])
+@pytest.mark.parametrize("rows", [0, 1, 17, 100])
+def test_a_norm_has_the_dtype_that_its_reader_reads(
+    platform: Platform, rows: int, size: int
+) -> None:
+    linear, reader = make(platform, 24, size)[0], make(platform, size, 30)[0]
+    x, hidden, weight = torch.randn(rows, 24), torch.randn(rows, size), torch.rand(size) + 0.5
+    total = hidden.clone()
+    plain = platform.layers.add_norm(total, linear, x, weight, 1e-6)
+    read = platform.layers.add_norm(hidden, linear, x, weight, 1e-6, reader)
+    assert torch.equal(hidden, total)
+    is_read_in_bf16 = isinstance(reader, BFloat16Linear) and reader.reads_bfloat16
+    assert torch.equal(read, plain.bfloat16() if is_read_in_bf16 else plain)
+    assert torch.equal(reader(read), reader(plain))
 
 
 def test_a_product_does_not_depend_on_the_other_rows(platform: Platform) -> None:

@@ -18,6 +18,11 @@ GATED_OUTPUTS = 2 * DEPTH
 """The number of outputs of `BFloat16GatedLinear` is a multiple of this."""
 
 
+def padded_rows(rows: int, size: int) -> Tensor:
+    """Return [rows, size] bf16 without values, followed by memory up to whole tiles of AMX."""
+    return torch.empty(-(-rows // ROWS) * ROWS, size, dtype=torch.bfloat16)[:rows]
+
+
 class BFloat16Linear(InPlaceProduct, TorchLinear):
     """A bf16 weight in panels [outputs / 16, inputs / 2, 16, 2], padded with zeros.
 
@@ -67,13 +72,18 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
         sizes = len(x), self._spec.outputs, self._steps
         amx.multiply_panels(x_at, panels_at, out_at, *sizes, initial)
 
+    @property
+    def reads_bfloat16(self) -> bool:
+        """Whether the kernels read `padded_rows` as they are."""
+        return self._on_amx and self._steps * DEPTH == self._spec.inputs
+
     def _rounded(self, x: Tensor) -> Tensor:
         """Return rows in bf16, padded to the depth; memory follows them up to whole tiles."""
         rows, depth = -(-len(x) // ROWS) * ROWS, self._steps * DEPTH
         if x.dtype == torch.bfloat16 and x.shape[1] == depth:
             end = x.storage_offset() + rows * depth
             if x.untyped_storage().nbytes() >= end * x.itemsize:
-                return x  # as `BFloat16GatedLinear.gated` has made them
+                return x  # they are `padded_rows`
         return round_rows(x.float(), rows, depth)
 
 
@@ -104,9 +114,9 @@ class BFloat16GatedLinear(BFloat16Linear):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """Compute act(gate) * up in bf16 [rows, outputs / 2], which other layers read as it is."""
         rows, columns = len(x), self._spec.outputs // 2
-        out = torch.empty(-(-rows // ROWS) * ROWS, columns, dtype=torch.bfloat16)
+        out = padded_rows(rows, columns)
         rounded = self._rounded(x.contiguous())
         places = rounded.data_ptr(), self._panels.data_ptr(), out.data_ptr()
         bias = 0 if self._bias is None else self._bias.data_ptr()
         amx.multiply_gated(*places, rows, columns, self._steps, bias, activation)
-        return out[:rows]
+        return out

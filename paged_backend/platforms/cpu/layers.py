@@ -15,11 +15,17 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
 from paged_backend.checkpoint.shape import Activation
-from paged_backend.models.linear import RowFunction
-from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear
+from paged_backend.models.linear import LinearMethod, RowFunction
+from paged_backend.platforms.cpu.bf16_linear import (
+    BFloat16GatedLinear,
+    BFloat16Linear,
+    padded_rows,
+)
+from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
+    array_at,
     claim,
     device_function,
     float_bits,
@@ -51,10 +57,22 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return out
 
 
-def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(
+    hidden: Tensor,
+    linear: RowFunction,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    reader: LinearMethod | None = None,
+) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     linear.add_to(hidden, x)
-    return rms_norm(hidden, weight, eps)
+    if not isinstance(reader, BFloat16Linear) or not reader.reads_bfloat16:
+        return rms_norm(hidden, weight, eps)
+    total, out = hidden.contiguous(), padded_rows(*hidden.shape)
+    places = total.data_ptr(), weight.data_ptr(), out.data_ptr()
+    _rounded_rms_norm()(*places, *total.shape, float_bits(eps))
+    return out
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
@@ -143,6 +161,19 @@ def _rms_norm_rows(arguments: Any) -> None:
         scale = _norm_scale(x[row], eps_bits)
         for i in range(size):
             out[row, i] = x[row, i] * scale * weight[i]
+        row = claim(arguments)
+
+
+def _rounded_rms_norm_rows(arguments: Any) -> None:
+    """The same, rounded to bf16."""
+    _, x_address, weight_address, out_address, rows, size, eps_bits = numba.carray(arguments, 7)
+    x, out = floats(x_address, (rows, size)), array_at(out_address, (rows, size), np.uint16)
+    weight = floats(weight_address, size)
+    row = claim(arguments)
+    while row < rows:
+        scale = _norm_scale(x[row], eps_bits)
+        for i in range(size):
+            out[row, i] = to_bfloat16(x[row, i] * scale * weight[i], _ONE)
         row = claim(arguments)
 
 
@@ -277,6 +308,7 @@ _norm_heads = ParallelKernel(_norm_heads_rows)
 _swiglu = ParallelKernel(_swiglu_rows)
 _add_gated = cache(partial(ParallelKernel, _add_gated_rows))
 _choose_experts = cache(partial(ParallelKernel, _choose_experts_of_rows))
+_rounded_rms_norm = cache(partial(ParallelKernel, _rounded_rms_norm_rows))
 _layer_norm = cache(partial(ParallelKernel, _layer_norm_rows))
 _gelu = cache(partial(ParallelKernel, _gelu_rows))
 _gelu_tanh_and_mul = cache(partial(ParallelKernel, _gelu_tanh_and_mul_rows))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing
 from paged_backend.checkpoint.shape import Activation
-from paged_backend.models.linear import RowFunction
+from paged_backend.models.linear import LinearMethod, RowFunction
 from paged_backend.platforms.torch.layers import gelu, layer_norm
 
 __all__ = [
@@ -25,7 +25,14 @@ __all__ = [
 _ACTIVATIONS = {Activation.SILU: silu_and_mul, Activation.GELU_TANH: gelu_tanh_and_mul}
 
 
-def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(
+    hidden: Tensor,
+    linear: RowFunction,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    reader: LinearMethod | None = None,
+) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     return add_rms_norm(linear(x), hidden, weight, eps)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import Routing, Scoring
 from paged_backend.checkpoint.shape import Activation
-from paged_backend.models.linear import RowFunction
+from paged_backend.models.linear import LinearMethod, RowFunction
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -27,7 +27,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def add_norm(hidden: Tensor, linear: RowFunction, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_norm(
+    hidden: Tensor,
+    linear: RowFunction,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    reader: LinearMethod | None = None,
+) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     linear.add_to(hidden, x)
     return rms_norm(hidden, weight, eps)
