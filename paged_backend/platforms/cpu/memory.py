@@ -22,17 +22,11 @@ _MMAP_THRESHOLD, _LARGEST_CHUNK = -3, 2**25  # mallopt accepts no more
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros of any size at once: a page of memory is taken when it is first written.
 
-    Pages are large where the system has such pages. To look up the place of a page of 4 KiB takes a
-    virtual machine almost as long as to read it.
-
     Raises:
         OSError: the system does not grant so large a tensor.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without large pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
