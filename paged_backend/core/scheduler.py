@@ -266,8 +266,10 @@ class Scheduler:
                 if seq in continued or seq.num_draft_tokens > 0 or awaits_last_token(seq):
                     continue
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
-            # In the order that continued decodes have: blocks are freed and evicted in this order.
-            places = {} if continued else {seq: i for i, seq in enumerate(self._decodes)}
+            # Those first that could be continued, in their order: blocks are freed, and evicted, in
+            # the order of the step.
+            first = filter(_can_be_continued, self._decodes)
+            places = {seq: i for i, seq in enumerate(first)}
             decodes.sort(key=lambda seq: (not seq.can_continue, places.get(seq, len(places))))
         drafts = self._drafts(decodes, max(0, step.budget - len(decodes)))
         for seq in decodes:
@@ -292,16 +294,10 @@ class Scheduler:
             return
         continued: list[Sequence] = []
         entering: list[tuple[int, Sequence]] = []
-        running, block_size = SequenceStatus.RUNNING, self.kv.block_size
+        block_size = self.kv.block_size
         for seq in self._decodes:
-            num_tokens, num_placeholders = len(seq.token_ids), seq.num_output_placeholders
-            if (
-                seq.status is running
-                and num_tokens == seq.num_computed_tokens + 1
-                and num_tokens == seq.num_sent_tokens + num_placeholders + 1
-                and (num_placeholders == 0 or num_tokens < seq.max_num_tokens)
-            ):
-                if (num_tokens - 1) % block_size == 0:
+            if _can_be_continued(seq):
+                if seq.num_computed_tokens % block_size == 0:
                     entering.append((len(continued), seq))
                 continued.append(seq)
         for _, seq in entering:
@@ -661,6 +657,17 @@ class Scheduler:
         if not all(id_ in self._waiting or id_ in self._running for id_ in self._siblings):
             raise RuntimeError("siblings wait for a sequence that has ended")
         self.kv.check_invariants(self._running.values())
+
+
+def _can_be_continued(seq: Sequence) -> bool:
+    """Return True if a decode of the previous step computes a token that the worker lacks."""
+    num_tokens, num_placeholders = len(seq.token_ids), seq.num_output_placeholders
+    return (
+        seq.status is SequenceStatus.RUNNING
+        and num_tokens == seq.num_computed_tokens + 1
+        and num_tokens == seq.num_sent_tokens + num_placeholders + 1
+        and (num_placeholders == 0 or num_tokens < seq.max_num_tokens)
+    )
 
 
 def _view(seq: Sequence) -> SequenceView:

@@ -146,8 +146,24 @@ class CountingScheduler(Scheduler):
         return output
 
 
+def _wanted(prompt, max_tokens, **fields):
+    others = {"n": 1, "ignore_eos": False, "salt": "", "seed": 0, "priority": 0, "tenant": ""}
+    request = {"prompt": prompt, "max_tokens": max_tokens, "prompt_logprobs": None}
+    return others | request | fields, False
+
+
+# A sequence of the previous step's decodes gets a slice beside decodes that are continued.
+ONE_IS_NOT_CONTINUED = [
+    _wanted([*range(1, 25)], 15, n=3, priority=-1),
+    _wanted([*range(8, 27), 1], 10, n=2, priority=-1, tenant="a"),
+    _wanted([1, 2, 3, 1, 1], 9),
+    _wanted([1], 5, n=2),
+]
+
+
 @settings(max_examples=HISTORIES, deadline=None)
 @given(wanted=wanted, num_blocks=st.integers(17, 60), async_scheduling=st.booleans())
+@example(ONE_IS_NOT_CONTINUED, 31, True)
 def test_continued_decodes_are_the_steps_of_slices(wanted, num_blocks, async_scheduling):
     """Step by step: the outputs, the blocks in use and the prefix cache."""
     engines = [
