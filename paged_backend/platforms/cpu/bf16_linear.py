@@ -74,7 +74,7 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
 
     @property
     def reads_bfloat16(self) -> bool:
-        """Whether the kernels read `padded_rows` as they are."""
+        """True if the kernels read rows from `padded_rows` without converting them."""
         return self._on_amx and self._steps * DEPTH == self._spec.inputs
 
     def _rounded(self, x: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class JobList:
 
 
 class _Recording(threading.local):
-    """Where the jobs of a thread are added while it records them."""
+    """The list to which a thread adds the jobs that it runs; None while it does not record."""
 
     jobs: list[Any] | None = None
 
