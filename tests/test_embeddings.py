@@ -181,9 +181,9 @@ def test_a_preempted_prompt_starts_its_sum_again(folder, model):
     prompt = make_prompts(1, seed=6)[0] * 3
     engine.add_request(Request("0", prompt, pooling=PoolingParams()))
     engine.step()
-    (seq,) = engine.scheduler._running.values()
+    (seq,) = engine.scheduler.sequences.running.values()
     assert 0 < seq.num_computed_tokens < len(prompt)
-    engine.scheduler._preempt(seq)
+    engine.scheduler.sequences.preempt(seq)
     outputs: list[SequenceOutput] = []
     while engine.has_unfinished:
         outputs += engine.step()

@@ -99,7 +99,7 @@ def test_a_window_of_an_eighth_holds_less_than_a_third():
     most = [0, 0]
     while engine.has_unfinished:
         engine.step()
-        for seq in engine.scheduler._running.values():
+        for seq in engine.scheduler.sequences.running.values():
             for group in range(2):
                 held = sum(block_id != NULL_BLOCK for block_id in seq.block_ids[group::2])
                 most[group] = max(most[group], held)

@@ -198,7 +198,7 @@ def test_a_block_that_decoding_fills_is_found_as_soon_as_its_tokens_are_known():
         known = [1, 2, 3, *engine.tokens["a", 0]]
         later = make_request("b", [*known, 7])
         engine.add(later)
-        waiting = engine.scheduler._waiting.first()
+        waiting = engine.scheduler.sequences.waiting.first()
         assert len(engine.scheduler.kv.find_prefix(waiting)) == len(known) // 4
 
 

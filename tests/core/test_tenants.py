@@ -201,7 +201,7 @@ def test_a_preempted_sequence_goes_before_later_ones_of_its_tenant():
     ask(engine, "later", "t")
     while not engine.scheduler.stats().num_preemptions:
         engine.step()
-    first = engine.scheduler._waiting.first()
+    first = engine.scheduler.sequences.waiting.first()
     assert first.request.request_id in "abc" and first.num_output_tokens > 0
     engine.run()
 
@@ -293,7 +293,7 @@ def test_service_of_two_backlogged_tenants_differs_by_a_constant_at_most(a, b, w
     # The one ahead is served what it runs; of the other, prompts that run are not yet counted.
     longest = max(p for p, _ in a + b) + max(m for _, m in a + b)
     bound = 2 * num_seqs * longest / min(1.0, weight)
-    while {seq.request.tenant for seq in engine.scheduler._waiting} == {"a", "b"}:
+    while {seq.request.tenant for seq in engine.scheduler.sequences.waiting} == {"a", "b"}:
         engine.step()
         costs = served(engine)
         assert abs(costs["a"] - costs["b"] / weight) <= bound

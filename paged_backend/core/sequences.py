@@ -1,0 +1,233 @@
+"""The unfinished sequences of an engine, and what becomes of them: they wait, run and end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from paged_backend.core.block_pool import NULL_BLOCK
+from paged_backend.core.compiling import Progress
+from paged_backend.core.counters import EngineCounters
+from paged_backend.core.fairness.policy import QueuePolicy
+from paged_backend.core.fairness.tenant_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from paged_backend.core.grammar import Grammar
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.stopping import EndConditions
+from paged_backend.outputs import EngineView, FinishReason, SequenceOutput, SequenceView
+from paged_backend.request import Request
+
+
+class Sequences:
+    """The waiting and running sequences. Only the engine's thread uses them.
+
+    Args:
+        kv: the KV cache manager with the pool of blocks.
+        waiting: the queue of waiting sequences.
+        counters: counts admissions, preemptions, generated tokens and ends.
+
+    Attributes:
+        waiting: the queue of waiting sequences.
+        running: by ``seq_id``, in the order of admission.
+        siblings: completions 2..n of a request, by the ``seq_id`` of the first one. They wait
+            beside it until its prompt is computed.
+        freed_seq_ids: the sequences that have lost their blocks since the scheduler took this list.
+        num_constrained: number of unfinished sequences with a grammar.
+    """
+
+    def __init__(self, kv: KVCacheManager, waiting: QueuePolicy, counters: EngineCounters) -> None:
+        self._kv = kv
+        self._counters = counters
+        self.waiting = waiting
+        self.running: dict[int, Sequence] = {}
+        self.siblings: dict[int, list[Sequence]] = {}
+        self.freed_seq_ids: list[int] = []
+        self.num_constrained = 0
+        self._by_request: dict[str, list[Sequence]] = {}  # request_id -> unfinished sequences
+        self._next_seq_id = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._by_request)
+
+    def of(self, request_id: str) -> list[Sequence]:
+        """Return the unfinished sequences of a request; none for an unknown id."""
+        return list(self._by_request.get(request_id, ()))
+
+    # --- from the queue to the end --------------------------------------------------------
+
+    def add(
+        self,
+        request: Request,
+        seed: int,
+        ends: EndConditions,
+        progress: Progress = (),
+        grammars: Mapping[int, Grammar] | None = None,
+    ) -> None:
+        """Queue the completions of a request; see :meth:`Scheduler.add_request`.
+
+        Raises:
+            ValueError: an unfinished request has the same id.
+        """
+        if request.request_id in self._by_request:
+            raise ValueError(f"request id {request.request_id} is already in use")
+        if request.params.seed is not None:
+            seed = request.params.seed
+        resumed = any(tokens is None or tokens for tokens in progress)
+        of = (grammars or {}).get
+        completions = [
+            Sequence(self._next_seq_id + index, request, index, seed, *ends, tokens, of(index))
+            for index, tokens in enumerate(progress if resumed else [()] * request.params.n)
+            if tokens is not None
+        ]
+        self._next_seq_id += request.params.n
+        self.num_constrained += sum(seq.grammar is not None for seq in completions)
+        self._by_request[request.request_id] = completions
+        self.waiting.open(request)
+        if resumed:  # each completion has its own tokens already
+            for completion in completions:
+                self.waiting.add(completion)
+            return
+        first, *siblings = completions
+        if siblings:
+            self.siblings[first.seq_id] = siblings
+        self.waiting.add(first)
+
+    def start(self, seq: Sequence, hits: list[int]) -> None:
+        """Move a sequence from the queue to the running ones; it starts after its prefix hits."""
+        self.waiting.discard(seq)
+        self._kv.take_prefix(seq, hits)
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed_tokens
+            seq.admitted_s = time.monotonic()
+            self._counters.count_admission(seq)
+        seq.status = SequenceStatus.RUNNING
+        self.running[seq.seq_id] = seq
+
+    def fork(self, seq: Sequence) -> list[Sequence]:
+        """Start the other completions of a request whose prompt is computed; returns them."""
+        siblings = self.siblings.pop(seq.seq_id, [])
+        for sibling in siblings:
+            self._kv.fork(seq, sibling)
+            sibling.num_cached_tokens = seq.num_cached_tokens
+            sibling.admitted_s = seq.admitted_s
+            sibling.status = SequenceStatus.RUNNING
+            self.running[sibling.seq_id] = sibling
+        return siblings
+
+    def preempt(self, seq: Sequence) -> None:
+        """Return a running sequence to the queue; it recomputes its tokens when it starts again."""
+        del self.running[seq.seq_id]
+        self._release(seq)
+        seq.status = SequenceStatus.WAITING
+        self.waiting.add(seq)
+        self._counters.num_preemptions += 1
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a sequence, and free its blocks."""
+        self.waiting.discard(seq)
+        self.running.pop(seq.seq_id, None)
+        self.siblings.pop(seq.seq_id, None)
+        self._release(seq)
+        seq.status = SequenceStatus.FINISHED
+        self.num_constrained -= seq.grammar is not None
+        self._counters.count_end(seq, reason)
+        unfinished = self._by_request[seq.request.request_id]
+        unfinished.remove(seq)
+        if not unfinished:
+            del self._by_request[seq.request.request_id]
+            self.waiting.close(seq.request)
+
+    def abort(self, request_id: str) -> list[SequenceOutput]:
+        """End a request; returns a final output for each of its unfinished completions."""
+        outputs: list[SequenceOutput] = []
+        for seq in self.of(request_id):
+            num_cached = seq.num_cached_tokens or 0
+            outputs.append(
+                SequenceOutput(request_id, seq.index, [], FinishReason.ABORT, num_cached)
+            )
+            self.finish(seq, FinishReason.ABORT)
+        return outputs
+
+    def _release(self, seq: Sequence) -> None:
+        # A step in flight may still write to these blocks; their next owner writes later.
+        self._kv.release(seq)
+        seq.num_sent_tokens = 0
+        self.freed_seq_ids.append(seq.seq_id)
+
+    # --- tokens ---------------------------------------------------------------------------
+
+    def charge_prompt(self, seq: Sequence, num_tokens: int) -> None:
+        """Charge the prompt tokens in the next ``num_tokens`` tokens that were not yet charged."""
+        end = min(seq.num_computed_tokens + num_tokens, seq.num_prompt_tokens)
+        start = max(seq.num_computed_tokens, seq.num_charged_tokens)
+        if end > start:
+            self.waiting.charge(seq.request, PROMPT_TOKEN_COST * (end - start))
+            seq.num_charged_tokens = end
+
+    def charge_output(self, seq: Sequence, num_tokens: int) -> None:
+        """Charge and count new output tokens."""
+        self._counters.num_generation_tokens += num_tokens
+        self.waiting.charge(seq.request, OUTPUT_TOKEN_COST * num_tokens)
+
+    def take_tokens(self, seq: Sequence, token_ids: list[int]) -> None:
+        """Replace the placeholders of the earliest step in flight with its tokens."""
+        # The queue counts the tokens of a waiting sequence. Wrong drafts change their number if the
+        # sequence was preempted while their step was in flight.
+        recount = seq.num_draft_tokens > 0 and seq.status is SequenceStatus.WAITING
+        if recount:
+            self.waiting.discard(seq)
+        seq.take_tokens(token_ids)
+        if recount:
+            self.waiting.add(seq)
+
+    # --- state ----------------------------------------------------------------------------
+
+    def view(self) -> EngineView:
+        """Return the unfinished sequences and cached blocks, in time that grows with the pool."""
+        return EngineView(
+            block_size=self._kv.block_size,
+            num_blocks=self._kv.pool.num_blocks,
+            sequences=[_view(seq) for seqs in self._by_request.values() for seq in seqs],
+            cached_block_ids=self._kv.pool.cached_block_ids(),
+        )
+
+    def check_empty(self) -> None:
+        """Check that no sequence and no used block is left; takes constant time.
+
+        Raises:
+            RuntimeError: a block leaked, or a sequence was lost.
+        """
+        left = {
+            "blocks": self._kv.pool.num_used,
+            "running sequences": len(self.running),
+            "waiting sequences": len(self.waiting),
+            "siblings": len(self.siblings),
+        }
+        if any(left.values()):
+            raise RuntimeError(f"no request is open, but there are still {left}")
+
+    def check_invariants(self) -> None:
+        """Check the queue, the pool and all block tables; takes time that grows with the pool.
+
+        Raises:
+            RuntimeError: a block leaked or belongs to the wrong sequence, or a sequence is lost.
+        """
+        for seq in self.waiting:
+            if seq.block_ids:
+                raise RuntimeError(f"waiting sequence {seq.seq_id} owns blocks")
+        self.waiting.check_invariants()
+        if not all(id_ in self.waiting or id_ in self.running for id_ in self.siblings):
+            raise RuntimeError("siblings wait for a sequence that has ended")
+        self._kv.check_invariants(self.running.values())
+
+
+def _view(seq: Sequence) -> SequenceView:
+    return SequenceView(
+        request_id=seq.request.request_id,
+        index=seq.index,
+        status=seq.status.name.lower(),
+        num_prompt_tokens=seq.num_prompt_tokens,
+        num_tokens=seq.num_tokens,
+        num_computed_tokens=seq.num_computed_tokens,
+        block_ids=[block_id for block_id in seq.block_ids if block_id != NULL_BLOCK],
+    )

@@ -1,0 +1,165 @@
+"""Adds what a step has computed to the sequences of that step."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+from paged_backend.core.constraints import accept_tokens, can_be_forced
+from paged_backend.core.counters import EngineCounters
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduler_output import ModelRunnerOutput
+from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequences import Sequences
+from paged_backend.core.step import ScheduledStep
+from paged_backend.core.stopping import cut_at_end
+from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
+
+
+class StepResults:
+    """Adds sampled tokens to sequences, and ends those whose last token it is.
+
+    Args:
+        kv: registers the blocks that the tokens fill.
+        sequences: the unfinished sequences.
+        counters: counts forced tokens.
+        eos_token_ids: of the model.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        sequences: Sequences,
+        counters: EngineCounters,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._kv = kv
+        self._sequences = sequences
+        self._counters = counters
+        self._eos_token_ids = eos_token_ids
+
+    def apply(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[SequenceOutput]:
+        """Apply the output of the earliest step in flight.
+
+        Returns:
+            The new tokens of each sequence that sampled and has not ended in the meantime, and the
+            finish reason if they end it.
+        """
+        for (seq, start), logprobs in zip(step.prompts, result.prompt_logprobs, strict=True):
+            if seq.prompt_logprobs is not None:
+                seq.prompt_logprobs[start:] = logprobs
+        if result.pooled:
+            pooled = zip(step.sampled, result.pooled, strict=True)
+            return [self._end_prompt(seq, part) for seq, part in pooled if not seq.is_finished]
+        outputs = self._take_continued(step, result)
+        for place in range(step.num_continued, len(step.sampled)):
+            seq = step.sampled[place]
+            if not seq.is_finished:
+                tokens = result.token_ids[place]
+                outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
+        return outputs
+
+    def _take_continued(
+        self, step: ScheduledStep, result: ModelRunnerOutput
+    ) -> list[SequenceOutput]:
+        """Add the tokens of a step to its continued decodes, as :meth:`_take` does.
+
+        A continued decode has one new token, which is not its first, and nothing else. Few of these
+        tokens end their sequence or fill a block.
+        """
+        outputs: list[SequenceOutput] = []
+        finished, block_size = SequenceStatus.FINISHED, self._kv.block_size
+        eos_token_ids, charge = self._eos_token_ids, self._sequences.charge_output
+        continued = islice(step.sampled, step.num_continued)
+        for seq, token_ids in zip(continued, result.token_ids, strict=False):
+            if seq.status is finished:
+                continue
+            token_id, grammar = token_ids[0], seq.grammar
+            end = len(seq.token_ids) - seq.num_output_placeholders + 1  # of the known tokens
+            is_last = token_id in seq.end_token_ids or end >= seq.max_num_tokens
+            if not is_last and grammar is not None:
+                is_last = token_id in eos_token_ids or not grammar.accept(token_ids)
+            if is_last:
+                outputs.append(self._take(seq, token_ids, None))
+                continue
+            seq.token_ids[end - 1] = token_id
+            seq.num_output_placeholders -= 1
+            if end % block_size == 0 and seq.num_computed_tokens >= end:
+                self._kv.register_full_blocks(seq, end - 1, end)
+            charge(seq, 1)
+            reason = None
+            if grammar is not None:
+                forced, reason = self._force(seq)
+                token_ids = token_ids + forced if forced else token_ids
+                if reason is not None:
+                    self._sequences.finish(seq, reason)
+            num_cached = seq.num_cached_tokens or 0
+            outputs.append(
+                SequenceOutput(seq.request.request_id, seq.index, token_ids, reason, num_cached)
+            )
+        return outputs
+
+    def _take(
+        self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> SequenceOutput:
+        """Add the tokens of a step to a sequence, without those after the token that ends it."""
+        start = seq.num_known_tokens
+        is_first = seq.first_token_s is None
+        token_ids, reason = cut_at_end(seq, token_ids)
+        token_ids, reason = accept_tokens(seq, token_ids, reason, self._eos_token_ids)
+        if token_ids:
+            self._sequences.take_tokens(seq, token_ids)
+        self._sequences.charge_output(seq, len(token_ids))
+        # Drafts that were right are computed, and so are the tokens of which the next step is in
+        # flight already; both may fill a block. The last token of a sequence is never computed.
+        end = min(seq.num_computed_tokens, start + len(token_ids) - (reason is not None))
+        if end > start:
+            self._kv.register_full_blocks(seq, start, end)
+        if reason is None:
+            forced, reason = self._force(seq)
+            token_ids = token_ids + forced
+        if reason is not None:
+            self._sequences.finish(seq, reason)
+        prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
+        return SequenceOutput(
+            seq.request.request_id,
+            seq.index,
+            token_ids,
+            reason,
+            seq.num_cached_tokens or 0,
+            None if logprobs is None else logprobs[: len(token_ids)],
+            prompt_logprobs,
+            seq.times if is_first else None,
+        )
+
+    def _end_prompt(self, seq: Sequence, pooled: bytes) -> SequenceOutput:
+        """End a sequence that asks for an embedding, as its prompt is computed."""
+        seq.first_token_s = time.monotonic()
+        self._sequences.finish(seq, FinishReason.STOP)
+        return SequenceOutput(
+            seq.request.request_id,
+            seq.index,
+            [],
+            FinishReason.STOP,
+            seq.num_cached_tokens or 0,
+            times=seq.times,
+            pooled=pooled,
+        )
+
+    def _force(self, seq: Sequence) -> tuple[list[int], FinishReason | None]:
+        """Append the tokens that a grammar forces, so that one step can compute all of them.
+
+        Returns:
+            The tokens, and the finish reason if they end the sequence.
+        """
+        if seq.grammar is None or not can_be_forced(seq):
+            return [], None
+        forced = seq.grammar.forced_token_ids()
+        if not forced:
+            return [], None
+        token_ids, reason = cut_at_end(seq, forced)
+        token_ids, reason = accept_tokens(seq, token_ids, reason, self._eos_token_ids)
+        seq.add_tokens(token_ids)
+        self._counters.num_forced_tokens += len(token_ids)
+        self._sequences.charge_output(seq, len(token_ids))
+        return token_ids, reason
