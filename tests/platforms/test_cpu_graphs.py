@@ -230,12 +230,17 @@ def test_answers_do_not_depend_on_graphs_in_any_format(
     assert num_graphs(engines[1]) > 1
 
 
-def test_a_size_is_captured_when_it_comes_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prompt_len", "expected"), [(20, [0, 2, 2]), (100, [0, 1, 1])], ids=["rows", "too many keys"]
+)
+def test_a_size_is_captured_when_it_comes_again(
+    prompt_len: int, expected: list[int], tmp_path: Path
+) -> None:
     make_checkpoint("llama3", tmp_path)
     engine = make_engine(tmp_path)
     found = []
     for length in (2, 3, 4):  # a token of the prompt's step, then decodes
-        prompt = [random.randrange(3, VOCAB_SIZE) for _ in range(20)]
+        prompt = [random.randrange(3, VOCAB_SIZE) for _ in range(prompt_len)]
         tokens_of(run(engine, [(prompt, length)]))
         found.append(num_graphs(engine))
-    assert found == [0, 1, 1]
+    assert found == expected

@@ -1,4 +1,4 @@
-"""The model runner of a CPU: steps that only decode replay a graph."""
+"""The model runner of a CPU: steps of few tokens replay a graph."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ from paged_backend.platforms.input_batch import InputBatch, Ints
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
 
 _ARENA_BYTES = 2**28  # for the activations of a step; larger steps run without a graph
+_MAX_KEYS_READ_AGAIN = 2048  # by the rows of a step; more would take the time that a graph saves
 
 
 class CpuModelRunner(TorchModelRunner):
-    """Captures a graph for each number of sequences when they decode for the second time.
+    """Captures a graph for each small number of tokens when a step has it for the second time.
 
-    The first time, layers make what they keep.
+    The first time, layers make what they keep. In a graph, each token is a row with a block table
+    of its own, as if its sequence only decoded this token. The rows of a sequence (a short prompt,
+    drafts, or tokens that a grammar forces) read the same keys again, so they must be few.
 
     Args:
         model: a model whose code does the same at each step of a shape.
         attention: reads the tensors of its metadata by their addresses.
         spec: the KV pool.
-        max_num_seqs: the maximum number of sequences in a step.
+        max_num_rows: the maximum number of tokens in a graph.
     """
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, spec: KVCacheSpec, max_num_seqs: int
+        self, model: Model, attention: AttentionBackend, spec: KVCacheSpec, max_num_rows: int
     ) -> None:
         super().__init__(model, attention, spec)
-        self._inputs_of_decodes = _DecodeInputs(spec, max_num_seqs, model.max_model_len)
+        self._rows = _Rows(spec, max_num_rows, model.max_model_len)
         self._arena = Arena(_ARENA_BYTES)
         self._sizes_seen: set[int] = set()
         self._graphs: dict[int, Graph | None] = {}  # None: this size cannot be captured
@@ -48,16 +51,17 @@ class CpuModelRunner(TorchModelRunner):
 
     def _compute(self, batch: InputBatch, tables: Ints) -> tuple[Tensor, Tensor]:
         size = len(batch.input_ids)
-        inputs = self._inputs_of_decodes
-        if not inputs.fit(batch, tables) or not self._may_replay(size):
+        if not self._rows.fit(batch, tables) or not self._may_replay(size):
             return super()._compute(batch, tables)
-        inputs.fill(batch, tables)
+        self._rows.fill(batch, tables)
         if size not in self._graphs:
             logits, self._graphs[size] = capture(lambda: self._decode(size), self._arena)
         else:
             graph = self._graphs[size]
             assert graph is not None  # `_may_replay`
             logits = graph.replay()
+        if len(batch.logits_indices) < size:
+            logits = logits[torch.from_numpy(batch.logits_indices)]
         return logits, logits[:0]
 
     def _may_replay(self, size: int) -> bool:
@@ -69,42 +73,43 @@ class CpuModelRunner(TorchModelRunner):
         return was_seen
 
     def _decode(self, size: int) -> Tensor:
-        """Compute the logits of the decodes in `_inputs_of_decodes`."""
-        input_ids, meta = self._inputs_of_decodes.of(size)
+        """Compute the logits of `_rows`."""
+        input_ids, meta = self._rows.of(size)
         hidden = self._model.forward(input_ids, self._attention, meta, None)
         return self._model.compute_logits(hidden).float()
 
 
-class _DecodeInputs:
-    """Buffers for the inputs of steps in which each sequence computes and samples one token."""
+class _Rows:
+    """Buffers for the inputs of a step, in which each token has a block table of its own."""
 
-    def __init__(self, spec: KVCacheSpec, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, spec: KVCacheSpec, max_num_rows: int, max_model_len: int) -> None:
         num_groups, width = len(spec.groups), -(-max_model_len // spec.block_size)
-        self._places = torch.arange(max_num_seqs + 1, dtype=torch.int32)
-        self._input_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
-        self._positions = torch.zeros(max_num_seqs, dtype=torch.int32)
-        self._seq_lens = torch.zeros(max_num_seqs, dtype=torch.int32)
-        self._slot_mappings = torch.zeros(num_groups, max_num_seqs, dtype=torch.int64)
-        self._tables = zeros((num_groups, max_num_seqs, width), torch.int32)
+        self._places = torch.arange(max_num_rows + 1, dtype=torch.int32)
+        self._input_ids = torch.zeros(max_num_rows, dtype=torch.int64)
+        self._positions = torch.zeros(max_num_rows, dtype=torch.int32)
+        self._seq_lens = torch.zeros(max_num_rows, dtype=torch.int32)
+        self._slot_mappings = torch.zeros(num_groups, max_num_rows, dtype=torch.int64)
+        self._tables = zeros((num_groups, max_num_rows, width), torch.int32)
 
     def fit(self, batch: InputBatch, tables: Ints) -> bool:
-        """Return True if the buffers can hold the inputs of a step."""
-        size = len(batch.input_ids)
-        _, max_num_seqs, width = self._tables.shape
+        """Return True if the buffers can hold the inputs of a step, and a graph is faster."""
+        _, max_num_rows, width = self._tables.shape
         return (
-            batch.num_decodes == size <= max_num_seqs
+            len(batch.input_ids) <= max_num_rows
             and tables.shape[2] <= width
             and not len(batch.other_indices)
-            and np.array_equal(batch.logits_indices, self._places[:size].numpy())
+            and _keys_read_again(batch) <= _MAX_KEYS_READ_AGAIN
         )
 
     def fill(self, batch: InputBatch, tables: Ints) -> None:
         """Copy the inputs of a step that fits."""
         size = len(batch.input_ids)
+        if batch.num_decodes < size:
+            tables = np.repeat(tables, np.diff(batch.query_start_loc), axis=1)
         pairs: list[tuple[Tensor, Any]] = [
             (self._input_ids[:size], batch.input_ids),
             (self._positions[:size], batch.positions),
-            (self._seq_lens[:size], batch.seq_lens),
+            (self._seq_lens[:size], batch.positions + np.int32(1)),
             (self._slot_mappings[:, :size], batch.slot_mappings),
             (self._tables[:, :size, : tables.shape[2]], tables),
         ]
@@ -112,7 +117,7 @@ class _DecodeInputs:
             buffer.numpy()[...] = values
 
     def of(self, size: int) -> tuple[Tensor, AttentionMetadata]:
-        """Return the token ids and the metadata of the first sequences, without copying them."""
+        """Return the token ids and the metadata of the first rows, without copying them."""
         meta = AttentionMetadata(
             query_start_loc=self._places[: size + 1],
             seq_lens=self._seq_lens[:size],
@@ -122,3 +127,10 @@ class _DecodeInputs:
             num_decodes=size,
         )
         return self._input_ids[:size], meta
+
+
+def _keys_read_again(batch: InputBatch) -> int:
+    """Return how many more keys are read if each token of a step reads those before it."""
+    if batch.num_decodes == len(batch.input_ids):
+        return 0
+    return int(batch.positions.sum() + len(batch.positions) - batch.seq_lens.sum())
