@@ -43,6 +43,8 @@ from paged_backend.validation import shorten
 if TYPE_CHECKING:  # imports transformers, which takes seconds
     from paged_backend.models.transformers_encoder import TransformersEncoder
 
+_ENCODER_TOKENS = 2048  # in a step of an encoder at least: no stream waits for the next token
+
 
 class Worker:
     """Loads a model, sizes its KV pool and runs its steps; used by one thread only.
@@ -167,7 +169,7 @@ class Worker:
                 )
         limits = self.step_limits
         if config.max_num_batched_tokens is None:
-            tokens = max(limits.max_num_batched_tokens, model.max_model_len)
+            tokens = max(limits.max_num_batched_tokens, model.max_model_len, _ENCODER_TOKENS)
             self.step_limits = replace(limits, max_num_batched_tokens=tokens)
         self._check_whole_prompts_fit(
             model.max_model_len, "for an encoder, which computes a prompt in one step"

@@ -7,8 +7,8 @@ import os
 import torch
 
 from paged_backend.checkpoint.model_config import DTYPES
-from paged_backend.errors import ConfigError
-from paged_backend.options.cpu import CpuOptions
+from paged_backend.errors import ConfigError, option_error
+from paged_backend.options.cpu import HIGH, CpuOptions
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores, use_cores
 
@@ -29,6 +29,11 @@ def select_platform(
         (refuse_cores if is_gpu(chosen) else use_cores)(cpu)
     number_type = resolve_dtype(dtype, checkpoint_dtype, chosen)
     interpreted = not is_gpu(chosen) and os.environ.get("TRITON_INTERPRET") == "1"
+    splits_float32 = cpu is not None and cpu.float32_matmul_precision == HIGH
+    if splits_float32 and (is_gpu(chosen) or interpreted or not _can_split(number_type)):
+        raise option_error(
+            "float32_matmul_precision", "can be high only on a CPU with AMX and with dtype float32"
+        )
     # Each platform is imported only where it is used: Triton exists where there is a GPU or its
     # interpreter, and numba where a CPU serves.
     if is_gpu(chosen) or interpreted:
@@ -38,7 +43,7 @@ def select_platform(
     if number_type == torch.float32:
         from paged_backend.platforms.cpu.platform import CpuPlatform
 
-        return CpuPlatform()
+        return CpuPlatform(splits_float32=splits_float32)
     if number_type == torch.bfloat16:
         from paged_backend.platforms.cpu.platform import BFloat16Platform
 
@@ -46,6 +51,12 @@ def select_platform(
     from paged_backend.platforms.torch.platform import TorchPlatform
 
     return TorchPlatform(number_type)
+
+
+def _can_split(dtype: torch.dtype) -> bool:
+    from paged_backend.platforms.cpu.amx import has_amx
+
+    return dtype == torch.float32 and has_amx()
 
 
 def resolve_device(option: str) -> torch.device:

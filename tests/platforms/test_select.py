@@ -83,6 +83,27 @@ def test_a_gpu_has_no_cores() -> None:
         refuse_cores(CpuOptions(cpu_threads=2))
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {"float32_matmul_precision": "high", "dtype": "bfloat16"},
+            "float32_matmul_precision can be high only on a CPU with AMX and with dtype float32",
+        ),
+        (
+            {"float32_matmul_precision": "medium"},
+            "float32_matmul_precision must be one of highest, high, got 'medium'",
+        ),
+    ],
+)
+def test_precision_that_cannot_be_had(
+    options: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    make_checkpoint("llama3", tmp_path)
+    with pytest.raises(ConfigError, match=problem):
+        make_engine(tmp_path, **options)
+
+
 def test_dtype_follows_the_device_unless_set() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert resolve_dtype("auto", torch.bfloat16, cpu) == torch.float32

@@ -1,5 +1,10 @@
 """Products on the AMX units of a CPU: bf16 with float32 sums, int8 with int32 sums.
 
+A float32 matrix is nearly the sum of two bf16 matrices, its parts. The product of two such sums is
+that of three pairs of parts; the product of the smaller ones is left out. The method is that of
+Henry, Tang and Heinecke: "Leveraging the bfloat16 Artificial Intelligence Datatype For
+Higher-Precision Computations", 2019.
+
 llvmlite emits the instructions, so no C compiler is needed. A tile register holds 16 rows of 64
 bytes. Each result is a sum over the depth in a fixed order, regardless of the other rows. So the
 numbers of a token do not depend on its batch.
@@ -37,7 +42,11 @@ LANES = 16  # columns of a panel
 DEPTH = 32  # bf16 values in a row of a tile
 _TILE_BYTES = 1024
 _WIDTH = 4 * LANES  # columns of a piece of work
+_BLOCK_ROWS = 512  # of a piece; more would leave the cache before the next columns read them
 _SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # of a result in tiles: rows, columns
+_SIZES_OF_PARTS = ((1, 1), (1, 2), (2, 1), (2, 2))
+_ONE_PRODUCT = ((0, 0),)
+_PRODUCTS_OF_PARTS = ((1, 0), (0, 0), (0, 1))  # parts of A and B; the largest part is 0
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
@@ -82,8 +91,18 @@ def emit_instruction(builder: Any, name: str, *arguments: Any) -> None:
     builder.call(function, arguments)
 
 
-def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any) -> None:
-    """Emit C = A @ B for some rows and panels, plus what the sums, which are tiles, begin with."""
+class _Product(NamedTuple):
+    """What tile functions differ in."""
+
+    instruction: str
+    products: tuple[tuple[int, int], ...] = _ONE_PRODUCT  # of parts of A and B, in order
+
+
+def _emit(builder: Any, product: _Product, row_tiles: int, panels: int, args: Any) -> None:
+    """Emit C = A @ B for some rows and panels, plus what the sums, which are tiles, begin with.
+
+    The parts of A and of B, if there are several, follow each other in each row and panel.
+    """
     a, a_stride, b, panel_stride, c, c_stride, steps, initial, initial_stride = args
     has_initial = builder.icmp_signed("!=", initial, INT64(0))
     a, b, c, initial = (builder.inttoptr(address, _POINTER) for address in (a, b, c, initial))
@@ -95,7 +114,8 @@ def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any
 
     sums = [[_INT8(i * panels + j) for j in range(panels)] for i in range(row_tiles)]
     a_tiles = [_INT8(row_tiles * panels + i) for i in range(row_tiles)]
-    b_tile = _INT8(row_tiles * panels + row_tiles)
+    num_b_tiles = 1 if product.products == _ONE_PRODUCT else panels
+    b_tiles = [_INT8(row_tiles * (panels + 1) + j) for j in range(num_b_tiles)]
 
     def move_sums(name: str, base: Any, stride: Any) -> None:
         for i in range(row_tiles):
@@ -110,27 +130,38 @@ def _emit(builder: Any, instruction: str, row_tiles: int, panels: int, args: Any
             for total in (total for row in sums for total in row):
                 run("tilezero", total)
     with cgutils.for_range(builder, steps) as loop:
-        a_step = builder.gep(a, [builder.mul(loop.index, INT64(2 * DEPTH))])
-        b_step = builder.gep(b, [builder.mul(loop.index, INT64(_TILE_BYTES))])
-        for i, tile in enumerate(a_tiles):
-            run("tileloadd64", tile, at(a_step, a_stride, ROWS * i), a_stride)
-        for j in range(panels):
-            run("tileloadd64", b_tile, at(b_step, panel_stride, j), INT64(2 * DEPTH))
+        a_bytes, b_bytes = INT64(2 * DEPTH), INT64(_TILE_BYTES)
+        a_step, b_step = (
+            builder.gep(base, [builder.mul(loop.index, size)])
+            for base, size in ((a, a_bytes), (b, b_bytes))
+        )
+        loaded: tuple[int, ...] = (-1, -1)
+        for parts in product.products:
+            a_part = at(a_step, builder.mul(steps, a_bytes), parts[0])
+            b_part = at(b_step, builder.mul(steps, b_bytes), parts[1])
             for i, tile in enumerate(a_tiles):
-                run(instruction, sums[i][j], tile, b_tile)
+                if parts[0] != loaded[0]:
+                    run("tileloadd64", tile, at(a_part, a_stride, ROWS * i), a_stride)
+            for j in range(panels):
+                b_tile = b_tiles[j % num_b_tiles]
+                if parts[1] != loaded[1]:
+                    run("tileloadd64", b_tile, at(b_part, panel_stride, j), INT64(2 * DEPTH))
+                for i, tile in enumerate(a_tiles):
+                    run(product.instruction, sums[i][j], tile, b_tile)
+            loaded = parts
     move_sums("tilestored64", c, c_stride)
 
 
-def _tile_function(module: Any, instruction: str, row_tiles: int, panels: int) -> Any:
+def _tile_function(module: Any, product: _Product, row_tiles: int, panels: int) -> Any:
     return shared_function(
         module,
-        f"paged_{instruction}_{row_tiles}x{panels}",
+        f"paged_{product.instruction}_{len(product.products)}_{row_tiles}x{panels}",
         9,
-        lambda builder, args: _emit(builder, instruction, row_tiles, panels, args),
+        lambda builder, args: _emit(builder, product, row_tiles, panels, args),
     )
 
 
-def _make_multiply_tile(instruction: str) -> Any:
+def _make_multiply_tile(product: _Product, sizes: Sequence[tuple[int, int]] = _SIZES) -> Any:
     """Return the intrinsic that multiplies one or two tiles of rows by some panels.
 
     multiply_tile(row_tiles, panels, a, a_stride, b, panel_stride, c, c_stride, steps, initial,
@@ -155,10 +186,8 @@ def _make_multiply_tile(instruction: str) -> Any:
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             tiles = {
-                row_tiles * 8 + panels: _tile_function(
-                    builder.module, instruction, row_tiles, panels
-                )
-                for row_tiles, panels in _SIZES
+                row_tiles * 8 + panels: _tile_function(builder.module, product, row_tiles, panels)
+                for row_tiles, panels in sizes
             }
             tile = builder.add(builder.mul(args[0], INT64(8)), args[1])
             call_one(builder, tile, tiles, args[2:])
@@ -169,10 +198,13 @@ def _make_multiply_tile(instruction: str) -> Any:
     return multiply_tile
 
 
-multiply_bf16_tile = _make_multiply_tile(_BF16)
+multiply_bf16_tile = _make_multiply_tile(_Product(_BF16))
 """Multiply tiles of bf16 values; the result is float32."""
 
-multiply_int8_tile = _make_multiply_tile(_INT8_TILES)
+_multiply_parts_tile = _make_multiply_tile(_Product(_BF16, _PRODUCTS_OF_PARTS), _SIZES_OF_PARTS)
+"""Multiply tiles of float32 values in two parts, up to two panels at once."""
+
+multiply_int8_tile = _make_multiply_tile(_Product(_INT8_TILES))
 """Multiply tiles of unsigned (A) and signed (B) bytes; the result is int32."""
 
 
@@ -225,11 +257,18 @@ class _Matrix(NamedTuple):
 
 @device_function
 def _multiply_block(
-    row_tiles: int, num_panels: int, x: _Matrix, panels: _Matrix, result: _Matrix, before: _Matrix
+    parts: int,
+    row_tiles: int,
+    num_panels: int,
+    x: _Matrix,
+    panels: _Matrix,
+    result: _Matrix,
+    before: _Matrix,
 ) -> None:
     """Multiply one or two tiles of rows by some panels.
 
     Args:
+        parts: of the numbers, 1 or 2.
         row_tiles: 1 or 2.
         num_panels: up to 4.
         x: the rows.
@@ -239,33 +278,44 @@ def _multiply_block(
     """
     panel = 0
     while panel < num_panels:
-        count = panels_at_once(row_tiles, num_panels - panel)
+        count = panels_at_once(max(parts, row_tiles), num_panels - panel)
         shift = panel * LANES * 4
         begin = before.address
         if begin != 0:
             begin += shift
-        multiply_bf16_tile(
-            *(row_tiles, count, x.address, x.stride),
-            *(panels.address + panel * panels.stride, panels.stride),
-            *(result.address + shift, result.stride, panels.stride // _TILE_BYTES),
-            *(begin, before.stride),
-        )
+        weights = panels.address + panel * panels.stride
+        if parts == 1:
+            multiply_bf16_tile(
+                *(row_tiles, count, x.address, x.stride, weights, panels.stride),
+                *(result.address + shift, result.stride, panels.stride // _TILE_BYTES),
+                *(begin, before.stride),
+            )
+        else:
+            _multiply_parts_tile(
+                *(row_tiles, count, x.address, x.stride, weights, panels.stride),
+                *(result.address + shift, result.stride, panels.stride // (2 * _TILE_BYTES)),
+                *(begin, before.stride),
+            )
         panel += count
 
 
 def _multiply_panels(arguments: Any) -> None:
-    """Compute the columns of the result that belong to some panels, then to the next ones."""
-    words = numba.carray(arguments, 10)
+    """Compute some rows of the columns that belong to some panels, then the next ones."""
+    words = numba.carray(arguments, 11)
     x, panels, out, rows, columns, steps, initial = words[2:9]
-    panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
+    parts = words[10]
+    panel_stride, x_stride = parts * steps * _TILE_BYTES, parts * steps * (2 * DEPTH)
     memory = np.empty((2 * ROWS, _WIDTH), np.float32)  # for results that do not fill their tiles
     edge = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
     use_tiles(words[1])
-    column = claim(arguments) * _WIDTH
-    while column < columns:
+    num_columns = (columns + _WIDTH - 1) // _WIDTH
+    num_pieces = num_columns * ((rows + _BLOCK_ROWS - 1) // _BLOCK_ROWS)
+    piece = claim(arguments)
+    while piece < num_pieces:
+        first, column = piece // num_columns * _BLOCK_ROWS, piece % num_columns * _WIDTH
         num_panels = min(_WIDTH // LANES, (columns - column + LANES - 1) // LANES)
         weights = _Matrix(panels + column // LANES * panel_stride, panel_stride)
-        for row in range(0, rows, 2 * ROWS):
+        for row in range(first, min(first + _BLOCK_ROWS, rows), 2 * ROWS):
             row_tiles = 2 if rows - row > ROWS else 1
             place = _Matrix(out + (row * columns + column) * 4, columns * 4)
             before = _Matrix(initial, words[9] * 4)
@@ -275,14 +325,14 @@ def _multiply_panels(arguments: Any) -> None:
             is_whole = shape[0] == row_tiles * ROWS and shape[1] == num_panels * LANES
             source = _Matrix(x + row * x_stride, x_stride)
             if is_whole:
-                _multiply_block(row_tiles, num_panels, source, weights, place, before)
+                _multiply_block(parts, row_tiles, num_panels, source, weights, place, before)
             else:
                 if initial != 0:
                     _copy(shape, before, edge)
                     before = edge
-                _multiply_block(row_tiles, num_panels, source, weights, edge, before)
+                _multiply_block(parts, row_tiles, num_panels, source, weights, edge, before)
                 _copy(shape, edge, place)
-        column = claim(arguments) * _WIDTH
+        piece = claim(arguments)
     memory[0, 0] = 0  # numba frees an array after its last use, not that of its address
     release_tiles()
 
@@ -303,7 +353,7 @@ def _gate(sums: Any, rows: int, out: Any, column: int, activation: int) -> None:
 
 
 def _multiply_gated(arguments: Any) -> None:
-    """Compute the columns of the result that belong to some pairs of panels, then the next ones."""
+    """Compute some rows of the columns that belong to pairs of panels, then the next ones."""
     words = numba.carray(arguments, 10)
     x, panels, out_at, rows, columns, steps, bias = words[2:9]
     panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
@@ -311,18 +361,21 @@ def _multiply_gated(arguments: Any) -> None:
     memory = np.empty((2 * ROWS, _WIDTH), np.float32)
     sums = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
     use_tiles(words[1])
-    column = claim(arguments) * (_WIDTH // 2)
-    while column < columns:
+    num_columns = columns // (_WIDTH // 2)
+    num_pieces = num_columns * ((rows + _BLOCK_ROWS - 1) // _BLOCK_ROWS)
+    piece = claim(arguments)
+    while piece < num_pieces:
+        first, column = piece // num_columns * _BLOCK_ROWS, piece % num_columns * (_WIDTH // 2)
         weights = _Matrix(panels + column // LANES * 2 * panel_stride, panel_stride)
         before = _Matrix(bias, np.int64(0))
         if bias != 0:
             before = _Matrix(bias + column * 2 * 4, np.int64(0))
-        for row in range(0, rows, 2 * ROWS):
+        for row in range(first, min(first + _BLOCK_ROWS, rows), 2 * ROWS):
             row_tiles = 2 if rows - row > ROWS else 1
             source = _Matrix(x + row * x_stride, x_stride)
-            _multiply_block(row_tiles, _WIDTH // LANES, source, weights, sums, before)
+            _multiply_block(1, row_tiles, _WIDTH // LANES, source, weights, sums, before)
             _gate(memory, min(2 * ROWS, rows - row), out[row:], column, words[9])
-        column = claim(arguments) * (_WIDTH // 2)
+        piece = claim(arguments)
     release_tiles()
 
 
@@ -338,22 +391,30 @@ def _kernels() -> tuple[ParallelKernel, ParallelKernel]:
 
 
 def multiply_panels(
-    x: int, panels: int, out: int, rows: int, columns: int, steps: int, initial: Initial
+    x: int,
+    panels: int,
+    out: int,
+    rows: int,
+    columns: int,
+    steps: int,
+    initial: Initial,
+    parts: int = 1,
 ) -> None:
     """C = A @ B, plus what the sums begin with, for the addresses of A, B and C.
 
     Args:
-        x: A [rows, steps * DEPTH] bf16; the rows up to a multiple of ROWS are read, too.
-        panels: B in panels [columns / LANES, steps, DEPTH / 2, LANES, 2] bf16: pairs of values
-            that follow each other in the depth, for each column. The last panel is padded.
+        x: A [rows, parts, steps * DEPTH] bf16; the rows up to a multiple of ROWS are read, too.
+        panels: B in panels [columns / LANES, parts, steps, DEPTH / 2, LANES, 2] bf16: pairs of
+            values that follow each other in the depth, for each column. The last panel is padded.
         out: C [rows, columns] float32.
         rows: number of rows.
         columns: number of columns.
         steps: the depth in tiles.
         initial: what the sums begin with.
+        parts: 1, or 2 where A and B are sums of two matrices.
     """
     multiply, _ = _kernels()
-    multiply(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, *initial)
+    multiply(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, *initial, parts)
 
 
 def multiply_gated(

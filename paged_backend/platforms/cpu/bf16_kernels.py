@@ -31,6 +31,7 @@ from paged_backend.platforms.cpu.threads import (
 from paged_backend.platforms.cpu.tiles import LANES, Float32
 
 _INT32 = ir.IntType(32)
+_ROWS_AT_ONCE = 4  # that a thread rounds
 MANY_ROWS = 12  # from here on, converting the weights first is faster
 
 
@@ -77,10 +78,34 @@ def _round_rows(arguments: Any) -> None:
     _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
     x = floats(x_at, (rows, inputs))
     values = array_at(values_at, (rows, depth), np.uint16)
-    row = claim(arguments)
-    while row < rows:
-        _round_row(x[row], values[row])
-        row = claim(arguments)
+    first = claim(arguments) * _ROWS_AT_ONCE
+    while first < rows:
+        for row in range(first, min(first + _ROWS_AT_ONCE, rows)):
+            _round_row(x[row], values[row])
+        first = claim(arguments) * _ROWS_AT_ONCE
+
+
+@device_function
+def _split_row(x: Any, large: Any, small: Any) -> None:
+    """Round a row of float32 to bf16, and what is left of it; pad both with zeros."""
+    for i in range(len(x)):
+        bits = to_bfloat16(x[i], np.float32(1.0))
+        rounded = np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+        large[i] = bits
+        small[i] = to_bfloat16(x[i] - rounded, np.float32(1.0))
+    for i in range(len(x), len(large)):
+        large[i] = small[i] = 0
+
+
+def _split_rows(arguments: Any) -> None:
+    _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
+    x = floats(x_at, (rows, inputs))
+    values = array_at(values_at, (rows, 2, depth), np.uint16)
+    first = claim(arguments) * _ROWS_AT_ONCE
+    while first < rows:
+        for row in range(first, min(first + _ROWS_AT_ONCE, rows)):
+            _split_row(x[row], values[row, 0], values[row, 1])
+        first = claim(arguments) * _ROWS_AT_ONCE
 
 
 def _round_rows_in_float32(arguments: Any) -> None:
@@ -143,9 +168,15 @@ def _multiply_many_rows(arguments: Any) -> None:
     _multiply_unpacked(arguments, numba.carray(arguments, 2)[1])
 
 
-_round, _round_in_float32, _few_rows, _many_rows = (
+_round, _split, _round_in_float32, _few_rows, _many_rows = (
     functools.cache(functools.partial(ParallelKernel, function))
-    for function in (_round_rows, _round_rows_in_float32, _multiply_few_rows, _multiply_many_rows)
+    for function in (
+        _round_rows,
+        _split_rows,
+        _round_rows_in_float32,
+        _multiply_few_rows,
+        _multiply_many_rows,
+    )
 )
 
 
@@ -156,6 +187,16 @@ def round_rows(x: Tensor, rows: int, depth: int) -> Tensor:
     """
     values = torch.empty(rows, depth, dtype=torch.bfloat16)
     _round()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
+    return values
+
+
+def split_rows(x: Tensor, rows: int, depth: int) -> Tensor:
+    """Return the parts of `x` [.., inputs] float32 in bf16 [rows, 2, depth]: large, then small.
+
+    Columns after the inputs are zeros. Rows after those of `x` may hold anything.
+    """
+    values = torch.empty(rows, 2, depth, dtype=torch.bfloat16)
+    _split()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
     return values
 
 

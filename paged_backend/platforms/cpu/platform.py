@@ -31,6 +31,7 @@ from paged_backend.platforms.cpu.linear import CpuLinear
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
+from paged_backend.platforms.cpu.split_linear import SplitLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
 from paged_backend.platforms.torch.platform import TorchPlatform
@@ -38,12 +39,19 @@ from paged_backend.platforms.torch.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 
+_GRAPH_ROWS = 64  # tokens that a graph may have even if fewer sequences run
+
 
 class CpuPlatform(TorchPlatform):
-    """A CPU that computes in float32; see :class:`~paged_backend.platforms.base.Platform`."""
+    """A CPU that computes in float32; see :class:`~paged_backend.platforms.base.Platform`.
 
-    def __init__(self) -> None:
+    Args:
+        splits_float32: compute linear layers on AMX units, with `SplitLinear`.
+    """
+
+    def __init__(self, *, splits_float32: bool = False) -> None:
         super().__init__(torch.float32)
+        self._splits_float32 = splits_float32
         use_threads_of_torch()
         keep_freed_memory()
         self.layers = layers
@@ -52,6 +60,8 @@ class CpuPlatform(TorchPlatform):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
+        if self._splits_float32 and not spec.full_precision:
+            return SplitLinear(spec)
         return CpuLinear(spec)
 
     def quantized_linear(
@@ -103,7 +113,8 @@ class CpuPlatform(TorchPlatform):
     ) -> TorchModelRunner:
         if config.enforce_eager:
             return TorchModelRunner(model, attention, spec)
-        return CpuModelRunner(model, attention, spec, limits.max_num_seqs)
+        max_num_rows = max(limits.max_num_seqs, _GRAPH_ROWS)
+        return CpuModelRunner(model, attention, spec, max_num_rows)
 
 
 class BFloat16Platform(CpuPlatform):

@@ -22,6 +22,7 @@ from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.config import EngineConfig
 from paged_backend.engine import Engine
 from paged_backend.errors import ConfigError, option_error
+from paged_backend.options.cpu import HIGHEST
 from paged_backend.outputs import SequenceOutput
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
@@ -180,7 +181,13 @@ class QualityBench:
 
 def reference_config(config: EngineConfig) -> EngineConfig:
     """Return the options of the reference: float32, as far as the checkpoint has its numbers."""
-    return replace(config, dtype="float32", quantization=None, kv_cache_dtype="auto")
+    return replace(
+        config,
+        dtype="float32",
+        float32_matmul_precision=HIGHEST,
+        quantization=None,
+        kv_cache_dtype="auto",
+    )
 
 
 def _fitted(
