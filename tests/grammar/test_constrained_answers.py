@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessor
 
 from paged_backend import LLM, SamplingParams
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.core import scheduler
+from paged_backend.core import step_results
 from paged_backend.engine import Engine
 from paged_backend.errors import InvalidRequest
 from paged_backend.grammar import limits
@@ -136,7 +136,7 @@ def test_forced_tokens_save_steps_and_change_nothing(llm, kind, params, monkeypa
     before = llm.engine.stats()
     forced = run(llm.engine, [asked])
     between = llm.engine.stats()
-    monkeypatch.setattr(scheduler, "can_be_forced", lambda seq: False)
+    monkeypatch.setattr(step_results, "can_be_forced", lambda seq: False)
     sampled = run(llm.engine, [asked])
     after = llm.engine.stats()
     assert forced == sampled

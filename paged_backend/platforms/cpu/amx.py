@@ -114,6 +114,7 @@ def _emit(builder: Any, product: _Product, row_tiles: int, panels: int, args: An
 
     sums = [[_INT8(i * panels + j) for j in range(panels)] for i in range(row_tiles)]
     a_tiles = [_INT8(row_tiles * panels + i) for i in range(row_tiles)]
+    # A part of B that two products read stays in tiles; with 2 x 2 sums that takes all eight.
     num_b_tiles = 1 if product.products == _ONE_PRODUCT else panels
     b_tiles = [_INT8(row_tiles * (panels + 1) + j) for j in range(num_b_tiles)]
 
