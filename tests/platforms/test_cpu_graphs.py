@@ -244,3 +244,20 @@ def test_a_size_is_captured_when_it_comes_again(
         tokens_of(run(engine, [(prompt, length)]))
         found.append(num_graphs(engine))
     assert found == expected
+
+
+@pytest.mark.parametrize("prompt_len", [4, 5, 9])
+def test_several_completions_begin_after_one_row(prompt_len: int, tmp_path: Path) -> None:
+    """There may be as many samples as rows, and yet they belong to one row."""
+    make_checkpoint("llama3", tmp_path)
+    found = []
+    for eager in (True, False):
+        engine = make_engine(tmp_path, enforce_eager=eager, enable_prefix_caching=False)
+        tokens: list[tuple[str, int, list[int]]] = []
+        for number in range(3):  # the second and the third prompt have a graph
+            params = SamplingParams(temperature=1.0, seed=number, max_tokens=2, n=5)
+            engine.add_request(Request(str(number), [7 + number] * prompt_len, params))
+            while engine.has_unfinished:
+                tokens += [(out.request_id, out.index, out.token_ids) for out in engine.step()]
+        found.append(tokens)
+    assert found[0] == found[1]
