@@ -258,6 +258,6 @@ def test_several_completions_begin_after_one_row(prompt_len: int, tmp_path: Path
             params = SamplingParams(temperature=1.0, seed=number, max_tokens=2, n=5)
             engine.add_request(Request(str(number), [7 + number] * prompt_len, params))
             while engine.has_unfinished:
-                tokens += [(out.request_id, out.index, out.token_ids) for out in engine.step()]
+                tokens += [(out.request_id, out.index, out.new_token_ids) for out in engine.step()]
         found.append(tokens)
     assert found[0] == found[1]
