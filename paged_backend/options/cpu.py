@@ -1,4 +1,4 @@
-"""How an engine on a CPU computes: with which threads and cores, and how precisely."""
+"""The threads, the cores and the precision of float32 products of an engine on a CPU."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ _MAX_KEYS_READ_AGAIN = 2048  # by the rows of a step; more would take the time t
 class CpuModelRunner(TorchModelRunner):
     """Captures a graph for each small number of tokens when a step has it for the second time.
 
-    The first time, layers make what they keep. In a graph, each token is a row with a block table
-    of its own, as if its sequence only decoded this token. The rows of a sequence (a short prompt,
-    drafts, or tokens that a grammar forces) read the same keys again, so they must be few.
+    The first time, layers make what they keep. In a graph, each token is a separate row with its
+    own block table, as in a decode. A short prompt, drafts and tokens that a grammar forces are
+    several rows of one sequence. Each row reads the keys again, so only few are allowed.
 
     Args:
         model: a model whose code does the same at each step of a shape.
@@ -80,7 +80,7 @@ class CpuModelRunner(TorchModelRunner):
 
 
 class _Rows:
-    """Buffers for the inputs of a step, in which each token has a block table of its own."""
+    """Buffers for the inputs of a step. Each token is a row with its own block table."""
 
     def __init__(self, spec: KVCacheSpec, max_num_rows: int, max_model_len: int) -> None:
         num_groups, width = len(spec.groups), -(-max_model_len // spec.block_size)
