@@ -174,7 +174,7 @@ class Engine:
                     # before the forward pass that was just launched, so it does not become idle.
                     while self._in_flight:
                         outputs += self.scheduler.update_from_output(self._wait())
-                    masks = self.scheduler.token_masks()
+                    masks = self.scheduler.token_masks(launched.greedy_token_ids())
                 pending = launched.sample(masks)
             self._in_flight.append(_InFlightStep(started_s, output, pending))
             if len(self._in_flight) <= self._max_in_flight:

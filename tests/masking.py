@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from paged_backend.core.scheduler_output import (
 from paged_backend.executor.base import Executor
 
 
-class MaskedStep(NamedTuple):
+@dataclass
+class MaskedStep(LaunchedStep):
     step: LaunchedStep
     masks: TokenMasks | None
 

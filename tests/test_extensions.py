@@ -316,7 +316,7 @@ while header := stream.read(4):
 """
 
 
-class RemoteStep:
+class RemoteStep(LaunchedStep):
     """A step that the other process has launched."""
 
     def __init__(self, executor: RemoteExecutor) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from paged_backend.core.grammar import Grammar
 from paged_backend.core.scheduler_output import TokenMasks
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.step import ScheduledStep
@@ -13,22 +16,35 @@ def is_constrained(step: ScheduledStep) -> bool:
     return any(seq.grammar is not None for seq in step.sampled)
 
 
-def token_masks(step: ScheduledStep) -> TokenMasks | None:
-    """Return the masks of a step; None if no unfinished sequence of it has a grammar.
+def token_masks(step: ScheduledStep, greedy_token_ids: Mapping[int, int]) -> TokenMasks | None:
+    """Return the masks that change a sample of a step; None if there are none.
 
-    The tokens of all steps before it must be known.
+    The tokens of all steps before it must be known. To ask a grammar about one token takes less
+    time than to compute a mask of all tokens.
+
+    Args:
+        step: the step.
+        greedy_token_ids: tokens of samples without a mask, by index of the sample.
     """
     indices: list[int] = []
     masks: list[bytes] = []
     first_row = 0
     for seq in step.sampled:
         drafts = step.drafts.get(seq.seq_id, [])
-        if seq.grammar is not None and not seq.is_finished:
+        if (
+            seq.grammar is not None
+            and not seq.is_finished
+            and (drafts or not _allows(seq.grammar, greedy_token_ids.get(first_row)))
+        ):
             of_sequence = seq.grammar.masks_along(drafts)
             indices += range(first_row, first_row + len(of_sequence))
             masks += of_sequence
         first_row += 1 + len(drafts)
     return TokenMasks(indices, b"".join(masks)) if masks else None
+
+
+def _allows(grammar: Grammar, token_id: int | None) -> bool:
+    return token_id is not None and grammar.allows(token_id)
 
 
 def accept_tokens(

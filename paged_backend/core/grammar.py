@@ -15,6 +15,10 @@ class Grammar(Protocol):
         """Add tokens to the output; returns False, at each call, if it does not allow them."""
         ...
 
+    def allows(self, token_id: int) -> bool:
+        """Return True only if the next mask allows a token, which may not end the output."""
+        ...
+
     def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
         """Return the masks of the next token, and of the token after each draft.
 

@@ -177,9 +177,13 @@ class Scheduler:
             return False
         return is_constrained(self._in_flight[-1])
 
-    def token_masks(self) -> TokenMasks | None:
-        """Return the masks for the newest step. It must be the only step in flight."""
-        return token_masks(self._in_flight[-1])
+    def token_masks(self, greedy_token_ids: Mapping[int, int]) -> TokenMasks | None:
+        """Return the masks for the newest step, which must be the only one in flight.
+
+        Args:
+            greedy_token_ids: of `LaunchedStep`. Samples whose token is allowed get no mask.
+        """
+        return token_masks(self._in_flight[-1], greedy_token_ids)
 
     def _preempt_for_fairness(self) -> None:
         """Preempt a sequence for fairness, if the first waiting sequence cannot start otherwise.

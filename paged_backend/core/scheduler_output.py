@@ -11,6 +11,7 @@ arrays follow from those of the step before (:class:`ContinuedDecodes`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -143,6 +144,14 @@ class LaunchedStep(Protocol):
 
     Meanwhile, the host can compute token masks while the device computes the forward pass.
     """
+
+    def greedy_token_ids(self) -> Mapping[int, int]:
+        """Return the tokens that some samples have if no mask forbids them, by index of the sample.
+
+        These are greedy samples of a forward pass that is over. A sample needs no mask if its token
+        is allowed. By default there are none, since a device is still computing.
+        """
+        return {}
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
         """Launch sampling. Call this exactly once, before the next step is launched."""

@@ -42,6 +42,7 @@ class Matcher:
         self._matcher = matcher
         self._renew = renew
         self._token_ids: list[int] = []
+        self._forced: list[int] | None = None  # after these tokens; None if it was not computed
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
         self._ignore_eos = ignore_eos
@@ -77,7 +78,21 @@ class Matcher:
         ):
             return False
         self._token_ids += token_ids
+        self._forced = None
         return True
+
+    def allows(self, token_id: int) -> bool:
+        """Return True only if the next mask allows a token.
+
+        False says nothing about a token that may end the output.
+        """
+        if token_id in self._eos_token_ids or token_id in self._stop_token_ids:
+            return False
+        # Where the text is forced, a mask allows its canonical tokenization only.
+        forced = self._forced_token_ids()
+        if forced:
+            return token_id == forced[0]
+        return self._matcher.validate_tokens([token_id]) == 1
 
     def mask(self) -> bytes:
         """Return the mask of the next token; it is empty if the grammar has failed."""
@@ -127,13 +142,18 @@ class Matcher:
         """Return the tokens that must follow, in the canonical tokenization of their text."""
         if self.is_finished and not self._matcher.is_error():
             return list(self._eos_token_ids[:1])
-        return self._matcher.compute_ff_tokens()
+        return self._forced_token_ids()
+
+    def _forced_token_ids(self) -> list[int]:
+        if self._forced is None:
+            self._forced = self._matcher.compute_ff_tokens()
+        return self._forced
 
     def _recover(self) -> bool:
         """Go on with another matcher if the lexer is full; returns True if it works."""
         if self._renew is None or _FULL not in self._matcher.get_error():
             return False
-        self._matcher = self._renew()
+        self._matcher, self._forced = self._renew(), None
         return self._matcher.consume_tokens(self._token_ids)
 
 

@@ -15,6 +15,12 @@ from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.sampling.token_edits import edit_logits
 
 
+def needs_adjustment(spec: SampleSpec) -> bool:
+    """Return True if :func:`adjust_logits` may change the logits of a sample."""
+    params = spec.params
+    return params.adjusts_tokens or params.penalized or spec.num_output_tokens < params.min_tokens
+
+
 def adjust_logits(
     logits: Tensor, samples: Sequence[SampleSpec], eos_token_ids: Iterable[int]
 ) -> None:

@@ -13,7 +13,7 @@ from paged_backend.sampling.draws import (
     draw_from_candidates,
     draw_greedy,
 )
-from paged_backend.sampling.logit_adjustments import adjust_logits
+from paged_backend.sampling.logit_adjustments import adjust_logits, needs_adjustment
 from paged_backend.sampling_params import SamplingParams
 
 # Below this temperature sampling is argmax in float32.
@@ -27,6 +27,21 @@ class Sampler:
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = eos_token_ids
+
+    def sample_greedily(self, logits: Tensor, samples: Sequence[SampleSpec]) -> dict[int, int]:
+        """Return the tokens of the greedy rows whose logits no parameter changes, by row.
+
+        ``logits`` [R, vocab] float32 is not written. Row ``i`` belongs to ``samples[i]``.
+        """
+        rows = [
+            row
+            for row, spec in enumerate(samples)
+            if _draw_for(spec.params) is draw_greedy and not needs_adjustment(spec)
+        ]
+        if not rows:
+            return {}
+        chosen = logits if len(rows) == len(samples) else logits[rows]
+        return dict(zip(rows, draw_greedy(chosen, ()), strict=True))
 
     def sample(self, logits: Tensor, samples: Sequence[SampleSpec]) -> list[int]:
         """Return one token for each row of ``logits`` [R, vocab] float32, which may be overwritten.

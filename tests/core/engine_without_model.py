@@ -88,6 +88,9 @@ class ToyGrammar:
             self.tokens.append(token_id)
         return True
 
+    def allows(self, token_id: int) -> bool:
+        return token_id in self.allowed() - {EOS}
+
     def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
         follower = ToyGrammar(self.ignore_eos, self.tokens)
         masks = [mask_of(follower.allowed())]
@@ -259,7 +262,8 @@ class EngineWithoutModel:
             if self.scheduler.is_constrained:
                 while self.results:
                     outputs += self.scheduler.update_from_output(self.results.popleft())
-            self.results.append(self._sample(plan, self.scheduler.token_masks()))
+            masks = self.scheduler.token_masks(self._unmasked(plan))
+            self.results.append(self._sample(plan, masks))
         if not output.num_sequences or len(self.results) > self.depth:
             outputs += self.scheduler.update_from_output(self.results.popleft())
         self.scheduler.check_invariants()
@@ -338,6 +342,15 @@ class EngineWithoutModel:
             assert known in (PLACEHOLDER, token), "the block table holds others"
             seen.append(token)
         return seen
+
+    def _unmasked(self, plan: ScheduledBatch) -> dict[int, int]:
+        """Some of the tokens that the samples have if no mask forbids them."""
+        samples = [(item, spec) for item in plan.all_sequences() for spec in item.samples]
+        return {
+            index: next_token(self._seen(self._visible(item), spec.context), spec.seed)
+            for index, (item, spec) in enumerate(samples)
+            if spec.seed % 3 != 0
+        }
 
     def _sample(self, plan: ScheduledBatch, masks: TokenMasks | None) -> ModelRunnerOutput:
         allowed = {} if masks is None else dict(zip(masks.indices, mask_sets(masks), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_without_model import (
+    EOS,
     VOCAB,
     EngineWithoutModel,
     PrecomputedDrafter,
@@ -217,6 +218,9 @@ class Refusing:
             return False
         self.num_tokens += len(token_ids)
         return True
+
+    def allows(self, token_id: int) -> bool:
+        return token_id != EOS
 
     def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
         return [mask_of(set(range(1, VOCAB)))]

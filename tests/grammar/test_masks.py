@@ -73,7 +73,9 @@ def test_each_bit_is_the_decision_about_its_token(kind):
             tokens = forced | {EOS, *rng.sample(range(VOCAB_SIZE), 400)}
             decided = {token for token in tokens if state.copy().accept([token])}
             assert forced <= decided
-            assert allowed(state.mask()) & tokens == (forced or decided)
+            mask = allowed(state.mask()) & tokens
+            assert mask == (forced or decided)
+            assert {token for token in tokens if state.allows(token)} == mask - {EOS}
 
 
 @pytest.mark.parametrize("kind", ["regex"])
@@ -116,10 +118,12 @@ def test_where_an_output_may_end():
     assert EOS in allowed(default.mask())
     assert EOS not in allowed(ignoring.mask())
     assert {EOS, 7, 2099} <= allowed(stopping.mask())
+    assert not any(stopping.allows(token) for token in (EOS, 7, 2099))
     finished = matcher({"choice": ["ab"]}, ignore_eos=True)
     assert finished.accept(token_ids) and finished.is_finished
     assert allowed(finished.mask()) == {EOS}
     assert finished.forced_token_ids() == [EOS]
+    assert not finished.allows(EOS) and not finished.allows(token_ids[0])
 
 
 def test_masks_along_drafts_leave_the_state_as_it_was():
@@ -172,5 +176,6 @@ def test_a_grammar_that_fails_allows_no_token(monkeypatch):
         state.accept([token])
         mask = state.mask()
     assert not any(mask)
+    assert not any(map(state.allows, range(VOCAB_SIZE)))
     assert state.forced_token_ids() == []
     assert not state.may_end

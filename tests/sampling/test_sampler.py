@@ -77,6 +77,29 @@ def test_settings_that_leave_one_token_are_greedy(fields: dict[str, float]) -> N
     assert sample(logits, specs) == logits.argmax(1).tolist()
 
 
+def test_rows_that_are_sampled_greedily_have_the_tokens_of_all_rows() -> None:
+    logits = noise(8)
+    logits[0, :3] = math.nan
+    logits[1, EOS] = 99  # forbidden before min_tokens
+    specs = [
+        spec(temperature=0, position=1),
+        spec(temperature=0, position=1, min_tokens=2),
+        spec(temperature=0.7, position=1),
+        spec(top_k=1, position=1),
+        spec(temperature=0, position=1, logit_bias={5: 100.0}),
+        spec(temperature=0, repetition_penalty=1.5, prompt=(int(logits[5].argmax()),)),
+        spec(temperature=0, min_tokens=2, output=(1, 2)),
+        spec(temperature=0, position=1, logprobs=3),
+    ]
+    before = logits.clone()
+    greedy = Sampler(frozenset({EOS})).sample_greedily(logits, specs)
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    tokens = sample(logits, specs)
+    assert greedy == {row: tokens[row] for row in (0, 3, 6, 7)}
+    assert tokens[1] != EOS and tokens[4] == 5
+    assert Sampler(frozenset({EOS})).sample_greedily(logits[2:3], specs[2:3]) == {}
+
+
 # ---- the distribution ---------------------------------------------------------------------------
 
 

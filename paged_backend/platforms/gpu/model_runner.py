@@ -29,7 +29,7 @@ from paged_backend.core.scheduled_batch import (
     ScheduledBatch,
     ScheduledSequence,
 )
-from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
+from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -87,7 +87,7 @@ class InFlightOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedGpuStep:
+class LaunchedGpuStep(LaunchedStep):
     """A step whose forward pass is on its way; see LaunchedStep."""
 
     runner: GpuModelRunner
@@ -115,7 +115,7 @@ class InFlightEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedEmbeddings:
+class LaunchedEmbeddings(LaunchedStep):
     """A step of a model that makes embeddings; see LaunchedStep."""
 
     pooled: Arrival | None

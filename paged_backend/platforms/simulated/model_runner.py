@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
-from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
+from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
 from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, captured_shapes
@@ -59,7 +59,7 @@ class SimulatedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedStep:
+class SimulatedStep(LaunchedStep):
     """A step on the simulated device: a LaunchedStep, and then its PendingOutput."""
 
     end_s: float

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
-from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
+from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
 from paged_backend.models.base import Encoder
 from paged_backend.platforms.input_batch import pool_indices
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
@@ -21,7 +21,7 @@ from paged_backend.platforms.torch.threads import one_torch_thread
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedStep:
+class EncodedStep(LaunchedStep):
     """A launched step, and its pending output; see LaunchedStep and PendingOutput."""
 
     pooled: Tensor  # [num_prompts, hidden_size] float32, or [num_prompts, 1] scores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from paged_backend.core.scheduled_batch import (
     SampleSpec,
     ScheduledBatch,
 )
-from paged_backend.core.scheduler_output import ModelRunnerOutput, TokenMasks
+from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -51,8 +51,8 @@ class Done:
         return self.output
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedStep:
+@dataclass(slots=True)
+class ComputedStep(LaunchedStep):
     """A step whose logits are computed; see LaunchedStep."""
 
     sampler: Sampler
@@ -60,6 +60,12 @@ class ComputedStep:
     samples: list[SampleSpec]
     logits: Tensor  # [num_samples, vocab_size] float32
     prompt_logprobs: list[list[TokenLogprobs]]
+    _greedy: dict[int, int] = field(default_factory=dict)  # tokens that are sampled already
+
+    def greedy_token_ids(self) -> dict[int, int]:
+        """Sample the tokens that only a mask can change."""
+        self._greedy = self.sampler.sample_greedily(self.logits, self.samples)
+        return self._greedy
 
     @torch.inference_mode()
     def sample(self, masks: TokenMasks | None = None) -> Done:
@@ -74,7 +80,9 @@ class ComputedStep:
         untouched = self.logits[places] if places else self.logits[:0]
         if masks is not None:
             apply_token_masks(self.logits, masks)
-        token_ids = self.sampler.sample(self.logits, self.samples)
+            for row in masks.indices:
+                self._greedy.pop(row, None)
+        token_ids = self._sample_others()
         if not places:
             return token_ids, {}
         chosen = [token_ids[place] for place in places]
@@ -82,9 +90,21 @@ class ComputedStep:
         rows = HostLogprobs(untouched, chosen, specs).wait()
         return token_ids, dict(zip(places, rows, strict=True))
 
+    def _sample_others(self) -> list[int]:
+        """Sample the tokens that are not sampled yet; return all of them."""
+        if not self._greedy:
+            return self.sampler.sample(self.logits, self.samples)
+        tokens = self._greedy
+        others = [row for row in range(len(self.samples)) if row not in tokens]
+        if others:
+            samples = [self.samples[row] for row in others]
+            sampled = self.sampler.sample(self.logits[others], samples)
+            tokens |= zip(others, sampled, strict=True)
+        return [tokens[row] for row in range(len(self.samples))]
+
 
 @dataclass(frozen=True, slots=True)
-class PooledStep:
+class PooledStep(LaunchedStep):
     """A step of a model that makes embeddings; see LaunchedStep."""
 
     output: ModelRunnerOutput
