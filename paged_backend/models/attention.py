@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.layers import QKNorm
+from paged_backend.models.linear import LinearMethod
 
 _METADATA_DTYPES = {
     "positions": torch.int32,
@@ -77,6 +78,8 @@ class AttentionLayer:
         k_scale: [num_kv_heads] float32, the checkpoint's scale of keys that are stored in 8 bits:
             key = stored key * scale. None if the checkpoint has none.
         v_scale: the same for values.
+        reader: the layer that reads the result, which may be in any form that it reads; None for
+            the form that every layer reads.
     """
 
     index: int
@@ -91,6 +94,7 @@ class AttentionLayer:
     sinks: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    reader: LinearMethod | None = None
 
 
 class AttentionBackend(ABC):

@@ -80,7 +80,7 @@ class Attention:
         self.qkv_proj.pack()
         self.o_proj.pack()
         k_scale, v_scale = (self._kv_scale(place) for place in self._kv_scales.values())
-        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale)
+        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale, reader=self.o_proj)
 
     def _kv_scale(self, place: StoredTensor) -> Tensor | None:
         if not place.filled:

@@ -19,8 +19,10 @@ from platforms.test_kv_formats import make_batch
 from torch import Tensor
 
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
+from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.amx_attention import fits
 from paged_backend.platforms.cpu.attention import CpuAttention
+from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
 
 BF16 = KVCacheFormat(torch.bfloat16)
 
@@ -73,6 +75,16 @@ def test_soft_cap_and_sinks() -> None:
     options: dict[str, Any] = {"softcap": 2.0, "sinks": torch.randn(6)}
     batch.options = options
     assert_close(*batch.run(make_backend(batch), window=150))
+
+
+def test_a_result_is_rounded_for_a_reader_of_bf16() -> None:
+    batch = make_batch(BF16)
+    plain, _ = batch.run(make_backend(batch))
+    sizes = LinearSpec(plain.shape[1], {"o_proj": 24})
+    batch.options = {"reader": BFloat16Linear(sizes, on_amx=True)}
+    rounded, _ = batch.run(make_backend(batch))
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(rounded, plain.bfloat16())
 
 
 def test_numbers_do_not_depend_on_batch_or_chunks() -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from checkpoints import make_checkpoint
 from oracle import make_engine, mixed_work, run, tokens_of
 from platforms.amx_emulation import amx_or_emulation
-from platforms.test_linear import make
+from platforms.test_linear import ACTIVATIONS, make
 
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.llm import LLM
@@ -23,8 +21,6 @@ from paged_backend.platforms.cpu.platform import BFloat16Platform
 from paged_backend.platforms.select import select_platform
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
-
-ACTIVATIONS = {Activation.SILU: F.silu, Activation.GELU_TANH: partial(F.gelu, approximate="tanh")}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["vectors", "amx"])

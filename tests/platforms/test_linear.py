@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
@@ -13,6 +17,7 @@ from paged_backend.platforms.torch.platform import TorchPlatform
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
 BF16 = BFloat16Platform(amx=False)
+ACTIVATIONS = {Activation.SILU: F.silu, Activation.GELU_TANH: partial(F.gelu, approximate="tanh")}
 on_each_platform = pytest.mark.parametrize("platform", PLATFORMS, ids=["cpu", "torch"])
 
 
@@ -43,6 +48,27 @@ def test_product(platform: Platform, rows: int, inputs: int, outputs: int, bias:
     total = residual.clone()
     linear.add_to(total, x)
     torch.testing.assert_close(total.double(), residual.double() + wanted, atol=2e-4, rtol=1e-5)
+
+
+@on_each_platform
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize(("inputs", "inner"), [(8, 16), (33, 48), (512, 40), (100, 176)])
+@pytest.mark.parametrize("rows", [0, 1, 7, 16, 100])
+def test_gate_and_up_are_computed_as_one(
+    platform: Platform, rows: int, inputs: int, inner: int, activation: Activation, bias: bool
+) -> None:
+    linear, weight, offset = make(platform, inputs, 2 * inner, bias=bias, gated=True)
+    x = torch.randn(rows, inputs)
+    gate_up = x.double() @ weight.t() + offset
+    torch.testing.assert_close(linear(x).double(), gate_up, atol=2e-4, rtol=1e-5)
+    total = torch.ones(rows, 2 * inner)
+    linear.add_to(total, x)
+    torch.testing.assert_close(total.double(), gate_up + 1, atol=2e-4, rtol=1e-5)
+    gated = platform.layers.gated(linear, x, activation)
+    gate, up = gate_up.chunk(2, dim=1)
+    wanted = ACTIVATIONS[activation](gate) * up
+    torch.testing.assert_close(gated.double(), wanted, atol=5e-3, rtol=1e-4)
 
 
 @on_each_platform
@@ -77,6 +103,16 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     for rows in (1, 2, 3, 5, 16, 33):
         assert torch.equal(linear(x[:rows]), together[:rows])
         assert torch.equal(linear(x[-rows:]), together[-rows:])
+
+
+def test_a_gated_row_does_not_depend_on_its_batch() -> None:
+    platform = PLATFORMS[0]
+    linear, _, _ = make(platform, 70, 176, gated=True)
+    x = torch.randn(60, 70)
+    rows = [platform.layers.gated(linear, row, Activation.SILU) for row in x.split(1)]
+    for count in (2, 7, 16, 60):
+        some = platform.layers.gated(linear, x[:count], Activation.SILU)
+        assert torch.equal(some, torch.cat(rows[:count]))
 
 
 @pytest.mark.parametrize("platform", [CpuPlatform(), BF16], ids=["float32", "bf16"])

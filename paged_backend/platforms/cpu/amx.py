@@ -25,17 +25,16 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from paged_backend.checkpoint.shape import Activation
+from paged_backend.platforms.cpu.gated import index_of, make_gate
 from paged_backend.platforms.cpu.in_place import Initial
-from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
-from paged_backend.platforms.cpu.math import gelu_tanh, silu
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
-    array_at,
     claim,
     device_function,
     floats,
 )
+from paged_backend.platforms.cpu.vectors import store_bfloat16
 
 ROWS = 16  # of a tile
 LANES = 16  # columns of a panel
@@ -50,7 +49,7 @@ _PRODUCTS_OF_PARTS = ((1, 0), (0, 0), (0, 1))  # parts of A and B; the largest p
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
-_SILU, _ONE = 0, np.float32(1.0)
+_ONE = np.float32(1.0)
 _INT8, _VOID = ir.IntType(8), ir.VoidType()
 _POINTER = _INT8.as_pointer()
 
@@ -338,19 +337,7 @@ def _multiply_panels(arguments: Any) -> None:
     release_tiles()
 
 
-@device_function
-def _gate(sums: Any, rows: int, out: Any, column: int, activation: int) -> None:
-    """Store act(gate) * up in bf16, for the sums of two panels of gate and two of up in turns."""
-    for row in range(rows):
-        for pair in range(_WIDTH // (2 * LANES)):
-            values = sums[row, pair * 2 * LANES : (pair + 1) * 2 * LANES]
-            place = out[row, column + pair * LANES : column + (pair + 1) * LANES]
-            if activation == _SILU:
-                for i in range(LANES):
-                    place[i] = to_bfloat16(silu(values[i]) * values[LANES + i], _ONE)
-            else:
-                for i in range(LANES):
-                    place[i] = to_bfloat16(gelu_tanh(values[i]) * values[LANES + i], _ONE)
+_gate = make_gate("bfloat16", np.uint16, store_bfloat16)
 
 
 def _multiply_gated(arguments: Any) -> None:
@@ -358,7 +345,6 @@ def _multiply_gated(arguments: Any) -> None:
     words = numba.carray(arguments, 10)
     x, panels, out_at, rows, columns, steps, bias = words[2:9]
     panel_stride, x_stride = steps * _TILE_BYTES, steps * (2 * DEPTH)
-    out = array_at(out_at, (rows, columns), np.uint16)
     memory = np.empty((2 * ROWS, _WIDTH), np.float32)
     sums = _Matrix(np.int64(memory.ctypes.data), np.int64(_WIDTH * 4))
     use_tiles(words[1])
@@ -375,8 +361,11 @@ def _multiply_gated(arguments: Any) -> None:
             row_tiles = 2 if rows - row > ROWS else 1
             source = _Matrix(x + row * x_stride, x_stride)
             _multiply_block(1, row_tiles, _WIDTH // LANES, source, weights, sums, before)
-            _gate(memory, min(2 * ROWS, rows - row), out[row:], column, words[9])
+            size = min(2 * ROWS, rows - row), _WIDTH // (2 * LANES)
+            out = out_at + (row * columns + column) * 2
+            _gate(sums.address, _WIDTH, out, columns, size, words[9])
         piece = claim(arguments)
+    memory[0, 0] = 0  # see `_multiply_panels`
     release_tiles()
 
 
@@ -441,5 +430,5 @@ def multiply_gated(
         activation: of the gate.
     """
     _, multiply = _kernels()
-    index = int(activation is not Activation.SILU)
-    multiply(TILE_CONFIG.ctypes.data, x, panels, out, rows, columns, steps, bias, index)
+    sizes = rows, columns, steps
+    multiply(TILE_CONFIG.ctypes.data, x, panels, out, *sizes, bias, index_of(activation))

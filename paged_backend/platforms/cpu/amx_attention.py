@@ -24,6 +24,7 @@ from paged_backend.platforms.cpu.attention_tiles import (
 )
 from paged_backend.platforms.cpu.kv_formats import BFLOAT16_PAIRS, to_bfloat16
 from paged_backend.platforms.cpu.llvm import INT64, call_one, shared_function
+from paged_backend.platforms.cpu.softmax import weigh_bfloat16
 from paged_backend.platforms.cpu.threads import ParallelKernel, array_at, device_function
 
 KEYS = 16
@@ -207,12 +208,14 @@ def _find(
     """
     seq, head, base = place
     _, kv_heads, numbers = pool.shape
-    groups = (num_keys + KEYS - 1) // KEYS
+    groups, start = (num_keys + KEYS - 1) // KEYS, np.int64(pool.ctypes.data)
+    block, offset = divmod(base + skipped, step.block_size)
     for group in range(skipped // KEYS, groups):
-        position = base + group * KEYS
-        block = step.table[seq, position // step.block_size] * kv_heads + head
-        address = np.int64(pool.ctypes.data) + block * numbers * 2
-        scratch.addresses[group] = address + position % step.block_size * token_bytes
+        memory = step.table[seq, block] * kv_heads + head
+        scratch.addresses[group] = start + memory * numbers * 2 + offset * token_bytes
+        offset += KEYS
+        if offset == step.block_size:
+            block, offset = block + 1, 0
     return groups
 
 
@@ -250,16 +253,6 @@ def _score(
 
 
 @device_function
-def _round_weights(scratch: Scratch, rows: int, num_keys: int, padded: int) -> None:
-    for row in range(rows):
-        weights, rounded = scratch.scores[row], scratch.rounded_weights[row]
-        for i in range(num_keys):
-            rounded[i] = to_bfloat16(weights[i], np.float32(1.0))
-        for i in range(num_keys, padded):
-            rounded[i] = 0
-
-
-@device_function
 def _copy_last_values(step: Step, scratch: Scratch, group: int, count: int) -> None:
     """Copy the values of the last tokens, with zeros for what a block holds after them.
 
@@ -290,15 +283,14 @@ def _add_values(
     head_dim, chunk = scratch.queries.shape[1], scratch.scores.shape[1]
     place, first = (seq, head, base), skipped // KEYS
     groups = _find(step, scratch, step.values, place, skipped, num_keys, head_dim * 2)
-    _round_weights(scratch, rows, num_keys, groups * KEYS)
     if num_keys % KEYS:
         _copy_last_values(step, scratch, groups - 1, num_keys % KEYS)
     for row in range(0, rows, _TILES * ROWS):
         _multiply_values(
             2 if rows - row > ROWS else 1,
             np.int64(_VALUE_CONFIG.ctypes.data),
-            np.int64(scratch.rounded_weights.ctypes.data) + (row * chunk + first * KEYS) * 2,
-            *(np.int64(chunk * 2), np.int64(scratch.addresses.ctypes.data) + first * 8),
+            np.int64(scratch.scores.ctypes.data) + row * chunk * 4 + first * KEYS * 2,
+            *(np.int64(chunk * 4), np.int64(scratch.addresses.ctypes.data) + first * 8),
             *(groups - first, np.int64(head_dim * 4)),
             *(np.int64(scratch.sums.ctypes.data) + row * head_dim * 4, np.int64(head_dim * 4)),
             head_dim // HEAD_DIM,
@@ -306,7 +298,9 @@ def _add_values(
 
 
 _write_pairs = make_write(BFLOAT16_PAIRS)
-_attend_tiles = make_attend(BFLOAT16_PAIRS, Products(_TILES * ROWS, _prepare, _score, _add_values))
+_attend_tiles = make_attend(
+    BFLOAT16_PAIRS, Products(_TILES * ROWS, weigh_bfloat16, _prepare, _score, _add_values)
+)
 
 
 def _write(arguments: Any) -> None:

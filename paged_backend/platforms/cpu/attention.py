@@ -13,9 +13,10 @@ from torch import Tensor
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.platforms.cpu.amx_attention import amx_kernels
-from paged_backend.platforms.cpu.attention_tiles import LOWEST
+from paged_backend.platforms.cpu.bf16_linear import padded_rows, reads_bfloat16
 from paged_backend.platforms.cpu.layers import norm_heads
 from paged_backend.platforms.cpu.memory import zeros
+from paged_backend.platforms.cpu.softmax import LOWEST
 from paged_backend.platforms.cpu.vector_attention import vector_kernels
 
 _LOG2E = math.log2(math.e)
@@ -66,7 +67,8 @@ class CpuAttention(AttentionBackend):
             norm_heads(qkv, layer.qk_norm.heads, layer.qk_norm.eps)
         prepared = self._prepared(layer)
         table = meta.block_tables[prepared.group]
-        out = torch.empty(qkv.shape[0], layer.num_heads * layer.head_dim)
+        size, rounds = layer.num_heads * layer.head_dim, prepared.constants[-1]
+        out = padded_rows(len(qkv), size) if rounds else torch.empty(len(qkv), size)
         arguments = (
             qkv.data_ptr(),
             layer.cos_sin_cache.data_ptr(),
@@ -111,6 +113,7 @@ class CpuAttention(AttentionBackend):
                 _bits(layer.scale * _LOG2E),
                 _bits((layer.softcap or 0.0) * _LOG2E),
                 _NO_WINDOW if layer.window is None else layer.window,
+                int(reads_bfloat16(layer.reader)),
             )
             addresses = tuple(tensor.data_ptr() for tensor in tensors)
             prepared = _Layer(layer, group, tensors, addresses, constants)

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from paged_backend.platforms.cpu.kv_formats import StoredNumbers, quotient
+from paged_backend.platforms.cpu.kv_formats import StoredNumbers, quotient, to_bfloat16
 from paged_backend.platforms.cpu.math import exp2, maximum
 from paged_backend.platforms.cpu.threads import (
     array_at,
     claim,
+    claim_rows,
     device_function,
     device_variant,
     floats,
@@ -31,13 +32,9 @@ from paged_backend.platforms.cpu.threads import (
 CHUNK = 256
 """Keys between two updates of the running softmax, if a block is not larger."""
 
-_TOKENS = 16  # tokens that a thread writes at a time, of many
-_MANY_TOKENS = 64
-_NUM_ARGUMENTS = 25
+_NUM_ARGUMENTS = 26
 _ONE = np.float32(1.0)
 _TWO_LOG2E = np.float32(2 * math.log2(math.e))
-LOWEST = np.float32(-1e30)
-"""Stands for minus infinity, which fast-math rules out."""
 
 
 class Step(NamedTuple):
@@ -54,11 +51,12 @@ class Step(NamedTuple):
     scales: Any  # [num_blocks or 1, 2, num_kv_heads, block_size], of the keys, then of the values
     own_scales: Any  # 1 if each block has scales, else 0
     sinks: Any  # [num_heads]
-    out: Any  # [num_tokens, num_heads, head_dim]
+    out: Any  # [num_tokens, num_heads, head_dim], float32 or bf16
     block_size: Any
     scale: Any
     softcap: Any  # 0 for none
     window: Any
+    rounds: Any  # 1 if `out` is in bf16, else 0
 
 
 class Scratch(NamedTuple):
@@ -70,7 +68,6 @@ class Scratch(NamedTuple):
     maxima: Any  # [rows] highest score so far
     totals: Any  # [rows] sum of the weights so far
     rounded_queries: Any  # [rows, head_dim] uint16; this and the rest serve products that need it
-    rounded_weights: Any  # [rows, keys of a chunk] uint16
     last_values: Any  # [16 * head_dim] uint16
     addresses: Any  # [keys of a chunk] int64
 
@@ -103,6 +100,7 @@ def unpack(arguments: Any, number: Any) -> Step:
         scale_bits,
         softcap_bits,
         window,
+        rounds,
     ) = numba.carray(arguments, _NUM_ARGUMENTS)
     num_scales = num_blocks if own_scales else 1
     return Step(
@@ -122,6 +120,7 @@ def unpack(arguments: Any, number: Any) -> Step:
         np.float32(np.int64(scale_bits).view(np.float64)),
         np.float32(np.int64(softcap_bits).view(np.float64)),
         window,
+        rounds,
     )
 
 
@@ -171,19 +170,17 @@ def make_write(stored: StoredNumbers) -> Any:
     def write(arguments: Any) -> None:
         step = unpack(arguments, number)
         key = np.empty(step.out.shape[2], np.float32)
-        num_tokens = len(step.slots)
         # Keys of consecutive tokens share cache lines, which two threads should not write.
-        piece = _TOKENS if num_tokens >= _MANY_TOKENS else 1
-        first = claim(arguments) * piece
+        start, end = claim_rows(arguments, len(step.slots))
         seq = 0
-        while first < num_tokens:
-            for token in range(first, min(first + piece, num_tokens)):
+        while start < end:
+            for token in range(start, end):
                 while step.starts[seq + 1] <= token:
                     seq += 1
                 if step.slots[token] >= 0:
                     position = step.seq_lens[seq] - step.starts[seq + 1] + token
                     write_token(step, key, token, position, step.slots[token])
-            first = claim(arguments) * piece
+            start, end = claim_rows(arguments, len(step.slots))
 
     return write
 
@@ -221,38 +218,19 @@ def _cap(scratch: Scratch, rows: int, skipped: int, num_keys: int, softcap: Any)
 
 
 @device_function
-def weigh(scratch: Scratch, row: int, first: int, last: int, num_keys: int) -> None:
-    """Turn a row's scores into weights relative to its maximum; 0 outside `first` to `last`."""
-    last = max(first, last)
-    sums, all_scores = scratch.sums[row], scratch.scores[row]
-    for i in range(first):
-        all_scores[i] = 0.0
-    for i in range(last, num_keys):
-        all_scores[i] = 0.0
-    scores = all_scores[first:last]  # a loop over a slice is vectorized, as its index is positive
-    old = scratch.maxima[row]
-    highest = old
-    for i in range(len(scores)):
-        highest = maximum(highest, scores[i])
-    total = np.float32(0.0)
-    for i in range(len(scores)):
-        weight = exp2(scores[i] - highest)
-        scores[i] = weight
-        total += weight
-    shrink = exp2(old - highest)  # 1 if the maximum has not changed
-    for i in range(len(sums)):
-        sums[i] *= shrink
-    scratch.maxima[row] = highest
-    scratch.totals[row] = scratch.totals[row] * shrink + total
-
-
-@device_function
 def _store(step: Step, scratch: Scratch, start: int, rows: int, head: int, group: int) -> None:
+    rounded = array_at(np.int64(step.out.ctypes.data), step.out.shape, np.uint16)
     for row in range(rows):
-        inverse = _ONE / scratch.totals[row]
+        inverse, sums = _ONE / scratch.totals[row], scratch.sums[row]
         query, member = start + row // group, head * group + row % group
-        for i in range(scratch.sums.shape[1]):
-            step.out[query, member, i] = scratch.sums[row, i] * inverse
+        if step.rounds:
+            numbers = rounded[query, member]
+            for i in range(len(sums)):
+                numbers[i] = to_bfloat16(sums[i] * inverse, _ONE)
+        else:
+            out = step.out[query, member]
+            for i in range(len(sums)):
+                out[i] = sums[i] * inverse
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +239,7 @@ class Products:
 
     Attributes:
         rows: query rows (queries times heads of a group) that share one pass over the keys.
+        weigh: turns the scores of a row into weights; of the module `softmax`.
         prepare: (step, scratch, rows), called when the queries of a tile are loaded.
         score: (step, scratch, rows, seq, head, base, skipped, num_keys); multiplies queries by the
             keys from position `base` on. The first `skipped` keys, which are whole blocks, must not
@@ -270,6 +249,7 @@ class Products:
     """
 
     rows: int
+    weigh: Callable[..., Any]
     prepare: Callable[..., Any]
     score: Callable[..., Any]
     add_values: Callable[..., Any]
@@ -277,7 +257,7 @@ class Products:
 
 def make_attend(stored: StoredNumbers, products: Products) -> Any:
     """Return the device function that attends one tile after the other."""
-    number, most_rows = stored.number, products.rows
+    number, most_rows, weigh = stored.number, products.rows, products.weigh
     prepare, score, add_values = products.prepare, products.score, products.add_values
 
     @inlined
@@ -285,7 +265,8 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
         step: Step, scratch: Scratch, seq: int, start: int, count: int, head: int, group: int
     ) -> None:
         """Attend the queries from row `start` of the batch on, with the heads of one KV head."""
-        rows, chunk = count * group, scratch.scores.shape[1]
+        rows, chunk, head_dim = count * group, scratch.scores.shape[1], scratch.sums.shape[1]
+        scores, sums = np.int64(scratch.scores.ctypes.data), np.int64(scratch.sums.ctypes.data)
         position = step.seq_lens[seq] - step.starts[seq + 1] + start
         end = position + count
         _load(step, scratch, start, rows, position, head, group)
@@ -300,7 +281,11 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
             for row in range(rows):
                 here = position + row // group - base
                 first = min(max(0, here - step.window + 1), num_keys)
-                weigh(scratch, row, first, min(here + 1, num_keys), num_keys)
+                scratch.maxima[row], scratch.totals[row] = weigh(
+                    *(scores + row * chunk * 4, sums + row * head_dim * 4, head_dim),
+                    (scratch.maxima[row], scratch.totals[row]),
+                    (first, min(here + 1, num_keys), num_keys),
+                )
             add_values(step, scratch, rows, seq, head, base, skipped, num_keys)
         _store(step, scratch, start, rows, head, group)
 
@@ -319,7 +304,6 @@ def make_attend(stored: StoredNumbers, products: Products) -> Any:
             np.empty(rows, np.float32),
             np.empty(rows, np.float32),
             np.empty((rows, head_dim), np.uint16),
-            np.empty((rows, chunk), np.uint16),
             np.empty(16 * head_dim, np.uint16),
             np.empty(chunk, np.int64),
         )

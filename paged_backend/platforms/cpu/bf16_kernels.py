@@ -24,14 +24,13 @@ from paged_backend.platforms.cpu.llvm import INT64
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     array_at,
-    claim,
+    claim_rows,
     device_function,
     floats,
 )
 from paged_backend.platforms.cpu.tiles import LANES, Float32
 
 _INT32 = ir.IntType(32)
-_ROWS_AT_ONCE = 4  # that a thread rounds
 MANY_ROWS = 12  # from here on, converting the weights first is faster
 
 
@@ -78,11 +77,11 @@ def _round_rows(arguments: Any) -> None:
     _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
     x = floats(x_at, (rows, inputs))
     values = array_at(values_at, (rows, depth), np.uint16)
-    first = claim(arguments) * _ROWS_AT_ONCE
-    while first < rows:
-        for row in range(first, min(first + _ROWS_AT_ONCE, rows)):
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
             _round_row(x[row], values[row])
-        first = claim(arguments) * _ROWS_AT_ONCE
+        start, end = claim_rows(arguments, rows)
 
 
 @device_function
@@ -101,11 +100,11 @@ def _split_rows(arguments: Any) -> None:
     _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
     x = floats(x_at, (rows, inputs))
     values = array_at(values_at, (rows, 2, depth), np.uint16)
-    first = claim(arguments) * _ROWS_AT_ONCE
-    while first < rows:
-        for row in range(first, min(first + _ROWS_AT_ONCE, rows)):
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
             _split_row(x[row], values[row, 0], values[row, 1])
-        first = claim(arguments) * _ROWS_AT_ONCE
+        start, end = claim_rows(arguments, rows)
 
 
 def _round_rows_in_float32(arguments: Any) -> None:
@@ -113,13 +112,14 @@ def _round_rows_in_float32(arguments: Any) -> None:
     _, x_at, values_at, rows, inputs, depth = numba.carray(arguments, 6)
     x = floats(x_at, (rows, inputs))
     values = array_at(values_at, (rows, depth), np.uint32)
-    row = claim(arguments)
-    while row < rows:
-        for i in range(inputs):
-            values[row, i] = np.uint32(to_bfloat16(x[row, i], np.float32(1.0))) << np.uint32(16)
-        for i in range(inputs, depth):
-            values[row, i] = 0
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            for i in range(inputs):
+                values[row, i] = np.uint32(to_bfloat16(x[row, i], np.float32(1.0))) << np.uint32(16)
+            for i in range(inputs, depth):
+                values[row, i] = 0
+        start, end = claim_rows(arguments, rows)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types

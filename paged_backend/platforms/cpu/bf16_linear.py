@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.shape import Activation
-from paged_backend.models.linear import LinearSpec
+from paged_backend.models.linear import LinearProduct, LinearSpec
 from paged_backend.platforms.cpu import amx, bf16_kernels
 from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import round_rows
+from paged_backend.platforms.cpu.gated import GatedLinear
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.torch.linear import TorchLinear
@@ -87,8 +88,8 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
         return round_rows(x.float(), rows, depth)
 
 
-class BFloat16GatedLinear(BFloat16Linear):
-    """The projections gate and up of an MLP on AMX units, whose panels take turns.
+class BFloat16GatedLinear(GatedLinear, BFloat16Linear):
+    """The same for a gated MLP, on AMX units.
 
     Args:
         spec: the sizes; `spec.outputs` must be a multiple of `GATED_OUTPUTS`.
@@ -96,20 +97,6 @@ class BFloat16GatedLinear(BFloat16Linear):
 
     def __init__(self, spec: LinearSpec) -> None:
         super().__init__(spec, on_amx=True)
-
-    def _stored(self, values: Tensor) -> Tensor:
-        halves = values.view(2, -1, LANES, *values.shape[1:])
-        return halves.transpose(0, 1).reshape(values.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Compute gate and up [rows, outputs] float32 for `x` [rows, inputs] float32."""
-        out = super().__call__(x)
-        panels = self._spec.outputs // (2 * LANES)
-        return out.view(len(x), panels, 2, LANES).transpose(1, 2).reshape(out.shape)
-
-    def add_to(self, out: Tensor, x: Tensor) -> None:
-        """Add `self(x)`, bias included, to `out` [rows, outputs] in place."""
-        out += self(x)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """Compute act(gate) * up in bf16 [rows, outputs / 2], which other layers read as it is."""
@@ -120,3 +107,8 @@ class BFloat16GatedLinear(BFloat16Linear):
         bias = 0 if self._bias is None else self._bias.data_ptr()
         amx.multiply_gated(*places, rows, columns, self._steps, bias, activation)
         return out
+
+
+def reads_bfloat16(reader: LinearProduct | None) -> bool:
+    """Return True if a layer reads rows in bf16 from `padded_rows` as they are."""
+    return isinstance(reader, BFloat16Linear) and reader.reads_bfloat16

@@ -23,6 +23,7 @@ from paged_backend.platforms.cpu.math import swiglu
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
+    claim_rows,
     device_function,
     float_of,
     floats,
@@ -193,14 +194,15 @@ def _compute_down_unpacked(arguments: Any) -> None:
 def _add_ranks_of_rows(arguments: Any) -> None:
     _, outputs_at, out_at, rows, top_k, hidden = numba.carray(arguments, 6)
     outputs, out = floats(outputs_at, (rows, top_k, hidden)), floats(out_at, (rows, hidden))
-    row = claim(arguments)
-    while row < rows:
-        for i in range(hidden):
-            out[row, i] = outputs[row, 0, i]
-        for rank in range(1, top_k):
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
             for i in range(hidden):
-                out[row, i] += outputs[row, rank, i]
-        row = claim(arguments)
+                out[row, i] = outputs[row, 0, i]
+            for rank in range(1, top_k):
+                for i in range(hidden):
+                    out[row, i] += outputs[row, rank, i]
+        start, end = claim_rows(arguments, rows)
 
 
 def _compiled(function: Callable[[Any], None]) -> Callable[[], ParallelKernel]:

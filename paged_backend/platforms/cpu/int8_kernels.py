@@ -29,6 +29,7 @@ from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     array_at,
     claim,
+    claim_rows,
     device_function,
     exact_function,
     floats,
@@ -88,20 +89,22 @@ def _quantize_to_bytes(arguments: Any) -> None:
     _, x_at, values_at, scales_at, rows, inputs, depth = numba.carray(arguments, 7)
     x, scales = floats(x_at, (rows, inputs)), floats(scales_at, rows)
     values = array_at(values_at, (rows, depth), np.uint8)
-    row = claim(arguments)
-    while row < rows:
-        scales[row] = _quantize_row(x[row], values[row], np.int32(_OFFSET))
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            scales[row] = _quantize_row(x[row], values[row], np.int32(_OFFSET))
+        start, end = claim_rows(arguments, rows)
 
 
 def _quantize_to_int16(arguments: Any) -> None:
     _, x_at, values_at, scales_at, rows, inputs, depth = numba.carray(arguments, 7)
     x, scales = floats(x_at, (rows, inputs)), floats(scales_at, rows)
     values = array_at(values_at, (rows, depth), np.int16)
-    row = claim(arguments)
-    while row < rows:
-        scales[row] = _quantize_row(x[row], values[row], np.int32(0))
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            scales[row] = _quantize_row(x[row], values[row], np.int32(0))
+        start, end = claim_rows(arguments, rows)
 
 
 class _Product(NamedTuple):

@@ -17,16 +17,16 @@ from paged_backend.checkpoint.moe import Routing, Scoring, SwiGLU
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, RowFunction
 from paged_backend.platforms.cpu.bf16_linear import (
-    BFloat16GatedLinear,
-    BFloat16Linear,
     padded_rows,
+    reads_bfloat16,
 )
+from paged_backend.platforms.cpu.gated import GatedLinear
 from paged_backend.platforms.cpu.kv_formats import to_bfloat16
 from paged_backend.platforms.cpu.math import exp, gelu_tanh, normal_cdf, sigmoid, swiglu
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     array_at,
-    claim,
+    claim_rows,
     device_function,
     float_bits,
     float_of,
@@ -67,7 +67,7 @@ def add_norm(
 ) -> Tensor:
     """Add `linear(x)` to `hidden` [rows, size] in place; returns the norm of the sum."""
     linear.add_to(hidden, x)
-    if not isinstance(reader, BFloat16Linear) or not reader.reads_bfloat16:
+    if not reads_bfloat16(reader):
         return rms_norm(hidden, weight, eps)
     total, out = hidden.contiguous(), padded_rows(*hidden.shape)
     places = total.data_ptr(), weight.data_ptr(), out.data_ptr()
@@ -82,7 +82,7 @@ def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
 
 def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
     """See `platforms.torch.layers.gated`; the result is bf16 if `linear` computes it."""
-    if isinstance(linear, BFloat16GatedLinear):
+    if isinstance(linear, GatedLinear):
         return linear.gated(x, activation)
     return _ACTIVATIONS[activation](linear(x))
 
@@ -156,12 +156,13 @@ def _rms_norm_rows(arguments: Any) -> None:
     _, x_address, weight_address, out_address, rows, size, eps_bits = numba.carray(arguments, 7)
     x, out = floats(x_address, (rows, size)), floats(out_address, (rows, size))
     weight = floats(weight_address, size)
-    row = claim(arguments)
-    while row < rows:
-        scale = _norm_scale(x[row], eps_bits)
-        for i in range(size):
-            out[row, i] = x[row, i] * scale * weight[i]
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            scale = _norm_scale(x[row], eps_bits)
+            for i in range(size):
+                out[row, i] = x[row, i] * scale * weight[i]
+        start, end = claim_rows(arguments, rows)
 
 
 def _rounded_rms_norm_rows(arguments: Any) -> None:
@@ -169,86 +170,93 @@ def _rounded_rms_norm_rows(arguments: Any) -> None:
     _, x_address, weight_address, out_address, rows, size, eps_bits = numba.carray(arguments, 7)
     x, out = floats(x_address, (rows, size)), array_at(out_address, (rows, size), np.uint16)
     weight = floats(weight_address, size)
-    row = claim(arguments)
-    while row < rows:
-        scale = _norm_scale(x[row], eps_bits)
-        for i in range(size):
-            out[row, i] = to_bfloat16(x[row, i] * scale * weight[i], _ONE)
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            scale = _norm_scale(x[row], eps_bits)
+            for i in range(size):
+                out[row, i] = to_bfloat16(x[row, i] * scale * weight[i], _ONE)
+        start, end = claim_rows(arguments, rows)
 
 
 def _layer_norm_rows(arguments: Any) -> None:
     _, x_address, weight_at, bias_at, out_address, rows, size, eps_bits = numba.carray(arguments, 8)
     x, out = floats(x_address, (rows, size)), floats(out_address, (rows, size))
     weight, bias = floats(weight_at, size), floats(bias_at, size)
-    row = claim(arguments)
-    while row < rows:
-        mean = np.float32(0.0)
-        for i in range(size):
-            mean += x[row, i]
-        mean /= np.float32(size)
-        for i in range(size):
-            out[row, i] = x[row, i] - mean
-        scale = _norm_scale(out[row], eps_bits)
-        for i in range(size):
-            out[row, i] = out[row, i] * scale * weight[i] + bias[i]
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            mean = np.float32(0.0)
+            for i in range(size):
+                mean += x[row, i]
+            mean /= np.float32(size)
+            for i in range(size):
+                out[row, i] = x[row, i] - mean
+            scale = _norm_scale(out[row], eps_bits)
+            for i in range(size):
+                out[row, i] = out[row, i] * scale * weight[i] + bias[i]
+        start, end = claim_rows(arguments, rows)
 
 
 def _norm_heads_rows(arguments: Any) -> None:
     _, address, weight_address, rows, size, heads, head_dim, eps_bits = numba.carray(arguments, 8)
     qkv, weight = floats(address, (rows, size)), floats(weight_address, (heads, head_dim))
-    row = claim(arguments)
-    while row < rows:
-        for head in range(heads):
-            values = qkv[row, head * head_dim : (head + 1) * head_dim]
-            scale = _norm_scale(values, eps_bits)
-            for i in range(head_dim):
-                values[i] *= scale * weight[head, i]
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            for head in range(heads):
+                values = qkv[row, head * head_dim : (head + 1) * head_dim]
+                scale = _norm_scale(values, eps_bits)
+                for i in range(head_dim):
+                    values[i] *= scale * weight[head, i]
+        start, end = claim_rows(arguments, rows)
 
 
 def _swiglu_rows(arguments: Any) -> None:
     _, address, out_address, rows, size, alpha, limit, up_offset = numba.carray(arguments, 8)
     numbers = float_of(alpha), float_of(limit), float_of(up_offset)
     gate_up, out = floats(address, (rows, 2, size)), floats(out_address, (rows, size))
-    row = claim(arguments)
-    while row < rows:
-        for i in range(size):
-            out[row, i] = swiglu(gate_up[row, 0, i], gate_up[row, 1, i], *numbers)
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            for i in range(size):
+                out[row, i] = swiglu(gate_up[row, 0, i], gate_up[row, 1, i], *numbers)
+        start, end = claim_rows(arguments, rows)
 
 
 def _gelu_tanh_and_mul_rows(arguments: Any) -> None:
     _, address, out_address, rows, size = numba.carray(arguments, 5)
     gate_up, out = floats(address, (rows, 2, size)), floats(out_address, (rows, size))
-    row = claim(arguments)
-    while row < rows:
-        for i in range(size):
-            out[row, i] = gelu_tanh(gate_up[row, 0, i]) * gate_up[row, 1, i]
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            for i in range(size):
+                out[row, i] = gelu_tanh(gate_up[row, 0, i]) * gate_up[row, 1, i]
+        start, end = claim_rows(arguments, rows)
 
 
 def _gelu_rows(arguments: Any) -> None:
     _, address, out_address, rows, size = numba.carray(arguments, 5)
     x, out = floats(address, (rows, size)), floats(out_address, (rows, size))
-    row = claim(arguments)
-    while row < rows:
-        for i in range(size):
-            out[row, i] = x[row, i] * normal_cdf(x[row, i])
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            for i in range(size):
+                out[row, i] = x[row, i] * normal_cdf(x[row, i])
+        start, end = claim_rows(arguments, rows)
 
 
 def _add_gated_rows(arguments: Any) -> None:
     _, out_address, address, gate_address, rows, size = numba.carray(arguments, 6)
     out, x = floats(out_address, (rows, size)), floats(address, (rows, size))
     gate = floats(gate_address, rows)
-    row = claim(arguments)
-    while row < rows:
-        factor = sigmoid(gate[row])
-        for i in range(size):
-            out[row, i] += x[row, i] * factor
-        row = claim(arguments)
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            factor = sigmoid(gate[row])
+            for i in range(size):
+                out[row, i] += x[row, i] * factor
+        start, end = claim_rows(arguments, rows)
 
 
 @device_function
@@ -280,27 +288,28 @@ def _choose_experts_of_rows(arguments: Any) -> None:
     all_logits = floats(address, (rows, num_experts))
     ids, weights = ints(ids_at, (rows, top_k)), floats(weights_at, (rows, top_k))
     taken, chosen = np.empty(num_experts, np.bool_), np.empty(top_k, np.float32)
-    row = claim(arguments)
-    while row < rows:
-        logits = all_logits[row]
-        taken[:] = False
-        for rank in range(top_k):
-            ids[row, rank] = _take_largest(logits, taken)
-            chosen[rank] = logits[ids[row, rank]]
-        if scoring == _SIGMOID:
+    start, end = claim_rows(arguments, rows)
+    while start < end:
+        for row in range(start, end):
+            logits = all_logits[row]
+            taken[:] = False
             for rank in range(top_k):
-                weights[row, rank] = sigmoid(chosen[rank])
-        else:
-            total = _softmax_sum(logits if scoring == _SOFTMAX else chosen, chosen[0])
-            for rank in range(top_k):
-                weights[row, rank] = exp(chosen[rank] - chosen[0]) / total
-        if norm:
-            total = np.float32(0.0)
-            for rank in range(top_k):
-                total += weights[row, rank]
-            for rank in range(top_k):
-                weights[row, rank] /= total
-        row = claim(arguments)
+                ids[row, rank] = _take_largest(logits, taken)
+                chosen[rank] = logits[ids[row, rank]]
+            if scoring == _SIGMOID:
+                for rank in range(top_k):
+                    weights[row, rank] = sigmoid(chosen[rank])
+            else:
+                total = _softmax_sum(logits if scoring == _SOFTMAX else chosen, chosen[0])
+                for rank in range(top_k):
+                    weights[row, rank] = exp(chosen[rank] - chosen[0]) / total
+            if norm:
+                total = np.float32(0.0)
+                for rank in range(top_k):
+                    total += weights[row, rank]
+                for rank in range(top_k):
+                    weights[row, rank] /= total
+        start, end = claim_rows(arguments, rows)
 
 
 _rms_norm = ParallelKernel(_rms_norm_rows)

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearSpec
+from paged_backend.platforms.cpu.gated import GatedLinear, index_of, make_gate
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
@@ -26,7 +28,11 @@ from paged_backend.platforms.cpu.tiles import (
     make_multiply,
     panels_at_once,
 )
+from paged_backend.platforms.cpu.vectors import store_float32
 from paged_backend.platforms.torch.linear import TorchLinear
+
+GATED_OUTPUTS = 2 * LANES
+"""The number of outputs of `CpuGatedLinear` is a multiple of this."""
 
 
 class CpuLinear(InPlaceProduct, TorchLinear):
@@ -43,15 +49,22 @@ class CpuLinear(InPlaceProduct, TorchLinear):
     def pack(self) -> None:
         """Make the panels, and free the plain weight."""
         super().pack()
+        weight = self._stored(self._weight)
+        if self._bias is not None:
+            self._bias = self._stored(self._bias)
         num_panels = -(-self._num_outputs // LANES)
         self._panels = torch.zeros(num_panels, self._spec.inputs, LANES)
         full = self._num_outputs // LANES
-        whole = self._weight[: full * LANES].view(full, LANES, self._spec.inputs)
+        whole = weight[: full * LANES].view(full, LANES, self._spec.inputs)
         self._panels[:full] = whole.transpose(1, 2)
         if full < num_panels:
-            rest = self._weight[full * LANES :]
+            rest = weight[full * LANES :]
             self._panels[full, :, : len(rest)] = rest.t()
         del self._weight
+
+    def _stored(self, values: Tensor) -> Tensor:
+        """Return the rows of the weight, or the bias, in the order of the panels."""
+        return values
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
@@ -60,6 +73,19 @@ class CpuLinear(InPlaceProduct, TorchLinear):
     def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:
         places = x.data_ptr(), self._panels.data_ptr(), out.data_ptr()
         _linear(*places, *x.shape, self._num_outputs, *initial)
+
+
+class CpuGatedLinear(GatedLinear, CpuLinear):
+    """The same for a gated MLP; `spec.outputs` must be a multiple of `GATED_OUTPUTS`."""
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Compute act(gate) * up [rows, outputs / 2] float32."""
+        x = self._readable(x)
+        out = torch.empty(len(x), self._num_outputs // 2)
+        places = x.data_ptr(), self._panels.data_ptr(), out.data_ptr()
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        _gated(*places, *x.shape, out.shape[1], bias, index_of(activation))
+        return out
 
 
 @device_function
@@ -148,3 +174,31 @@ def _multiply_panels(arguments: Any) -> None:
 
 
 _linear = ParallelKernel(_multiply_panels)
+
+
+_multiply = make_multiply(Float32(), streams=True)
+_gate = make_gate("float32", np.float32, store_float32)
+
+
+def _multiply_gated(arguments: Any) -> None:
+    """Compute the columns of the result that belong to pairs of panels, then to the next ones."""
+    _, x, panels, out, rows, depth, columns, bias, activation = numba.carray(arguments, 9)
+    width = max(2, panels_at_once(rows)) // 2 * LANES  # of the result
+    memory = np.empty((max(rows, 1), 2 * width), np.float32)
+    column = claim(arguments) * width
+    while column < columns:
+        count = min(width, columns - column)
+        sums = np.int64(memory.ctypes.data)
+        before = bias + column * 2 * 4 if bias != 0 else bias
+        weights = panels + column * 2 * depth * 4
+        _multiply(
+            *(rows, 2 * count, x, depth, weights, LANES, LANES * depth),
+            *(sums, 2 * width, depth, before, np.int64(0)),
+        )
+        size = rows, count // LANES
+        _gate(sums, 2 * width, out + column * 4, columns, size, activation)
+        column = claim(arguments) * width
+    memory[0, 0] = 0  # numba frees an array after its last use, not that of its address
+
+
+_gated = ParallelKernel(_multiply_gated)

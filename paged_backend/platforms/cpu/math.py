@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from numba.extending import intrinsic
 
 from paged_backend.platforms.cpu.threads import device_function
 
+_FAST = ("fast",)
 # Taylor series of 2^x; on [-0.5, 0.5] the first term left out is 1.2e-7.
-_C1, _C2, _C3, _C4, _C5, _C6 = (
-    np.float32(math.log(2) ** power / math.factorial(power)) for power in range(1, 7)
-)
+_COEFFICIENTS = [math.log(2) ** power / math.factorial(power) for power in range(1, 7)]
 
 # Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 7.1.26: an approximation of
 # erf with errors up to 1.5e-7.
@@ -25,9 +25,106 @@ _A1, _A2, _A3, _A4, _A5 = (
     np.float32(a) for a in (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 )
 # Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), section 2.
-_GELU_SLOPE, _GELU_CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)
-_LOG2E = np.float32(math.log2(math.e))
+_GELU_SLOPE, _GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
+_LOG2E = math.log2(math.e)
 _ONE, _SQRT_HALF = np.float32(1.0), np.float32(math.sqrt(0.5))
+
+
+def emit_maximum(builder: Any, a: Any, b: Any) -> Any:
+    """Emit the larger of two float32, or of each pair of two vectors of them."""
+    return _call(builder, "maxnum", a, b)
+
+
+def emit_exp2(builder: Any, x: Any) -> Any:
+    """Emit 2 to the power of a float32 that is at most 0, or of a vector of them.
+
+    The result is 0 where it would be less than the smallest normal number.
+    """
+
+    def number(value: float) -> Any:
+        return _constant(x.type, value)
+
+    x = emit_maximum(builder, x, number(-127))
+    whole = _call(builder, "floor", builder.fadd(x, number(0.5), flags=_FAST))
+    f = builder.fsub(x, whole, flags=_FAST)
+    fraction = number(_COEFFICIENTS[-1])
+    for coefficient in reversed(_COEFFICIENTS[:-1]):
+        product = builder.fmul(fraction, f, flags=_FAST)
+        fraction = builder.fadd(product, number(coefficient), flags=_FAST)
+    fraction = builder.fmul(fraction, f, flags=_FAST)
+    integer = _like(x.type, ir.IntType(32))
+    exponent = builder.add(builder.fptosi(whole, integer), _constant(integer, 127))
+    power = builder.bitcast(builder.shl(exponent, _constant(integer, 23)), x.type)
+    return builder.fadd(power, builder.fmul(power, fraction, flags=_FAST), flags=_FAST)
+
+
+def emit_sigmoid(builder: Any, x: Any) -> Any:
+    """Emit 1 / (1 + exp(-x)) of a float32, or of a vector of them."""
+    one = _constant(x.type, 1.0)
+    distance = builder.fmul(_call(builder, "fabs", x), _constant(x.type, -_LOG2E), flags=_FAST)
+    power = emit_exp2(builder, distance)  # never overflows
+    is_positive = builder.fcmp_ordered(">=", x, _constant(x.type, 0.0))
+    total = builder.fadd(one, power, flags=_FAST)
+    return builder.fdiv(builder.select(is_positive, one, power), total, flags=_FAST)
+
+
+def emit_silu(builder: Any, x: Any) -> Any:
+    """Emit x * sigmoid(x) of a float32, or of a vector of them."""
+    return builder.fmul(x, emit_sigmoid(builder, x), flags=_FAST)
+
+
+def emit_gelu_tanh(builder: Any, x: Any) -> Any:
+    """Emit GELU, approximated by a hyperbolic tangent, of a float32, or of a vector of them."""
+    # (1 + tanh(x)) / 2 is the sigmoid of 2x.
+    one, slope, cube = (_constant(x.type, number) for number in (1.0, _GELU_SLOPE, _GELU_CUBE))
+    square = builder.fmul(builder.fmul(cube, x, flags=_FAST), x, flags=_FAST)
+    factor = builder.fmul(slope, builder.fadd(one, square, flags=_FAST), flags=_FAST)
+    argument = builder.fmul(x, factor, flags=_FAST)
+    return builder.fmul(x, emit_sigmoid(builder, argument), flags=_FAST)
+
+
+def _of_numbers(emit: Callable[..., Any]) -> Any:
+    """Return the function of float32 that is emitted, without a call or a branch."""
+
+    @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+    def function(context: Any, x: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return emit(builder, *args)
+
+        return types.float32(types.float32), generate
+
+    return function
+
+
+def _like(kind: Any, element: Any) -> Any:
+    """Return the type of an element, or of as many as a vector type has."""
+    return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
+def _constant(kind: Any, value: Any) -> Any:
+    value = float(np.float32(value)) if isinstance(value, float) else value
+    is_vector = isinstance(kind, ir.VectorType)
+    return ir.Constant(kind, [value] * kind.count if is_vector else value)
+
+
+def _call(builder: Any, name: str, *args: Any) -> Any:
+    """Emit a call of LLVM's function on numbers, or on vectors of numbers."""
+    kind = args[0].type
+    suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind] * len(args)), f"llvm.{name}.{suffix}"
+    )
+    return builder.call(function, args, fastmath=_FAST)
+
+
+exp2 = _of_numbers(emit_exp2)
+"""Compute 2 to the power of a float32 that is at most 0."""
+
+sigmoid = _of_numbers(emit_sigmoid)
+"""Compute 1 / (1 + exp(-x)) for a float32."""
+
+gelu_tanh = _of_numbers(emit_gelu_tanh)
+"""Compute GELU, approximated by a hyperbolic tangent, for a float32."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -35,48 +132,15 @@ def maximum(context: Any, a: Any, b: Any) -> Any:
     """Return the larger of two float32; unlike `max`, it leaves loops over numbers vectorized."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.maxnum.f32")
-        return builder.call(function, args, fastmath=("fast",))
+        return emit_maximum(builder, *args)
 
     return types.float32(types.float32, types.float32), generate
 
 
 @device_function
-def exp2(x: Any) -> Any:
-    """Compute 2 to the power of a float32 that is at most 0, without a call or a branch."""
-    x = max(x, np.float32(-126.0))
-    whole = np.floor(x + np.float32(0.5))  # math.floor gives an int64, which AVX2 has no lanes for
-    f = x - whole
-    fraction = f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * _C6)))))
-    power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return power + power * fraction
-
-
-@device_function
 def exp(x: Any) -> Any:
     """Compute e to the power of a float32 that is at most 0."""
-    return exp2(x * _LOG2E)
-
-
-@device_function
-def sigmoid(x: Any) -> Any:
-    """Compute 1 / (1 + exp(-x)) for a float32."""
-    power = exp(-abs(x))  # never overflows
-    return (_ONE if x >= 0 else power) / (_ONE + power)
-
-
-@device_function
-def silu(x: Any) -> Any:
-    """Compute x * sigmoid(x) for a float32."""
-    return x * sigmoid(x)
-
-
-@device_function
-def gelu_tanh(x: Any) -> Any:
-    """Compute GELU, approximated by a hyperbolic tangent, for a float32."""
-    # (1 + tanh(x)) / 2 is the sigmoid of 2x.
-    return x * sigmoid(_GELU_SLOPE * x * (_ONE + _GELU_CUBE * x * x))
+    return exp2(x * np.float32(_LOG2E))
 
 
 @device_function

@@ -17,17 +17,13 @@ from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.options.scheduling import StepLimits
-from paged_backend.platforms.cpu import amx_attention, layers
+from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
-from paged_backend.platforms.cpu.bf16_linear import (
-    GATED_OUTPUTS,
-    BFloat16GatedLinear,
-    BFloat16Linear,
-)
+from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear, BFloat16Linear
 from paged_backend.platforms.cpu.experts import CpuExperts
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
-from paged_backend.platforms.cpu.linear import CpuLinear
+from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
 from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
@@ -62,6 +58,8 @@ class CpuPlatform(TorchPlatform):
         """Allocate a linear layer."""
         if self._splits_float32 and not spec.full_precision:
             return SplitLinear(spec)
+        if spec.gated and spec.outputs % GATED_OUTPUTS == 0:
+            return CpuGatedLinear(spec)
         return CpuLinear(spec)
 
     def quantized_linear(
@@ -135,7 +133,7 @@ class BFloat16Platform(CpuPlatform):
         """Allocate a linear layer."""
         if spec.full_precision:
             return CpuLinear(spec)
-        if self._amx and spec.gated and spec.outputs % GATED_OUTPUTS == 0:
+        if self._amx and spec.gated and spec.outputs % bf16_linear.GATED_OUTPUTS == 0:
             return BFloat16GatedLinear(spec)
         return BFloat16Linear(spec, on_amx=self._amx)
 

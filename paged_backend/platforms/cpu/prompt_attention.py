@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from paged_backend.models.packed_attention import PackedPrompts
-from paged_backend.platforms.cpu.attention_tiles import CHUNK, LOWEST, Scratch, weigh
+from paged_backend.platforms.cpu.attention_tiles import CHUNK, Scratch
+from paged_backend.platforms.cpu.softmax import LOWEST, weigh
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
@@ -161,7 +162,11 @@ def _attend_part(
         for row in range(rows):
             here = first + row - base
             begin = min(max(0, here - step.window + 1), num_keys)
-            weigh(scratch, row, begin, min(here + step.window, num_keys), num_keys)
+            scratch.maxima[row], scratch.totals[row] = weigh(
+                *(scores + row * CHUNK * 4, sums + row * step.head_dim * 4, step.head_dim),
+                (scratch.maxima[row], scratch.totals[row]),
+                (begin, min(here + step.window, num_keys), num_keys),
+            )
         _multiply(
             *(rows, step.head_dim, scores, CHUNK),
             *(_address(step.values, kv_head, base), step.values.token_stride, LANES),
@@ -191,7 +196,6 @@ def _attend_prompts(arguments: Any) -> None:
         np.empty((_QUERIES, head_dim), np.float32),
         np.empty(_QUERIES, np.float32),
         np.empty(_QUERIES, np.float32),
-        np.empty((0, 0), np.uint16),
         np.empty((0, 0), np.uint16),
         np.empty(0, np.uint16),
         np.empty(0, np.int64),

@@ -29,6 +29,8 @@ from paged_backend.log import LOG
 
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
+_PIECE = 16  # rows that a thread claims at once, of many
+_MANY_ROWS = 64
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
 _SIGNATURE = types.void(_POINTER)
 _IDLE_POLLS = 2000  # a helper looks for the next kernel for about a millisecond
@@ -329,6 +331,22 @@ def claim(arguments: Any) -> Any:
         arguments: the kernel's arguments; the word at index 0 is the shared counter.
     """
     return _add(arguments, 0, 1)
+
+
+@device_function
+def claim_rows(arguments: Any, num_rows: int) -> Any:
+    """Return the first row of the next piece, and the row after its last one.
+
+    A piece of many rows has several, as threads wait for each other where they claim. After the
+    last piece, both numbers are equal.
+
+    Args:
+        arguments: see `claim`.
+        num_rows: of the kernel; each row takes about as much time.
+    """
+    piece = _PIECE if num_rows >= _MANY_ROWS else 1
+    first = min(claim(arguments) * piece, num_rows)
+    return first, min(first + piece, num_rows)
 
 
 def float_bits(value: float) -> int:

@@ -16,6 +16,7 @@ from paged_backend.platforms.cpu.attention_tiles import (
     make_write,
 )
 from paged_backend.platforms.cpu.kv_formats import BFLOAT16, FLOAT8, FLOAT32, INT8, StoredNumbers
+from paged_backend.platforms.cpu.softmax import weigh
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     device_function,
@@ -112,7 +113,7 @@ def _make_products(stored: StoredNumbers) -> Products:
                 *(np.int64(scratch.sums.ctypes.data), head_dim),
             )
 
-    return Products(_ROWS, _prepare, score, add_values)
+    return Products(_ROWS, weigh, _prepare, score, add_values)
 
 
 @device_function
