@@ -132,7 +132,7 @@ class Engine:
     def abort_request(self, request_id: str) -> None:
         """End a request now; unknown ids are ignored."""
         self._compiling.pop(request_id)
-        self.scheduler.abort_request(request_id)
+        self.scheduler.cancel_request(request_id)
 
     def stop_completion(self, request_id: str, index: int) -> None:
         """End a completion whose text reached a stop string; unknown ones are ignored."""

@@ -99,13 +99,6 @@ class Scheduler:
         ends = EndConditions.of(request, self.config)
         self.sequences.add(request, seed, ends, progress, grammars)
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request without outputs, and free its blocks.
-
-        Unknown ids are ignored, because a request can end before its abort message arrives.
-        """
-        self.sequences.abort(request_id)
-
     def stop_completion(self, request_id: str, index: int) -> None:
         """End a completion because its text reached a stop string.
 
@@ -117,7 +110,10 @@ class Scheduler:
                 self.sequences.finish(seq, FinishReason.STOP)
 
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
-        """End a request, and return a final output for each of its unfinished completions."""
+        """End a request, and return a final output for each of its unfinished completions.
+
+        There are none for an unknown id, because a request can end before this call arrives.
+        """
         return self.sequences.abort(request_id)
 
     def is_open(self, request_id: str) -> bool:

@@ -39,7 +39,7 @@ class SchedulingOptions:
         None,
         Rule(int, 1, 2**20, optional=True),
         "maximum number of tokens per step, longer prompts are cut into chunks; default: 512 on a "
-        "CPU, 8192 on a GPU",
+        "CPU, 8192 on a GPU, and at least 2048 for an encoder",
     )
     enable_chunked_prefill: bool = checked(True, Rule(bool), "cut long prompts into chunks")
     async_scheduling: bool | None = checked(

@@ -127,7 +127,7 @@ def test_an_abort_frees_blocks_at_once_in_every_state():
     engine.add(make_request("waiting", [1] * 9, n=2))
     engine.step()
     for name in ("waiting", "unforked", "decoding", "unknown"):
-        engine.scheduler.abort_request(name)
+        engine.scheduler.cancel_request(name)
         engine.scheduler.check_invariants()
     assert not engine.scheduler.has_unfinished
     assert engine.scheduler.stats().num_used_blocks == 0

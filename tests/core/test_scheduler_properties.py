@@ -105,7 +105,7 @@ def test_any_history_keeps_the_books_and_the_tokens(
             accepted[name] = make_request(name, **value)
             engine.add(accepted[name])
         elif kind == "abort":
-            engine.scheduler.abort_request(f"r{value}")
+            engine.scheduler.cancel_request(f"r{value}")
             aborted.add(f"r{value}")
             engine.scheduler.check_invariants()
         else:
@@ -181,7 +181,7 @@ def test_continued_decodes_are_the_steps_of_slices(
             num_added += 1
         elif kind == "abort":
             for engine in engines:
-                engine.scheduler.abort_request(f"r{value}")
+                engine.scheduler.cancel_request(f"r{value}")
         else:
             for _ in range(value):
                 if not engines[0].has_unfinished:

@@ -136,10 +136,14 @@ def test_a_step_has_whole_prompts_within_its_budget(folder: Path, model: PreTrai
     assert "no KV cache" in engine.executor.info.describe()
 
 
-def test_by_default_a_step_has_room_for_the_longest_prompt(tmp_path: Path) -> None:
-    model = make_encoder("bert", tmp_path, max_position_embeddings=600, num_hidden_layers=1)
+@pytest.mark.parametrize(("length", "budget"), [(600, 2048), (2500, 2500)])
+def test_by_default_a_step_has_room_for_the_longest_prompt(
+    tmp_path: Path, length: int, budget: int
+) -> None:
+    model = make_encoder("bert", tmp_path, max_position_embeddings=length, num_hidden_layers=1)
     engine = encoder_engine(tmp_path)
-    prompt = [5 + place % 150 for place in range(600)]
+    assert engine.executor.info.step_limits.max_num_batched_tokens == budget
+    prompt = [5 + place % 150 for place in range(length)]
     confirm(model, [prompt], embed(engine, [prompt]), "cls")
 
 

@@ -107,3 +107,14 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
         process.stdin.flush()
     hits = [process.communicate(timeout=120)[0] for process in processes]
     assert sorted(hits) == ["0\n", "1\n", "1\n"]
+
+
+def test_kernels_are_compiled_again_after_an_edit_in_any_module(tmp_path: Path) -> None:
+    compiled = tmp_path / "__pycache__"
+    compiled.mkdir()
+    ages = {tmp_path / "tiles.py": 30, compiled / "old.nbi": 40, compiled / "new.nbi": 20}
+    for file, age in ages.items():
+        file.touch()
+        os.utime(file, (1_000_000 - age,) * 2)
+    cpu_threads._remove_outdated_code(tmp_path)
+    assert [file.name for file in compiled.iterdir()] == ["new.nbi"]

@@ -126,10 +126,12 @@ def test_tiles_of_all_sizes_give_the_same_sums(platform: Platform, outputs: int)
 
 
 @pytest.mark.parametrize("platform", [*PLATFORMS, BF16], ids=["cpu", "torch", "bf16"])
-def test_rows_of_the_weight(platform: Platform) -> None:
-    linear, weight, _ = make(platform, 20, 37)
-    index = torch.tensor([36, 0, 15, 16, 36])
-    assert torch.equal(linear.rows(index), weight[index].float())
+@pytest.mark.parametrize("inputs", [20, 33])
+def test_rows_of_the_weight(platform: Platform, inputs: int) -> None:
+    linear, weight, _ = make(platform, inputs, 37)
+    for index in (torch.tensor([36, 0, 15, 16, 36]), torch.arange(100) % 37, torch.arange(0)):
+        assert torch.equal(linear.rows(index), weight[index].float())
+        assert torch.equal(linear.rows(index.repeat_interleave(2)[::2]), weight[index].float())
 
 
 def test_packing_frees_the_plain_weight() -> None:

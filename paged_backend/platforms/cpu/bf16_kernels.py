@@ -27,10 +27,12 @@ from paged_backend.platforms.cpu.threads import (
     claim_rows,
     device_function,
     floats,
+    longs,
 )
 from paged_backend.platforms.cpu.tiles import LANES, Float32
 
 _INT32 = ir.IntType(32)
+_HIGH_HALF = np.uint32(0xFFFF0000)
 MANY_ROWS = 12  # from here on, converting the weights first is faster
 
 
@@ -122,6 +124,26 @@ def _round_rows_in_float32(arguments: Any) -> None:
         start, end = claim_rows(arguments, rows)
 
 
+def _gather_rows(arguments: Any) -> None:
+    """Copy rows of a weight from its panels of pairs, and convert them to float32."""
+    _, index_at, panels, out_at, count, inputs, num_pairs = numba.carray(arguments, 7)
+    index, out = longs(index_at, count), floats(out_at, (count, inputs))
+    start, end = claim_rows(arguments, count)
+    while start < end:
+        for row in range(start, end):
+            first = panels + index[row] // LANES * num_pairs * LANES * 4
+            panel = array_at(first, (num_pairs, LANES), np.uint32)
+            lane = index[row] % LANES
+            for pair in range(inputs // 2):
+                bits = panel[pair, lane]
+                out[row, 2 * pair] = np.uint32(bits << np.uint32(16)).view(np.float32)
+                out[row, 2 * pair + 1] = np.uint32(bits & _HIGH_HALF).view(np.float32)
+            if inputs % 2:
+                bits = panel[inputs // 2, lane]
+                out[row, inputs - 1] = np.uint32(bits << np.uint32(16)).view(np.float32)
+        start, end = claim_rows(arguments, count)
+
+
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
 def _unpack_rows(context: Any, source: Any, target: Any, rows: Any) -> Any:
     """Convert rows of LANES pairs, at an address, to twice as many rows of LANES float32."""
@@ -168,12 +190,13 @@ def _multiply_many_rows(arguments: Any) -> None:
     _multiply_unpacked(arguments, numba.carray(arguments, 2)[1])
 
 
-_round, _split, _round_in_float32, _few_rows, _many_rows = (
+_round, _split, _round_in_float32, _gather, _few_rows, _many_rows = (
     functools.cache(functools.partial(ParallelKernel, function))
     for function in (
         _round_rows,
         _split_rows,
         _round_rows_in_float32,
+        _gather_rows,
         _multiply_few_rows,
         _multiply_many_rows,
     )
@@ -198,6 +221,14 @@ def split_rows(x: Tensor, rows: int, depth: int) -> Tensor:
     values = torch.empty(rows, 2, depth, dtype=torch.bfloat16)
     _split()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
     return values
+
+
+def gather_rows(panels: Tensor, index: Tensor, inputs: int) -> Tensor:
+    """Return the rows at `index` [count] int64 of a weight in panels: [count, inputs] float32."""
+    index, out = index.contiguous(), torch.empty(len(index), inputs)
+    places = index.data_ptr(), panels.data_ptr(), out.data_ptr()
+    _gather()(*places, *out.shape, panels.shape[1])
+    return out
 
 
 def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, initial: Initial) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearProduct, LinearSpec
 from paged_backend.platforms.cpu import amx, bf16_kernels
-from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
-from paged_backend.platforms.cpu.bf16_kernels import round_rows
+from paged_backend.platforms.cpu.amx import DEPTH, ROWS
+from paged_backend.platforms.cpu.bf16_kernels import gather_rows, round_rows
 from paged_backend.platforms.cpu.gated import GatedLinear
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.panels import make_panels
@@ -57,8 +57,7 @@ class BFloat16Linear(InPlaceProduct, TorchLinear):
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
-        rows = self._panels[index // LANES, :, index % LANES]
-        return rows.flatten(1)[:, : self._spec.inputs].float()
+        return gather_rows(self._panels, index, self._spec.inputs)
 
     def _readable(self, x: Tensor) -> Tensor:
         return x.contiguous()

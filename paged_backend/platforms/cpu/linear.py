@@ -17,9 +17,11 @@ from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.threads import (
     ParallelKernel,
     claim,
+    claim_rows,
     device_function,
     floats,
     inlined,
+    longs,
 )
 from paged_backend.platforms.cpu.tiles import (
     LANES,
@@ -68,7 +70,9 @@ class CpuLinear(InPlaceProduct, TorchLinear):
 
     def rows(self, index: Tensor) -> Tensor:
         """Look up the weight's rows at `index` [count] int64, for a tied input embedding."""
-        return self._panels[index // LANES, :, index % LANES]
+        index, out = index.contiguous(), torch.empty(len(index), self._spec.inputs)
+        _gather(index.data_ptr(), self._panels.data_ptr(), out.data_ptr(), *out.shape)
+        return out
 
     def _run(self, x: Tensor, out: Tensor, initial: Initial) -> None:
         places = x.data_ptr(), self._panels.data_ptr(), out.data_ptr()
@@ -202,3 +206,20 @@ def _multiply_gated(arguments: Any) -> None:
 
 
 _gated = ParallelKernel(_multiply_gated)
+
+
+def _gather_rows(arguments: Any) -> None:
+    """Copy rows of a weight [outputs, inputs] from its panels."""
+    _, index_at, panels, out_at, count, inputs = numba.carray(arguments, 6)
+    index, out = longs(index_at, count), floats(out_at, (count, inputs))
+    start, end = claim_rows(arguments, count)
+    while start < end:
+        for row in range(start, end):
+            first = panels + index[row] // LANES * inputs * LANES * 4
+            panel, lane = floats(first, (inputs, LANES)), index[row] % LANES
+            for i in range(inputs):
+                out[row, i] = panel[i, lane]
+        start, end = claim_rows(arguments, count)
+
+
+_gather = ParallelKernel(_gather_rows)

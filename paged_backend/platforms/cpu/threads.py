@@ -94,11 +94,25 @@ def exact_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compile(signature: Any, function: Callable[..., None]) -> Any:
     """Compile a function that ctypes calls without the GIL; its code is cached on disk."""
+    _remove_outdated_code(Path(__file__).parent)
     with _one_process_at_a_time(Path(function.__code__.co_filename)):
         compiled = numba.cfunc(signature, cache=True, **_OPTIONS)(function)
     if not compiled.cache_hits:
         _say_that_it_takes_time()
     return compiled
+
+
+@functools.cache
+def _remove_outdated_code(folder: Path) -> None:
+    """Remove the compiled kernels of a folder that are older than one of its modules.
+
+    numba notices edits in the module of a kernel, but not in those that it imports.
+    """
+    edited_s = max(file.stat().st_mtime for file in folder.glob("*.py"))
+    for index in (folder / "__pycache__").glob("*.nbi"):
+        with contextlib.suppress(OSError):  # another process removes it, or nobody may
+            if index.stat().st_mtime < edited_s:
+                index.unlink()
 
 
 @contextlib.contextmanager
