@@ -7,6 +7,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Semaphore
 from typing import Any
 
 import numba
@@ -118,3 +120,29 @@ def test_kernels_are_compiled_again_after_an_edit_in_any_module(tmp_path: Path) 
         os.utime(file, (1_000_000 - age,) * 2)
     cpu_threads._remove_outdated_code(tmp_path)
     assert [file.name for file in compiled.iterdir()] == ["new.nbi"]
+
+
+def test_a_helper_that_is_about_to_sleep_notices_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has found no job for a while, and the caller has just begun to run some."""
+    calls: SimpleQueue[object] = SimpleQueue()
+    returns = Semaphore(0)
+
+    def help_once(shared: object) -> None:
+        calls.put(shared)
+        returns.acquire()
+
+    monkeypatch.setattr(cpu_threads, "_help", help_once)
+    crew = Crew(1)
+    calls.get(timeout=10)
+    with crew._busy:  # the caller leads
+        crew._helpers[0].wake()
+        returns.release()
+        calls.get(timeout=10)
+    returns.release()
+    with pytest.raises(Empty):  # now it sleeps
+        calls.get(timeout=0.2)
+    with crew._busy:
+        crew._helpers[0].wake()
+        calls.get(timeout=10)

@@ -192,25 +192,31 @@ class ParallelKernel:
 
 
 class _Helper:
-    """A thread that helps with kernels that follow each other closely, and sleeps otherwise."""
+    """A thread that helps with kernels that follow each other closely, and sleeps otherwise.
 
-    def __init__(self, shared: Any) -> None:
+    Args:
+        shared: the words that caller and helpers share.
+        is_leading: returns True while the caller runs kernels.
+    """
+
+    def __init__(self, shared: Any, is_leading: Callable[[], bool]) -> None:
         self._shared = shared
-        self._alarm = threading.Lock()
-        self._alarm.acquire()
-        self._asleep = False
+        self._is_leading = is_leading
+        self._alarm = threading.Event()
         threading.Thread(target=self._live, name="cpu-kernel-helper", daemon=True).start()
 
     def wake(self) -> None:
-        if self._asleep:
-            self._asleep = False
-            self._alarm.release()
+        """Wake the thread if it sleeps; the caller must be leading by now."""
+        if not self._alarm.is_set():
+            self._alarm.set()
 
     def _live(self) -> None:
         while True:
             _help(self._shared)
-            self._asleep = True
-            self._alarm.acquire()
+            self._alarm.clear()
+            # The caller may have begun before the alarm was cleared, and would not set it again.
+            if not self._is_leading():
+                self._alarm.wait()
 
 
 class Crew:
@@ -221,7 +227,7 @@ class Crew:
         self._shared = self._words.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
         self._busy = threading.Lock()
         self._jobs = 0
-        self._helpers = [_Helper(self._shared) for _ in range(helpers)]
+        self._helpers = [_Helper(self._shared, self._busy.locked) for _ in range(helpers)]
 
     @property
     def num_helpers(self) -> int:
