@@ -35,25 +35,27 @@ def _place(builder: Any, data: Any, vector: Any, index: Any) -> Any:
 
 
 def load(builder: Any, data: Any, index: Any) -> Any:
+    """Load the vector at an index, counted in vectors from an address."""
     return builder.load(_place(builder, data, FLOATS, index), align=4)
 
 
-def store_float32(builder: Any, weight: Any, data: Any, index: Any) -> None:
-    builder.store(weight, _place(builder, data, FLOATS, index), align=4)
+def store_float32(builder: Any, vector: Any, data: Any, index: Any) -> None:
+    """Store a vector at an index, counted in vectors from an address."""
+    builder.store(vector, _place(builder, data, FLOATS, index), align=4)
 
 
-def _store_bfloat16(builder: Any, weight: Any, data: Any, index: Any) -> None:
+def _store_bfloat16(builder: Any, vector: Any, data: Any, index: Any) -> None:
     """Store the nearest bfloat16, of two of them the even one, with one instruction."""
     initialize_native_asmparser()
     signature = ir.FunctionType(_WORDS, [FLOATS])
     instruction = "vcvtneps2bf16 $1, $0"
-    rounded = builder.asm(signature, instruction, "=v,v", [weight], side_effect=False)
+    rounded = builder.asm(signature, instruction, "=v,v", [vector], side_effect=False)
     builder.store(rounded, _place(builder, data, _WORDS, index), align=2)
 
 
-def round_to_bfloat16(builder: Any, weight: Any, data: Any, index: Any) -> None:
+def round_to_bfloat16(builder: Any, vector: Any, data: Any, index: Any) -> None:
     """Store the same, on any processor."""
-    bits = builder.bitcast(weight, INTS)
+    bits = builder.bitcast(vector, INTS)
     shift, one, half = (ir.Constant(INTS, [number] * LANES) for number in (16, 1, 0x7FFF))
     odd = builder.and_(builder.lshr(bits, shift), one)
     rounded = builder.lshr(builder.add(bits, builder.add(half, odd)), shift)
@@ -61,6 +63,7 @@ def round_to_bfloat16(builder: Any, weight: Any, data: Any, index: Any) -> None:
 
 
 def splat(builder: Any, number: Any) -> Any:
+    """Return a vector of copies of a number."""
     undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     vector = builder.insert_element(undefined, number, _INT32(0))
     return builder.shuffle_vector(vector, undefined, ir.Constant(INTS, [0] * LANES))
