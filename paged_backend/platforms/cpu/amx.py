@@ -49,7 +49,6 @@ _PRODUCTS_OF_PARTS = ((1, 0), (0, 0), (0, 1))  # parts of A and B; the largest p
 _BF16, _INT8_TILES = "tdpbf16ps", "tdpbusd"  # the instructions that multiply tiles
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
-_ONE = np.float32(1.0)
 _INT8, _VOID = ir.IntType(8), ir.VoidType()
 _POINTER = _INT8.as_pointer()
 

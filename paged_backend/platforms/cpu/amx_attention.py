@@ -209,13 +209,13 @@ def _find(
     seq, head, base = place
     _, kv_heads, numbers = pool.shape
     groups, start = (num_keys + KEYS - 1) // KEYS, np.int64(pool.ctypes.data)
-    block, offset = divmod(base + skipped, step.block_size)
+    index, offset = divmod(base + skipped, step.block_size)
     for group in range(skipped // KEYS, groups):
-        memory = step.table[seq, block] * kv_heads + head
-        scratch.addresses[group] = start + memory * numbers * 2 + offset * token_bytes
+        block = step.table[seq, index] * kv_heads + head
+        scratch.addresses[group] = start + block * numbers * 2 + offset * token_bytes
         offset += KEYS
         if offset == step.block_size:
-            block, offset = block + 1, 0
+            index, offset = index + 1, 0
     return groups
 
 

@@ -63,7 +63,7 @@ class Scratch(NamedTuple):
     """The memory of a thread for its present tile; a row is one query with one head."""
 
     queries: Any  # [rows, head_dim], rotated and scaled
-    scores: Any  # [rows, keys of a chunk], then the weights made of them
+    scores: Any  # [rows, keys of a chunk], then the weights made of them, which may be bf16
     sums: Any  # [rows, head_dim] of weighted values
     maxima: Any  # [rows] highest score so far
     totals: Any  # [rows] sum of the weights so far

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,7 @@ def emit_exp2(builder: Any, x: Any) -> Any:
 
     The result is 0 where it would be less than the smallest normal number.
     """
-
-    def number(value: float) -> Any:
-        return _constant(x.type, value)
-
+    number = partial(_constant, x.type)
     x = emit_maximum(builder, x, number(-127))
     whole = _call(builder, "floor", builder.fadd(x, number(0.5), flags=_FAST))
     f = builder.fsub(x, whole, flags=_FAST)

@@ -29,8 +29,7 @@ from paged_backend.log import LOG
 
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
-_PIECE = 16  # rows that a thread claims at once, of many
-_MANY_ROWS = 64
+_NUM_PIECES, _LARGEST_PIECE = 32, 16  # of the rows that threads claim
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
 _SIGNATURE = types.void(_POINTER)
 _IDLE_POLLS = 2000  # a helper looks for the next kernel for about a millisecond
@@ -110,7 +109,8 @@ def _remove_outdated_code(folder: Path) -> None:
     """
     edited_s = max(file.stat().st_mtime for file in folder.glob("*.py"))
     for index in (folder / "__pycache__").glob("*.nbi"):
-        with contextlib.suppress(OSError):  # another process removes it, or nobody may
+        # Another process may have removed the file, or the folder may be read-only.
+        with contextlib.suppress(OSError):
             if index.stat().st_mtime < edited_s:
                 index.unlink()
 
@@ -357,14 +357,15 @@ def claim(arguments: Any) -> Any:
 def claim_rows(arguments: Any, num_rows: int) -> Any:
     """Return the first row of the next piece, and the row after its last one.
 
-    A piece of many rows has several, as threads wait for each other where they claim. After the
-    last piece, both numbers are equal.
+    If there are many rows, a piece has several, because threads wait for each other when they
+    claim. There are still enough pieces for the cores of a large CPU. After the last piece, both
+    numbers are equal.
 
     Args:
         arguments: see `claim`.
         num_rows: of the kernel; each row takes about as much time.
     """
-    piece = _PIECE if num_rows >= _MANY_ROWS else 1
+    piece = min(max(num_rows // _NUM_PIECES, 1), _LARGEST_PIECE)
     first = min(claim(arguments) * piece, num_rows)
     return first, min(first + piece, num_rows)
 
