@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -153,6 +156,8 @@ def test_no_prompt_returns_in_a_later_round() -> None:
         lengths = [(len(job.prompt), job.max_tokens) for job in before.jobs]
         assert lengths == [(len(job.prompt), job.max_tokens) for job in after.jobs]
         assert before.jobs[0].prompt[:16] != after.jobs[0].prompt[:16]
+        assert before.wake_up is not None and after.wake_up is not None
+        assert before.wake_up.prompt[:16] != after.wake_up.prompt[:16]
     assert [len(m.jobs) for m in first] == [2, 1, 1, 32]
     assert len(first[2].jobs[0].prompt) == 512
     assert len({tuple(job.prompt[:448]) for job in first[3].jobs}) == 1
@@ -166,6 +171,8 @@ def test_measurements_fit_a_short_model(max_model_len: int) -> None:
     for measurement in plan.round(0):
         assert measurement.lengths[-1] <= max_model_len
         assert all(job.prompt and job.max_tokens for job in measurement.jobs)
+        assert measurement.wake_up is not None
+        assert len(measurement.wake_up.prompt) + measurement.wake_up.max_tokens <= max_model_len
 
 
 @pytest.mark.parametrize(
@@ -203,6 +210,27 @@ def test_a_missing_package_is_named(
 def test_a_program_that_is_not_python_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     line = fails(capsys, "demo", "--peer", "vllm", "--peer-python", "/bin/echo")
     assert "is no Python that runs the peer" in line
+
+
+def test_a_peer_ends_with_the_benchmark(tmp_path: Path) -> None:
+    started, python = tmp_path / "pid", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ > {started}\nexec sleep 60\n")  # as if it computed
+    python.chmod(0o755)
+    code = (
+        "import sys\n"
+        "from paged_backend.tools.bench.peer_options import PeerOptions\n"
+        "from paged_backend.tools.bench.peer_process import PeerProcess, PeerSettings\n"
+        "settings = PeerSettings('', 'auto', 'cpu', 'float32', 1, 1, 1, 1, 1)\n"
+        "PeerProcess(PeerOptions('vllm', sys.argv[1]), settings)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(python)]) as bench:
+        while not (started.exists() and started.read_text()):
+            assert bench.poll() is None
+            time.sleep(0.01)
+        pidfd = os.pidfd_open(int(started.read_text()))
+        bench.kill()
+    assert select.select([pidfd], [], [], 30)[0], "the peer outlives the benchmark"
+    os.close(pidfd)
 
 
 def test_a_peer_runs_jobs_and_waits_without_work(fake: Any) -> None:
@@ -251,19 +279,19 @@ def test_a_peer_that_fails_in_a_round_leaves_the_figures(
 ) -> None:
     calls: list[int] = []
 
-    def run_five(self: PeerProcess, jobs: Any, at_once: int, max_seconds: float) -> float:
+    def run_seven(self: PeerProcess, jobs: Any, at_once: int, max_seconds: float) -> float:
         calls.append(at_once)
-        if len(calls) == 6:  # four of the warm-up, and the trace
+        if len(calls) == 8:  # four of the warm-up, the trace, and what wakes the peer up twice
             raise PeerError("peer transformers: ended with exit status 9")
         return 1.0
 
-    monkeypatch.setattr(PeerProcess, "run", run_five)
+    monkeypatch.setattr(PeerProcess, "run", run_seven)
     path = tmp_path / "report.json"
     argv = [str(folder), "--num-prompts", "2", "--input-len", "9", "--output-len", "3"]
     assert run(*argv, "--max-model-len", "512", "--json", str(path)) == 1
     assert "ended with exit status 9" in capsys.readouterr().out
     trace, *others = json.loads(path.read_text())["measurements"]
-    assert len(calls) == 6 and trace["rounds"][0]["peer"] > 0
+    assert len(calls) == 8 and trace["rounds"][0]["peer"] > 0
     assert all(other["rounds"][0]["peer"] is None for other in others)
     assert all(other["rounds"][0]["engine"] > 0 for other in others)
 

@@ -36,6 +36,9 @@ class Measurement:
     jobs: list[Job]
     at_once: int
     is_rate: bool  # the figure is output tokens per second, otherwise seconds
+    # A job that runs before them and is not timed. While a side waits for the other one, it loses
+    # its cache lines, and the host of a virtual machine may take its memory.
+    wake_up: Job | None = None
 
     def figure(self, seconds: float) -> float:
         """Return the figure of a run that took `seconds`."""
@@ -52,7 +55,7 @@ class Measurement:
             replace(job, max_tokens=min(job.max_tokens, _WARM_UP_OUTPUT))
             for job in sorted(self.jobs, key=lambda job: not job.grammar)[: self.at_once]
         ]
-        return replace(self, jobs=jobs)
+        return replace(self, jobs=jobs, wake_up=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Plan:
     def round(self, number: int) -> list[Measurement]:
         """Return the measurements of a round."""
         rng = np.random.default_rng([self.seed, number])
-        return [self._trace(number), self._alone(rng), self._first(rng), self._prefix(rng)]
+        measurements = self._trace(number), self._alone(rng), self._first(rng), self._prefix(rng)
+        return [replace(item, wake_up=self._wake_up(rng)) for item in measurements]
 
     def _trace(self, number: int) -> Measurement:
         """The trace, with other tokens in each round that are shared in the same way."""
@@ -97,6 +101,10 @@ class Plan:
         jobs = [Job(prefix + self._tokens(rng, suffix), output) for _ in range(PREFIX_REQUESTS)]
         label = f"{PREFIX_REQUESTS} requests on a {len(prefix)}-token prefix: s"
         return Measurement("common_prefix", label, jobs, PREFIX_REQUESTS, False)
+
+    def _wake_up(self, rng: np.random.Generator) -> Job:
+        output = min(_WARM_UP_OUTPUT, self.max_model_len // 2)
+        return Job(self._tokens(rng, min(FIRST_TOKEN_PROMPT, self.max_model_len) - output), output)
 
     def _tokens(self, rng: np.random.Generator, count: int) -> list[int]:
         tokens: list[int] = rng.integers(self.vocab_size, size=count).tolist()

@@ -204,6 +204,8 @@ class Duel:
         comparison.rounds.append(Pair(engine, peer))
 
     def _run_engine(self, measurement: Measurement) -> EngineFigures:
+        if measurement.wake_up is not None:
+            run_engine(self._engine, self._worker, [measurement.wake_up], 1)
         figures = run_engine(self._engine, self._worker, measurement.jobs, measurement.at_once)
         self._settle()
         return figures
@@ -214,6 +216,8 @@ class Duel:
             return None
         deadline = LEAST_DEADLINE_SECONDS + DEADLINE_FACTOR * engine_seconds
         try:
+            if measurement.wake_up is not None:
+                self._peer.run([measurement.wake_up], 1, deadline)
             seconds = self._peer.run(measurement.jobs, measurement.at_once, deadline)
         except PeerError as error:
             self._peer, self.problem = None, str(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from paged_backend.errors import ConfigError, PagedError
+from paged_backend.launch.tied_process import tied_command
 from paged_backend.tools.bench.measurements import Job
 from paged_backend.tools.bench.peer_options import PeerOptions
 
@@ -62,23 +64,22 @@ class PeerProcess:
     def __init__(
         self, options: PeerOptions, settings: PeerSettings, *, load_seconds: float = LOAD_SECONDS
     ) -> None:
+        python = options.python or sys.executable
+        if shutil.which(python) is None:
+            raise ConfigError(f"--peer-python {python}: No such file, or it cannot be executed")
         self._name = options.name
         self._scratch = tempfile.TemporaryDirectory(prefix="paged-peer-")
         self._stderr = open(Path(self._scratch.name) / "stderr", "w+b")
-        python = options.python or sys.executable
-        try:
-            self._process = subprocess.Popen(
-                [python, str(_FOLDER / "serve.py"), str(_FOLDER / options.kind.script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                text=True,
-                env=_environment(options, settings.threads),
-                start_new_session=True,  # so that its own children can be ended with it
-            )
-        except OSError as error:
-            self._clean()
-            raise ConfigError(f"--peer-python {python}: {error.strerror}") from error
+        command = [python, str(_FOLDER / "serve.py"), str(_FOLDER / options.kind.script)]
+        self._process = subprocess.Popen(
+            tied_command(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env=_environment(options, settings.threads),
+            start_new_session=True,  # so that its own children can be ended with it
+        )
         values = {name: getattr(settings, name) for name in PeerSettings.__slots__}
         try:
             loaded = self._ask({"load": values | {"scratch": self._scratch.name}}, load_seconds)
