@@ -1,8 +1,12 @@
-"""Linear layers of transformers' models that are computed by a platform's kernels."""
+"""Linear layers of transformers' models that are computed by a platform's kernels.
+
+Layers that read the same rows, such as those of queries, keys and values, become one product.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,26 +21,100 @@ from paged_backend.models.linear import LinearMethod, LinearSpec
 _CLASSES = nn.Linear, Conv1D
 
 
-class KernelLinear(nn.Module):
-    """Computes a linear layer by a `LinearMethod`."""
+class SharedProduct:
+    """Computes layers that a model calls one after the other with the same tensor.
 
-    def __init__(self, method: LinearMethod, outputs: int) -> None:
-        super().__init__()
+    Args:
+        method: computes all of them.
+        sizes: the output size of each layer.
+    """
+
+    def __init__(self, method: LinearMethod, sizes: Sequence[int]) -> None:
         self._method = method
-        self._outputs = outputs
+        self._sizes = list(sizes)
+        self._input: Tensor | None = None
+        self._waiting: dict[int, Tensor] = {}  # outputs that their layers have not taken
+
+    def take(self, x: Tensor, index: int) -> Tensor:
+        """Return the output [rows, size] of layer `index` for `x` [..., inputs].
+
+        An output is taken once, so a layer that is called again computes it again.
+        """
+        if x is not self._input or index not in self._waiting:
+            outputs = self._method(x.reshape(-1, x.shape[-1]))
+            self._input = x
+            self._waiting = dict(enumerate(torch.split(outputs, self._sizes, dim=-1)))
+        output = self._waiting.pop(index)
+        if not self._waiting:
+            self._input = None
+        return output
+
+
+class KernelLinear(nn.Module):
+    """Computes a linear layer, which may be one of several in a product."""
+
+    def __init__(self, product: SharedProduct, index: int) -> None:
+        super().__init__()
+        self._product = product
+        self._index = index
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer's output [..., outputs] for `x` [..., inputs]."""
-        return self._method(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self._outputs)
+        output = self._product.take(x, self._index)
+        return output.view(*x.shape[:-1], output.shape[-1])
+
+
+class CalledLayers:
+    """The linear layers that a model has called, in groups that can be one product."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, nn.Module, int]] = []  # with the number of the input
+        self._read: set[str] = set()
+        self._num_inputs = 0
+        self._input: Tensor | None = None
+        self._copy = torch.empty(0)
+
+    def add(self, name: str, layer: nn.Module, x: Tensor) -> None:
+        """Add the call of a layer with the input `x`."""
+        if x is not self._input or not torch.equal(x, self._copy):  # it may be changed in place
+            self._input, self._copy = x, x.clone()
+            self._num_inputs += 1
+        self._calls.append((name, layer, self._num_inputs))
+
+    def exclude(self, name: str) -> None:
+        """Exclude a layer whose weight the model reads by itself: it cannot be replaced."""
+        self._read.add(name)
+
+    def groups(self) -> list[tuple[str, ...]]:
+        """Return the names of the layers of each product, in the order of their calls."""
+        found: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)  # by layer
+        for group in self._runs():
+            for name in group:
+                found[name].add(group)
+        seen = {group for groups in found.values() for group in groups}
+        together = {group for group in seen if all(found[name] == {group} for name in group)}
+        return sorted(together | {(name,) for name in found if not found[name] & together})
+
+    def _runs(self) -> Iterator[tuple[str, ...]]:
+        """Yield the names of calls in a row that agree in all that a product needs."""
+        names: list[str] = []
+        before: tuple[Any, ...] = ()
+        for name, layer, number in self._calls:
+            kind = (number, name.rpartition(".")[0], type(layer), layer.bias is None)
+            if names and (kind != before or name in names):
+                yield tuple(names)
+                names = []
+            before = kind
+            if name not in self._read:
+                names.append(name)
+        if names:
+            yield tuple(names)
 
 
 @contextmanager
-def watch_linear_layers(model: nn.Module) -> Iterator[set[str]]:
-    """Collect the names of the linear layers that a model calls, within the `with` block.
-
-    Layers whose weight the model reads by itself are left out: they cannot be replaced.
-    """
-    called: set[str] = set()
+def watch_linear_layers(model: nn.Module) -> Iterator[CalledLayers]:
+    """Collect the linear layers that a model calls, within the `with` block."""
+    called = CalledLayers()
     layers = {n: layer for n, layer in model.named_modules() if type(layer) in _CLASSES}
     for name, layer in layers.items():
         layer.__class__ = _watched(type(layer), name, called)
@@ -47,59 +125,71 @@ def watch_linear_layers(model: nn.Module) -> Iterator[set[str]]:
             layer.__class__ = type(layer).__base__
 
 
-def _watched(base: type[nn.Module], name: str, called: set[str]) -> type[nn.Module]:
-    """Return a subclass that adds a name when the layer is called, and removes it for good."""
-    state = {"inside": False, "read": False}
+def _watched(base: type[nn.Module], name: str, called: CalledLayers) -> type[nn.Module]:
+    """Return a subclass that reports calls of the layer, and other reads of its weight."""
+    inside = False
 
     class Watched(base):  # type: ignore[misc,valid-type]  # a base that is a value
         def __getattr__(self, attribute: str) -> Any:
-            if attribute in ("weight", "bias") and not state["inside"]:
-                state["read"] = True
-                called.discard(name)
+            if attribute in ("weight", "bias") and not inside:
+                called.exclude(name)
             return super().__getattr__(attribute)
 
         def forward(self, x: Tensor) -> Any:
-            if not state["read"]:
-                called.add(name)
-            state["inside"] = True
+            nonlocal inside
+            called.add(name, self, x)
+            inside = True
             try:
                 return super().forward(x)
             finally:
-                state["inside"] = False
+                inside = False
 
     return Watched
 
 
-def replace_linear_layers(model: nn.Module, names: Iterable[str], kernels: Kernels) -> None:
+def replace_linear_layers(
+    model: nn.Module, groups: Iterable[Sequence[str]], kernels: Kernels
+) -> None:
     """Replace layers of a model.
 
     Args:
         model: the model.
-        names: from `called_linear_layers`.
+        groups: names of the layers of each product, from :meth:`CalledLayers.groups`.
         kernels: the platform.
     """
-    for name in names:
-        parent, _, child = name.rpartition(".")
-        layer = model.get_submodule(name)
-        assert isinstance(layer, _CLASSES)
-        setattr(model.get_submodule(parent), child, _kernel_linear(name, layer, kernels))
+    for names in groups:
+        prefix = names[0].rpartition(".")[0]
+        parent = model.get_submodule(prefix)
+        layers = {name.rpartition(".")[2]: model.get_submodule(name) for name in names}
+        weights = {part: _weight(layer) for part, layer in layers.items()}
+        product = SharedProduct(
+            _pack(prefix, layers, weights, kernels), [len(weight) for weight in weights.values()]
+        )
+        for index, part in enumerate(layers):
+            setattr(parent, part, KernelLinear(product, index))
 
 
-def _kernel_linear(name: str, layer: Any, kernels: Kernels) -> KernelLinear:
-    weight = layer.weight.detach()
-    if isinstance(layer, Conv1D):
-        weight = weight.t()
-    outputs, inputs = weight.shape
-    prefix, _, part = name.rpartition(".")
-    method = kernels.linear(LinearSpec(inputs, {part: outputs}, layer.bias is not None, prefix))
-    values = {"weight": weight, "bias": layer.bias}
+def _weight(layer: Any) -> Tensor:
+    """Return the weight [outputs, inputs] of a layer."""
+    weight: Tensor = layer.weight.detach()
+    return weight.t() if isinstance(layer, Conv1D) else weight
+
+
+def _pack(
+    prefix: str, layers: dict[str, Any], weights: dict[str, Tensor], kernels: Kernels
+) -> LinearMethod:
+    first = next(iter(layers))
+    sizes = {part: len(weight) for part, weight in weights.items()}
+    has_bias = layers[first].bias is not None
+    method = kernels.linear(LinearSpec(weights[first].shape[1], sizes, has_bias, prefix))
     for place_name, place in method.parameters().items():
-        value = values[place_name.rpartition(".")[2]]
+        part, _, kind = place_name.rpartition(".")
+        value = weights[part] if kind == "weight" else layers[part].bias
         if isinstance(place, StoredTensor):
             if value is not None:
-                place.fill(value.detach(), f"the model's {name}")
+                place.fill(value.detach(), f"the model's {prefix}.{part}")
         else:
             with torch.no_grad():
                 place.copy_(value)
     method.pack()
-    return KernelLinear(method, outputs)
+    return method

@@ -85,6 +85,27 @@ def test_embeddings_are_those_of_transformers(tmp_path: Path, family: str, kind:
     assert torch.nn.Linear not in layers
 
 
+@pytest.mark.parametrize(
+    ("family", "parts"),
+    [
+        ("bert", "encoder.layer.0.attention.self.query key value"),
+        ("distilbert", "transformer.layer.0.attention.q_lin k_lin v_lin"),
+        ("albert", "encoder.albert_layer_groups.0.albert_layers.0.attention.query key value"),
+        ("mpnet", "encoder.layer.0.attention.attn.q k v"),
+        ("eurobert", "layers.0.mlp.gate_proj up_proj"),
+    ],
+)
+def test_layers_that_read_the_same_rows_are_one_product(
+    tmp_path: Path, family: str, parts: str
+) -> None:
+    make_encoder(family, tmp_path)
+    runner: Any = encoder_engine(tmp_path).executor.model_runner
+    parent, _, first = parts.partition(" ")[0].rpartition(".")
+    module = runner._encoder._model.get_submodule(parent)
+    names = [first, *parts.split(" ")[1:]]
+    assert len({getattr(module, name)._product for name in names}) == 1
+
+
 def test_dimensions_are_kept_before_normalization(folder: Path, model: PreTrainedModel) -> None:
     engine = encoder_engine(folder, pooling_type="mean")
     (found,) = embed(engine, [LONG], PoolingParams(dimensions=7))
