@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -84,11 +84,11 @@ class LLM:
         Raises:
             InvalidRequest: a prompt or its parameters cannot be used; nothing was computed.
         """
+        several = _several(prompts)
+        each = _each("sampling_params", sampling_params, SamplingParams(), len(several))
         answers = [
-            self._answer(prompt, params)
-            for prompt, params in _pair(
-                "sampling_params", prompts, sampling_params, SamplingParams()
-            )
+            self._answer(prompt, ids, params)
+            for prompt, ids, params in zip(several, self._encode(several), each, strict=True)
         ]
         for answer in answers:
             self.engine.limits.check(answer.request.prompt_token_ids, answer.request.params)
@@ -118,9 +118,11 @@ class LLM:
             InvalidRequest: the model generates, or a prompt or its parameters cannot be used;
                 nothing was computed.
         """
+        several = _several(prompts)
+        each = _each("pooling_params", pooling_params, PoolingParams(), len(several))
         requests = [
-            self._embedding_request(prompt, params)
-            for prompt, params in _pair("pooling_params", prompts, pooling_params, PoolingParams())
+            self._embedding_request(ids, params)
+            for ids, params in zip(self._encode(several), each, strict=True)
         ]
         ends = self._pool(requests)
         return [
@@ -154,7 +156,8 @@ class LLM:
         return [_score(query, document) for query, document in zip(queries, documents, strict=True)]
 
     def _score_pairs(self, pairs: Sequence[tuple[Prompt, Prompt]]) -> list[ScoringRequestOutput]:
-        requests = [self._pair_request(query, document) for query, document in pairs]
+        texts = [(_text("data_1", query), _text("data_2", document)) for query, document in pairs]
+        requests = [self._pair_request(ids) for ids in self.tokenizer.encode_batch(texts)]
         return [
             ScoringRequestOutput(
                 request.request_id,
@@ -165,11 +168,7 @@ class LLM:
             for request, end in zip(requests, self._pool(requests), strict=True)
         ]
 
-    def _pair_request(self, query: Prompt, document: Prompt) -> Request:
-        for name, text in (("data_1", query), ("data_2", document)):
-            if not isinstance(text, str):
-                raise InvalidRequest(name, f"must be texts for a reranker, got {shorten(text)}")
-        ids = self.tokenizer.encode_pair(str(query), str(document))
+    def _pair_request(self, ids: list[int]) -> Request:
         self.engine.limits.check_pair(ids)
         self._num_requests += 1
         return Request(str(self._num_requests), ids, pooling=PoolingParams())
@@ -185,8 +184,15 @@ class LLM:
         self._run(requests, take)
         return [ends[request.request_id] for request in requests]
 
-    def _embedding_request(self, prompt: Prompt, params: PoolingParams) -> Request:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+    def _encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the token ids of prompts; all texts are encoded at once, on several cores."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [
+            next(encoded) if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts
+        ]
+
+    def _embedding_request(self, ids: list[int], params: PoolingParams) -> Request:
         self.engine.limits.check_embedding(ids, params)
         self._num_requests += 1
         return Request(str(self._num_requests), ids, pooling=params)
@@ -203,9 +209,8 @@ class LLM:
             output.num_cached_tokens,
         )
 
-    def _answer(self, prompt: Prompt, params: SamplingParams) -> OfflineAnswer:
+    def _answer(self, prompt: Prompt, ids: list[int], params: SamplingParams) -> OfflineAnswer:
         text = prompt if isinstance(prompt, str) else None
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         params = resolve_bad_words(self.tokenizer, self.engine.limits.bounded(params))
         self._num_requests += 1
         grammar = ""
@@ -282,16 +287,20 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
     return prompts
 
 
-def _pair(
-    name: str, prompts: Prompt | Sequence[Prompt], params: P | Sequence[P] | None, default: P
-) -> Iterable[tuple[Prompt, P]]:
-    several = _several(prompts)
+def _text(name: str, prompt: Prompt) -> str:
+    if not isinstance(prompt, str):
+        raise InvalidRequest(name, f"must be texts for a reranker, got {shorten(prompt)}")
+    return prompt
+
+
+def _each(name: str, params: P | Sequence[P] | None, default: P, num_prompts: int) -> Sequence[P]:
+    """Return the parameters of each prompt."""
     if params is None:
         params = default
-    each = params if isinstance(params, Sequence) else [params] * len(several)
-    if len(each) != len(several):
-        raise InvalidRequest(name, f"has {len(each)} entries for {len(several)} prompts")
-    return zip(several, each, strict=True)
+    each = params if isinstance(params, Sequence) else [params] * num_prompts
+    if len(each) != num_prompts:
+        raise InvalidRequest(name, f"has {len(each)} entries for {num_prompts} prompts")
+    return each
 
 
 def _score(query: EmbeddingRequestOutput, document: EmbeddingRequestOutput) -> ScoringRequestOutput:

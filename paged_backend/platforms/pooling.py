@@ -38,26 +38,35 @@ class Pooler:
             [num_complete, hidden_size] float32, in the order of the specs. With a head:
             [num_complete, 1], the scores.
         """
+        rows = hidden.double()
+        if not all(spec.is_first for spec in specs):
+            rows = self._with_sums(rows, specs)
+        lengths = np.array([spec.num_rows + (not spec.is_first) for spec in specs], np.int64)
+        # One thread adds the rows of a segment in their order, on a CPU and on a GPU.
+        sums = torch.segment_reduce(rows, "sum", lengths=self._send(lengths), axis=0, unsafe=True)
+        complete: list[int] = []
+        counts: list[int] = []
+        for index, spec in enumerate(specs):
+            if spec.total is None:
+                self._sums[spec.seq_id] = sums[index]
+            else:
+                complete.append(index)
+                counts.append(spec.total)
+        if len(complete) < len(specs):
+            sums = sums.index_select(0, self._send(np.array(complete, np.int64)))
+        pooled = (sums / self._send(np.array(counts, np.float64))[:, None]).float()
+        return pooled if self._head is None else self._head(pooled)
+
+    def _with_sums(self, rows: Tensor, specs: list[PoolSpec]) -> Tensor:
+        """Return the rows, with the sum of earlier steps before those of a sequence."""
         parts: list[Tensor] = []
         start = 0
         for spec in specs:
             if not spec.is_first:
                 parts.append(self._sums.pop(spec.seq_id)[None])
-            parts.append(hidden[start : start + spec.num_rows].double())
+            parts.append(rows[start : start + spec.num_rows])
             start += spec.num_rows
-        lengths = np.array([spec.num_rows + (not spec.is_first) for spec in specs], np.int64)
-        # One thread adds the rows of a segment in their order, on a CPU and on a GPU.
-        sums = torch.segment_reduce(
-            torch.cat(parts), "sum", lengths=self._send(lengths), axis=0, unsafe=True
-        )
-        for spec, total in zip(specs, sums, strict=True):
-            if spec.total is None:
-                self._sums[spec.seq_id] = total
-        complete = [index for index, spec in enumerate(specs) if spec.total is not None]
-        counts = np.array([spec.total for spec in specs if spec.total is not None], np.float64)
-        rows = self._send(np.array(complete, np.int64))
-        pooled = (sums.index_select(0, rows) / self._send(counts)[:, None]).float()
-        return pooled if self._head is None else self._head(pooled)
+        return torch.cat(parts)
 
     def release(self, seq_ids: Iterable[int]) -> None:
         """Forget sequences that have ended or lost their blocks; unknown ones are ignored."""

@@ -64,30 +64,34 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with the special tokens of a prompt.
 
-        Raises:
-            InvalidRequest: the text contains half of a surrogate pair.
+        See `encode_batch`.
         """
-        return self._encode(text, add_special_tokens=add_special_tokens)
+        (ids,) = self.encode_batch([text], add_special_tokens=add_special_tokens)
+        return ids
 
-    def _encode(self, text: str | tuple[str, str], *, add_special_tokens: bool) -> list[int]:
-        try:
-            # Unlike the call for a single text, this call releases the GIL.
-            (encoding,) = self._backend.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-            return encoding.ids
-        except TypeError as error:  # raised by the library for such text
-            raise InvalidRequest(
-                "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"
-            ) from error
-
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of two texts together, as `transformers` joins them.
+    def encode_batch(
+        self, texts: Sequence[str | tuple[str, str]], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Return the token ids of several texts, or of pairs as `transformers` joins them.
 
         Raises:
             InvalidRequest: a text contains half of a surrogate pair.
         """
-        return self._encode((first, second), add_special_tokens=True)
+        try:
+            # Unlike the call for a single text, this call releases the GIL.
+            encodings = self._backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+        except TypeError as error:  # raised by the library for such text
+            raise InvalidRequest(
+                "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"
+            ) from error
+        return [encoding.ids for encoding in encodings]
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts together; see `encode_batch`."""
+        (ids,) = self.encode_batch([(first, second)])
+        return ids
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a vocabulary entry; None if there is none."""

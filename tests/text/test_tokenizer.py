@@ -32,8 +32,9 @@ def test_encodes_and_decodes_as_transformers(
     ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert ours.eos_token_id == theirs.eos_token_id
     assert ours.vocab_size == len(theirs)
-    for text in [*CORPUS, "", "x", "</s> inside <tool call>"]:
-        token_ids = ours.encode(text)
+    texts = [*CORPUS, "", "x", "</s> inside <tool call>"]
+    for text, token_ids in zip(texts, ours.encode_batch(texts), strict=True):
+        assert token_ids == ours.encode(text)
         assert token_ids == theirs.encode(text)
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(
             text, add_special_tokens=False

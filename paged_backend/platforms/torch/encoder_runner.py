@@ -62,7 +62,9 @@ class EncoderRunner:
             started = time.perf_counter()
             hidden = self._encoder.forward(self._send(input_ids), lengths)
             self.model_seconds += time.perf_counter() - started
-            return EncodedStep(self._pooler.pool(hidden[self._send(rows)], specs))
+            if len(rows) < len(hidden):
+                hidden = hidden[self._send(rows)]
+            return EncodedStep(self._pooler.pool(hidden, specs))
 
     def _send(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._encoder.device)
