@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduler_output import TokenMasks
@@ -17,14 +18,32 @@ def apply_token_masks(logits: Tensor, masks: TokenMasks) -> None:
         logits: [samples of the step, vocab_size] float32, on the host, contiguous.
         masks: for some of the samples.
     """
-    rows = np.array(masks.indices, np.int64)
-    words = np.frombuffer(masks.bits, "<u4").reshape(len(rows), -1)
-    _kernel().apply_masks(logits.numpy(), rows, words)
+    _kernel().apply_masks(logits.numpy(), *_arrays(masks))
+
+
+def draw_greedy_allowed(logits: Tensor, masks: TokenMasks) -> list[int]:
+    """Return what `draw_greedy` returns for the rows of masks after `apply_token_masks`.
+
+    Args:
+        logits: [samples of the step, vocab_size] float32, on the host, contiguous; not written.
+        masks: for some of the samples.
+    """
+    rows, words = _arrays(masks)
+    tokens = np.empty_like(rows)
+    _kernel().argmax_allowed(logits.numpy(), rows, words, tokens)
+    result: list[int] = tokens.tolist()
+    return result
 
 
 def compile_token_masks() -> None:
-    """Compile the function, so that the first constrained sample does not wait for it."""
+    """Compile the functions, so that the first constrained sample does not wait for it."""
     _kernel()
+
+
+def _arrays(masks: TokenMasks) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Return the row of each mask, and its words."""
+    rows = np.array(masks.indices, np.int64)
+    return rows, np.frombuffer(masks.bits, "<u4").reshape(len(rows), -1)
 
 
 def _kernel() -> ModuleType:

@@ -37,7 +37,7 @@ from paged_backend.sampling.logprobs import (
     split_by_prompt,
 )
 from paged_backend.sampling.sampler import Sampler
-from paged_backend.sampling.token_masks import apply_token_masks
+from paged_backend.sampling.token_masks import apply_token_masks, draw_greedy_allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,7 @@ class ComputedStep(LaunchedStep):
         places = places_with_logprobs(self.samples)
         untouched = self.logits[places] if places else self.logits[:0]
         if masks is not None:
-            apply_token_masks(self.logits, masks)
-            for row in masks.indices:
-                self._greedy.pop(row, None)
+            self._apply(masks)
         token_ids = self._sample_others()
         if not places:
             return token_ids, {}
@@ -89,6 +87,16 @@ class ComputedStep(LaunchedStep):
         specs = specs_of_samples([self.samples[place] for place in places])
         rows = HostLogprobs(untouched, chosen, specs).wait()
         return token_ids, dict(zip(places, rows, strict=True))
+
+    def _apply(self, masks: TokenMasks) -> None:
+        """Sample the rows of the masks again if all are greedy; otherwise change their logits."""
+        if self._greedy.keys() >= set(masks.indices):
+            tokens = draw_greedy_allowed(self.logits, masks)
+            self._greedy.update(zip(masks.indices, tokens, strict=True))
+            return
+        apply_token_masks(self.logits, masks)
+        for row in masks.indices:
+            self._greedy.pop(row, None)
 
     def _sample_others(self) -> list[int]:
         """Sample the tokens that are not sampled yet; return all of them."""
