@@ -21,7 +21,7 @@ from paged_backend.serving.requests.token_bucket import TokenBucket
 # A check takes 76 microseconds of the sending thread and as much of the server, too long for each
 # response. Clients that cancel a request by its name do not wait for it.
 CANCEL_CHECKS_PER_S = 2000
-CANCEL_INTERVAL_S = 0.05  # between two checks of a request, or longer if many are open
+CANCEL_INTERVAL_S = 0.1  # between two checks of a request, or longer if many are open
 MAX_ENDED = 256  # deadlines of ended requests that are kept until they pass
 # The gRPC front end of tritonserver 24.10 can crash if the final response to a canceled request
 # arrives while an earlier response is still being written (fixed by server pull request 8078).
