@@ -92,6 +92,7 @@ class Worker:
             eos_token_ids=model_config.eos_token_ids,
             device=str(self.platform.device),
             dtype=str(self.platform.linear_dtype).removeprefix("torch."),
+            float32_matmul_precision=config.float32_matmul_precision,
             quantization=quantization.method if quantization else config.quantization,
             weight_forms=weight_forms(model),
             weight_bytes=held_bytes(model),

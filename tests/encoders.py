@@ -137,8 +137,10 @@ def confirm(
     prompts: list[list[int]],
     found: list[NDArray[np.float32]],
     kind: str,
+    atol: float = 1e-5,
     **options: Any,
 ) -> None:
+    """Check that embeddings are those of transformers, up to `atol` in each number."""
     for prompt, embedding in zip(prompts, found, strict=True):
         wanted = expected(model, prompt, kind, **options)
-        torch.testing.assert_close(torch.from_numpy(embedding), wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(embedding), wanted, rtol=0, atol=atol)

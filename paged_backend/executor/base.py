@@ -8,6 +8,7 @@ from typing import Protocol
 
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
 from paged_backend.kv_cache_groups import KVCacheLayout
+from paged_backend.options.cpu import HIGHEST
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.pooling_params import Pooling
 
@@ -24,6 +25,7 @@ class WorkerInfo:
     kv_layout: KVCacheLayout
     device: str
     dtype: str
+    float32_matmul_precision: str
     quantization: str | None  # of the weights
     weight_forms: Mapping[str, int]  # the number of quantized layers by the form they are kept in
     weight_bytes: int  # of all tensors that the model holds
@@ -52,11 +54,19 @@ class WorkerInfo:
         if self.kv_layout.has_blocks:
             cache = f"{self.num_blocks - 1} KV blocks in {self.kv_cache} for {self._capacity}"
         return (
-            f"{task}{self.dtype}{self._weights()} on {self.device} with {self.attention_backend}, "
-            f"{cache}{graphs}; loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: "
+            f"{task}{self.number_format}{self._weights()} on {self.device} "
+            f"with {self.attention_backend}, {cache}{graphs}; "
+            f"loaded in {self.kernels_s + self.weights_s + self.prepare_s:.1f} s: "
             f"kernels {self.kernels_s:.1f} s, weights {self.weights_s:.1f} s, KV pool "
             f"and graphs {self.prepare_s:.1f} s"
         )
+
+    @property
+    def number_format(self) -> str:
+        """The dtype, and the precision of float32 products if it is not the highest."""
+        if self.float32_matmul_precision == HIGHEST:
+            return self.dtype
+        return f"{self.dtype} (matmul precision {self.float32_matmul_precision})"
 
     def _weights(self) -> str:
         size = f"{self.weight_bytes / 2**20:,.0f} MiB"

@@ -28,6 +28,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 
 from paged_backend import LLM, ConfigError, InvalidRequest, PoolingParams, SamplingParams
 from paged_backend.models.transformers_linear import KernelLinear
+from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.request import Request
 
 LONG = [5 + place % 150 for place in range(MAX_POSITIONS)]
@@ -83,6 +84,23 @@ def test_embeddings_are_those_of_transformers(tmp_path: Path, family: str, kind:
     layers = {type(layer) for layer in runner._encoder._model.modules()}
     assert KernelLinear in layers
     assert torch.nn.Linear not in layers
+
+
+@pytest.mark.skipif(not has_amx(), reason="no AMX: float32_matmul_precision cannot be high")
+@pytest.mark.parametrize(
+    ("family", "kind"), [(family, KINDS[place % 3]) for place, family in enumerate(ENCODERS)]
+)
+def test_embeddings_are_those_of_transformers_with_products_on_amx(
+    tmp_path: Path, family: str, kind: str
+) -> None:
+    model = make_encoder(family, tmp_path)
+    engine = encoder_engine(
+        tmp_path, pooling_type=kind, normalize=True, float32_matmul_precision="high"
+    )
+    assert "float32 (matmul precision high)" in engine.executor.info.describe()
+    prompts = make_prompts(12)
+    # The large random weights of these models add up what 8 bits less change.
+    confirm(model, prompts, embed(engine, prompts), kind, atol=2e-5, normalize=True)
 
 
 @pytest.mark.parametrize(

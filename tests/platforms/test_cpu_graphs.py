@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paged_backend.engine import Engine
 from paged_backend.outputs import SequenceOutput
+from paged_backend.platforms.cpu import model_runner
 from paged_backend.platforms.cpu.arena import Arena, ArenaFull
 from paged_backend.platforms.cpu.graphs import capture
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim, floats
@@ -165,6 +166,15 @@ def test_parts_of_an_arena_do_not_overlap() -> None:
     assert arena.empty((2**14,), torch.uint8).numel() == 2**14
 
 
+def test_an_empty_tensor_takes_no_place_of_another_one() -> None:
+    arena = Arena(2**10)
+    empty = arena.empty((0, 7), torch.float32)
+    first = arena.empty((8,), torch.float32).fill_(1)
+    del empty
+    arena.empty((8,), torch.float32).fill_(2)
+    assert bool((first == 1).all())
+
+
 # --- engines -------------------------------------------------------------------------------------
 
 
@@ -230,12 +240,47 @@ def test_answers_do_not_depend_on_graphs_in_any_format(
     assert num_graphs(engines[1]) > 1
 
 
-@pytest.mark.parametrize(
-    ("prompt_len", "expected"), [(20, [0, 2, 2]), (100, [0, 1, 1])], ids=["rows", "too many keys"]
-)
-def test_a_size_is_captured_when_it_comes_again(
-    prompt_len: int, expected: list[int], tmp_path: Path
+@pytest.mark.parametrize("family", ["llama3", "qwen3-window", "gemma2", "gemma3"])
+def test_steps_of_long_prompts_have_graphs(family: str, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path)
+    rng = random.Random(5)
+    work = [
+        ([rng.randrange(3, VOCAB_SIZE) for _ in range(100 * (1 + index % 4))], 1 + index % 7)
+        for index in range(24)
+    ]
+    found = []
+    for eager in (True, False):
+        engine = make_engine(
+            tmp_path, enforce_eager=eager, max_num_batched_tokens=100, max_num_seqs=5
+        )
+        found.append(tokens_of(run(engine, work)))
+    assert found[0] == found[1]
+    runner: Any = engine.executor.model_runner
+    prompts = [
+        shape
+        for shape, graph in runner._graphs._by_shape.items()
+        if graph is not None and not shape.has_rows
+    ]
+    assert len(prompts) > 3
+    assert 0 in {shape.num_logits for shape in prompts}  # a part of a prompt
+    assert max(shape.num_seqs for shape in prompts) > 2
+
+
+def test_only_graphs_that_were_used_last_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_runner, "_MAX_SHAPES", 2)
+    make_checkpoint("llama3", tmp_path)
+    engine = make_engine(tmp_path, enable_prefix_caching=False)
+    work = [([3 + index] * (70 + index % 3), 4) for index in range(12)]
+    expected = tokens_of(run(make_engine(tmp_path, enforce_eager=True), work))
+    for index, request in enumerate(work):
+        assert tokens_of(run(engine, [request])) == [expected[index]]
+        assert num_graphs(engine) <= 2
+
+
+@pytest.mark.parametrize("prompt_len", [20, 100], ids=["rows", "too many keys for rows"])
+def test_a_size_is_captured_when_it_comes_again(prompt_len: int, tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path)
     engine = make_engine(tmp_path)
     found = []
@@ -243,7 +288,7 @@ def test_a_size_is_captured_when_it_comes_again(
         prompt = [random.randrange(3, VOCAB_SIZE) for _ in range(prompt_len)]
         tokens_of(run(engine, [(prompt, length)]))
         found.append(num_graphs(engine))
-    assert found == expected
+    assert found == [0, 2, 2]
 
 
 @pytest.mark.parametrize("prompt_len", [4, 5, 9])

@@ -39,10 +39,11 @@ class Arena:
             ArenaFull: there is no room.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
-        begin = self._find(num_bytes)
+        taken_bytes = max(num_bytes, 1)  # else an empty tensor would begin where another one does
+        begin = self._find(taken_bytes)
         part = self._memory[begin : begin + num_bytes]
         taken = self._taken
-        taken[begin] = begin + num_bytes
+        taken[begin] = begin + taken_bytes
         # The tensor's storage keeps the array alive.
         weakref.finalize(part, taken.pop, begin, None)
         return torch.from_numpy(part).view(dtype).view(shape)

@@ -35,8 +35,6 @@ from paged_backend.platforms.torch.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 
-_GRAPH_ROWS = 64  # tokens that a graph may have even if fewer sequences run
-
 
 class CpuPlatform(TorchPlatform):
     """A CPU that computes in float32; see :class:`~paged_backend.platforms.base.Platform`.
@@ -111,8 +109,7 @@ class CpuPlatform(TorchPlatform):
     ) -> TorchModelRunner:
         if config.enforce_eager:
             return TorchModelRunner(model, attention, spec)
-        max_num_rows = max(limits.max_num_seqs, _GRAPH_ROWS)
-        return CpuModelRunner(model, attention, spec, max_num_rows)
+        return CpuModelRunner(model, attention, spec, limits)
 
 
 class BFloat16Platform(CpuPlatform):

@@ -25,7 +25,7 @@ class NumberFormat:
     @classmethod
     def of(cls, info: WorkerInfo) -> NumberFormat:
         """Return those of a worker."""
-        return cls(info.dtype, info.quantization, info.kv_cache)
+        return cls(info.number_format, info.quantization, info.kv_cache)
 
     def __str__(self) -> str:
         quantization = "" if self.quantization is None else f", quantization {self.quantization}"

@@ -57,6 +57,7 @@ class SimulatedExecutor:
             kv_layout=layout,
             device="simulated",
             dtype="none",
+            float32_matmul_precision=config.float32_matmul_precision,
             quantization=None,
             weight_forms={},
             weight_bytes=0,
