@@ -1,7 +1,8 @@
 """Texts per second of an encoder, beside sentence-transformers in another Python environment.
 
 Both encode the same texts of 4 to 48 words in turn, in one call each, with a BERT of MiniLM's shape
-(6 layers of 384) and random weights. Prints the median of each, and of the ratios of the rounds::
+(6 layers of 384) and random weights. Prints the medians of each and of the ratios of the rounds,
+and how much our embeddings differ from those that transformers computes in float32::
 
     python3 -m venv /tmp/peer-st
     /tmp/peer-st/bin/pip install "torch==2.13.*" sentence-transformers
@@ -84,6 +85,20 @@ def write_model(folder: Path) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
+@torch.inference_mode()
+def largest_difference(engine: LLM, folder: Path, texts: Sequence[str]) -> float:
+    """Return the largest difference of a number of our embeddings from transformers'."""
+    model = BertModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = BertTokenizerFast.from_pretrained(folder)
+    largest = 0.0
+    for text, found in zip(texts, engine.embed(texts), strict=True):
+        hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        wanted = torch.nn.functional.normalize(hidden.mean(0), dim=0)
+        difference = (torch.tensor(found.outputs.embedding) - wanted).abs().max()
+        largest = max(largest, float(difference))
+    return largest
+
+
 class Peer:
     """The process of sentence-transformers."""
 
@@ -140,6 +155,7 @@ def main() -> None:
             rounds.append((ours, peer.encode(texts)))
             time.sleep(PAUSE_S)
         peer.close()
+        difference = largest_difference(engine, folder, make_texts(100, args.rounds + 1))
     del rounds[0]  # both warm up
     ratios = sorted(theirs / ours for ours, theirs in rounds)
     for label, column in zip(
@@ -147,6 +163,7 @@ def main() -> None:
     ):
         print(f"{label}: {args.texts / statistics.median(column):.0f} texts/s")
     print(f"ratio: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    print(f"largest difference from transformers in float32: {difference:.1e}")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine",
         "executor",
         "grammar",
+        "launch",
         "machine",
         "models",
         "platforms",
