@@ -1,4 +1,4 @@
-"""The model runner of a CPU: steps of a shape that returns replay a graph."""
+"""The model runner of a CPU: a step whose shape has come before replays a graph."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paged_backend.platforms.input_batch import InputBatch, Ints
 from paged_backend.platforms.torch.model_runner import TorchModelRunner
 
 _ARENA_BYTES = 2**28  # for the activations of a step; larger steps run without a graph
-_MAX_SHAPES = 512  # of which graphs are kept
+_MAX_SHAPES = 512  # that are remembered, with their graphs
 _MAX_ROWS = 64  # tokens that may be rows of their own even if fewer sequences run
 _MAX_KEYS_READ_AGAIN = 2048  # by the rows of a step; more would take the time that a graph saves
 
 
 class CpuModelRunner(TorchModelRunner):
-    """Captures a graph for each shape of a step when it has it for the second time.
+    """Captures a graph when a step of a shape comes for the second time.
 
     The first time, layers make what they keep.
 
@@ -86,12 +86,13 @@ class _Shape(NamedTuple):
 
 
 class _Graphs:
-    """The graphs of the shapes that were used last."""
+    """The graphs of the shapes that came last."""
 
     def __init__(self) -> None:
         self._arena = Arena(_ARENA_BYTES)
         self._by_shape: OrderedDict[_Shape, Graph | None] = OrderedDict()  # None: seen once
-        # As many tokens cannot be captured: the arena is too small, or the code depends on values.
+        # A step with this number of tokens could not be captured: the arena is too small for it, or
+        # the code depends on values.
         self._too_many_tokens: int | None = None
 
     @property
