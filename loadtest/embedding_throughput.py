@@ -88,7 +88,7 @@ def write_model(folder: Path) -> None:
 @torch.inference_mode()
 def largest_difference(engine: LLM, folder: Path, texts: Sequence[str]) -> float:
     """Return the largest difference of a number of our embeddings from transformers'."""
-    model = BertModel.from_pretrained(folder, dtype=torch.float32).eval()
+    model = BertModel.from_pretrained(folder, dtype=torch.float32)
     tokenizer = BertTokenizerFast.from_pretrained(folder)
     largest = 0.0
     for text, found in zip(texts, engine.embed(texts), strict=True):
