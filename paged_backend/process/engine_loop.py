@@ -38,7 +38,7 @@ from paged_backend.request import Request
 from paged_backend.worker import Worker
 
 IDLE_POLL_S = 0.5
-STATS_INTERVAL_S = 0.2  # a report costs the front end and tritonserver about a millisecond
+STATS_INTERVAL_S = 0.2  # each value that has changed is a call to tritonserver
 FULL_CHECK_INTERVAL_S = 300.0  # between checks of all blocks, made when no request is open
 FAREWELL_S = 10.0  # how long front ends may still ask why the engine failed
 INSPECT_IS_OFF = "task: inspect is off; the engine's option enable_inspect turns it on"

@@ -266,6 +266,21 @@ def test_steps_of_long_prompts_have_graphs(family: str, tmp_path: Path) -> None:
     assert max(shape.num_seqs for shape in prompts) > 2
 
 
+def test_steps_that_are_too_large_for_the_arena_run_without_a_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint("llama3", tmp_path)
+    work = [([3 + index] * 90, 6) for index in range(5)]
+    expected = tokens_of(run(make_engine(tmp_path, enforce_eager=True), work))
+    monkeypatch.setattr(model_runner, "_ARENA_BYTES", 2**14)
+    engine = make_engine(tmp_path, enable_prefix_caching=False)
+    for request, tokens in zip(work, expected, strict=True):
+        assert tokens_of(run(engine, [request])) == [tokens]
+    runner: Any = engine.executor.model_runner
+    assert runner._graphs._too_many_tokens == 90
+    assert num_graphs(engine) == 1  # of one token
+
+
 def test_only_graphs_that_were_used_last_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from paged_backend.platforms.torch.model_runner import TorchModelRunner
 
 _ARENA_BYTES = 2**28  # for the activations of a step; larger steps run without a graph
 _MAX_SHAPES = 512  # that are remembered, with their graphs
-_MAX_ROWS = 64  # tokens that may be rows of their own even if fewer sequences run
+_MAX_ROWS = 64  # tokens that may be separate rows even if fewer sequences run
 _MAX_KEYS_READ_AGAIN = 2048  # by the rows of a step; more would take the time that a graph saves
 
 
@@ -81,7 +81,7 @@ class _Shape(NamedTuple):
 
     @property
     def has_rows(self) -> bool:
-        """Whether each token is a row of its own."""
+        """Return True if each token is a separate row."""
         return self.num_seqs == self.num_tokens
 
 
@@ -187,7 +187,7 @@ class _Buffers:
             block_tables=self._tables[:, :num_seqs].unbind(),
             slot_mappings=self._slot_mappings[:, :num_tokens].unbind(),
             positions=self._positions[:num_tokens],
-            num_decodes=num_seqs if shape.has_rows else 0,
+            num_decodes=num_seqs if shape.has_rows else 0,  # not read on a CPU
         )
         indices = None if shape.has_rows else self._logits_indices[:num_logits]
         return self._input_ids[:num_tokens], meta, indices
