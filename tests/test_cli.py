@@ -115,14 +115,31 @@ def test_bench_offline_constrains_a_part_of_the_requests(capsys, tmp_path):
     constraint = json.dumps({"json": schema, "disable_any_whitespace": True})
     argv = [*OFFLINE, "demo", "--no-peer", "--num-prompts", "5", "--output-len", "20"]
     argv += ["--structured-outputs", constraint, "--structured-output-ratio", "0.4"]
-    assert main([*argv, "--json", str(report)]) == 0
+    assert main([*argv, "--rounds", "2", "--json", str(report)]) == 0
     values = json.loads(report.read_text())
     assert values["constraint"] == {"structured_outputs": constraint, "ratio": 0.4}
     assert values["num_constrained_requests"] == 2
     assert values["output_tokens"] == 5 * 20
     assert values["engine"]["num_forced_tokens"] > 0
     assert values["engine"]["median_itl_ms_unconstrained"] > 0
-    assert "2 (json)" in capsys.readouterr().out
+    assert [item["name"] for item in values["measurements"]] == ["trace", "unconstrained_itl"]
+    rate, itl = (item["rounds"] for item in values["measurements"])
+    assert len(rate) == len(itl) == 2
+    for pair in rate + itl:  # the other side is the same engine without constraints
+        assert pair["engine"] != pair["peer"] > 0
+    shown = capsys.readouterr().out
+    assert "2 (json)" in shown and "without" in shown
+
+
+def test_bench_offline_compares_constrained_requests_with_those_that_are_not(tmp_path):
+    report = tmp_path / "report.json"
+    argv = [*OFFLINE, "demo", "--no-peer", "--num-prompts", "3", "--output-len", "8"]
+    argv += ["--structured-outputs", '{"regex": "(.|\\\\n)*"}', "--rounds", "1"]
+    assert main([*argv, "--json", str(report)]) == 0
+    values = json.loads(report.read_text())
+    (rate,) = values["measurements"]  # no request is free, so there is no ITL of such requests
+    assert rate["ratio"] == pytest.approx(rate["engine"] / rate["peer"])
+    assert values["engine"]["output_tokens_per_s"] == pytest.approx(rate["engine"])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from paged_backend.tools.bench.quality_options import PromptOptions
 from paged_backend.tools.workloads.options import WorkloadOptions
 
 GROUP = "paged_backend.bench"
-ROUNDS = 5  # with a peer
+ROUNDS = 5  # of a comparison
 
 _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 """Workload options that are fixed because there is no server."""
@@ -58,7 +58,8 @@ def _add_offline(kinds: Subparsers) -> None:
     group.add_argument(
         "--structured-outputs",
         metavar="JSON",
-        help="constrain requests, in the form of the request field of that name",
+        help="constrain requests, in the form of the request field of that name, and measure such "
+        "requests without it in turn; needs --no-peer",
     )
     group.add_argument(
         "--structured-output-ratio",
@@ -97,7 +98,8 @@ def _add_peer_options(offline: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rounds",
         type=_count,
-        help=f"times that everything is measured (default: {ROUNDS} with a peer, otherwise 1)",
+        help=f"times that everything is measured (default: {ROUNDS} with a peer or with "
+        "--structured-outputs, otherwise 1)",
     )
 
 
@@ -267,7 +269,7 @@ def run_offline(args: argparse.Namespace) -> int:
     report = bench.run(
         workload,
         concurrency=args.concurrency,
-        rounds=args.rounds or (ROUNDS if peer else 1),
+        rounds=args.rounds or (ROUNDS if peer or constraint else 1),
         peer=peer,
         constraint=constraint,
     )

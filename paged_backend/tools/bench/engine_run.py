@@ -34,6 +34,12 @@ class EngineFigures:
     median_itl_ms_unconstrained: float | None  # None if all requests are constrained
 
 
+def median_run(runs: Iterable[EngineFigures]) -> EngineFigures:
+    """Return the run with the median rate."""
+    ranked = sorted(runs, key=lambda figures: figures.output_tokens_per_s)
+    return ranked[(len(ranked) - 1) // 2]
+
+
 def run_engine(engine: Engine, worker: Worker, jobs: Sequence[Job], at_once: int) -> EngineFigures:
     """Run all jobs, at most `at_once` of them at a time."""
     runner = worker.model_runner

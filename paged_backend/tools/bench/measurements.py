@@ -71,11 +71,16 @@ class Plan:
     def round(self, number: int) -> list[Measurement]:
         """Return the measurements of a round."""
         rng = np.random.default_rng([self.seed, number])
-        measurements = self._trace(number), self._alone(rng), self._first(rng), self._prefix(rng)
+        measurements = (
+            self.trace_in(number),
+            self._alone(rng),
+            self._first(rng),
+            self._prefix(rng),
+        )
         return [replace(item, wake_up=self._wake_up(rng)) for item in measurements]
 
-    def _trace(self, number: int) -> Measurement:
-        """The trace, with other tokens in each round that are shared in the same way."""
+    def trace_in(self, number: int) -> Measurement:
+        """Return the trace of a round; in each round other tokens are shared in the same way."""
         jobs = [
             replace(job, prompt=[(token + number) % self.vocab_size for token in job.prompt])
             for job in self.trace

@@ -25,7 +25,8 @@ from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.platforms.select import is_gpu
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.constrained import Constraint
-from paged_backend.tools.bench.engine_run import EngineFigures, run_engine
+from paged_backend.tools.bench.constraint_cost import WITHOUT, ConstraintCost
+from paged_backend.tools.bench.engine_run import EngineFigures, median_run, run_engine
 from paged_backend.tools.bench.environment import environment
 from paged_backend.tools.bench.measurements import TRACE, Job, Measurement, Plan
 from paged_backend.tools.bench.offline_report import OfflineReport, PeerReport
@@ -72,6 +73,8 @@ class OfflineBench:
     ) -> OfflineReport:
         """Measure the engine and the peer, and the engine's gain of a cached prefix.
 
+        With a constraint, the engine is measured with and without it.
+
         Raises:
             ConfigError: the workload cannot be made, or does not fit the model or the peer.
             InvalidRequest: the constraint cannot be enforced.
@@ -84,7 +87,15 @@ class OfflineBench:
         jobs = self._jobs(workload, constraint)
         limits = self._engine.limits
         plan = Plan(jobs, concurrency, limits.vocab_size, limits.max_model_len, self._config.seed)
-        duel = self._duel(plan, rounds, peer)
+        measured: Duel | ConstraintCost
+        if constraint is None:
+            measured = duel = self._duel(plan, rounds, peer)
+            beside = None if peer is None else PeerReport(peer.name, duel.about, duel.problem)
+        else:
+            measured = ConstraintCost(self._engine, self._worker)
+            measured.run(plan, rounds)
+            beside = PeerReport(WITHOUT, {}, None)
+        trace = median_run(measured.traces)
         return OfflineReport(
             model=self._folder.name,
             workload=asdict(workload),
@@ -93,12 +104,12 @@ class OfflineBench:
             num_requests=len(jobs),
             num_constrained_requests=sum(bool(job.grammar) for job in jobs),
             prompt_tokens=sum(len(job.prompt) for job in jobs),
-            output_tokens=duel.median_trace.num_output_tokens,
-            engine=duel.median_trace,
+            output_tokens=trace.num_output_tokens,
+            engine=trace,
             prefix=self._time_prefix(),
-            peer=PeerReport(peer.name, duel.about, duel.problem) if peer is not None else None,
-            comparisons=list(duel.comparisons.values()),
-            stolen_share=duel.stolen_share,
+            peer=beside,
+            comparisons=measured.comparisons,
+            stolen_share=measured.stolen_share,
             environment=environment(self._worker.platform.device),
         )
 
@@ -161,17 +172,16 @@ class Duel:
 
     def __init__(self, engine: Engine, worker: Worker, peer: PeerProcess | None) -> None:
         self._engine, self._worker, self._peer = engine, worker, peer
-        self._traces: list[EngineFigures] = []
-        self.comparisons: dict[str, Comparison] = {}
+        self._comparisons: dict[str, Comparison] = {}
+        self.traces: list[EngineFigures] = []  # of the engine in each round
         self.about = {} if peer is None else peer.about
         self.problem: str | None = None  # why the peer was given up
         self.stolen_share = 0.0  # of all CPU time during the rounds
 
     @property
-    def median_trace(self) -> EngineFigures:
-        """The engine's figures for the trace in the round with the median rate."""
-        ranked = sorted(self._traces, key=lambda figures: figures.output_tokens_per_s)
-        return ranked[(len(ranked) - 1) // 2]
+    def comparisons(self) -> list[Comparison]:
+        """The measurements, each with the figures of all rounds."""
+        return list(self._comparisons.values())
 
     def warm_up(self, measurements: Sequence[Measurement]) -> None:
         """Run short versions of the measurements on both."""
@@ -194,9 +204,9 @@ class Duel:
     def _measure(self, measurement: Measurement) -> None:
         figures = self._run_engine(measurement)
         if measurement.name == TRACE:
-            self._traces.append(figures)
+            self.traces.append(figures)
         seconds = self._run_peer(measurement, figures.seconds)
-        comparison = self.comparisons.setdefault(
+        comparison = self._comparisons.setdefault(
             measurement.name, Comparison(measurement.name, measurement.label, measurement.is_rate)
         )
         engine = figures.output_tokens_per_s if measurement.is_rate else figures.seconds

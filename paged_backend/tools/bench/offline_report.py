@@ -86,7 +86,7 @@ class OfflineReport:
         yield from self._engine_rows(self.engine)
         if self.prefix is not None:
             yield self._prefix_row(self.prefix)
-        if self.peer is not None:
+        if self.peer is not None and self.peer.about:
             yield self.peer.name, ", ".join(f"{k} {v}" for k, v in self.peer.about.items())
         facts = self.environment
         yield "processor", f"{facts['device']}: {facts['cpu_flags']}"
