@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Semaphore
 from typing import Any
 
 import numba
@@ -26,6 +25,7 @@ from paged_backend.platforms.cpu.threads import (
 )
 
 PIECES = 1000
+MAX_POLLS = 20_000_000  # some seconds
 
 
 def _count_pieces(arguments: Any) -> None:
@@ -122,27 +122,73 @@ def test_kernels_are_compiled_again_after_an_edit_in_any_module(tmp_path: Path) 
     assert [file.name for file in compiled.iterdir()] == ["new.nbi"]
 
 
-def test_a_helper_that_is_about_to_sleep_notices_the_caller(
-    monkeypatch: pytest.MonkeyPatch,
+def _meet(arguments: Any) -> None:
+    """Take both pieces, each on a thread that waits until the other one has begun."""
+    number = claim(arguments)
+    while number < 2:
+        cpu_threads._store(arguments, 1 + number, 1)
+        polls = 0
+        while cpu_threads._load(arguments, 2 - number) == 0 and polls < MAX_POLLS:
+            polls += 1
+            cpu_threads._sched_yield()
+        if polls == MAX_POLLS:
+            longs(arguments[3], (1,))[0] = 1
+        number = claim(arguments)
+
+
+@pytest.fixture(scope="module")
+def meet() -> ParallelKernel:
+    return ParallelKernel(_meet)
+
+
+def two_threads_meet(meet: ParallelKernel) -> bool:
+    """Return True if a helper has taken one of the two pieces of a kernel."""
+    failed = np.zeros(1, np.int64)
+    meet(0, 0, failed.ctypes.data)
+    return not failed.any()
+
+
+def sleeps(crew: Crew) -> bool:
+    return bool(crew._words[cpu_threads._HELPERS + cpu_threads._ASLEEP])
+
+
+def wait_until_it_sleeps(crew: Crew) -> None:
+    deadline = time.monotonic() + 10
+    while not sleeps(crew):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_helper_sleeps_and_is_woken_by_a_kernel(
+    meet: ParallelKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has found no job for a while, and the caller has just begun to run some."""
-    calls: SimpleQueue[object] = SimpleQueue()
-    returns = Semaphore(0)
-
-    def help_once(shared: object) -> None:
-        calls.put(shared)
-        returns.acquire()
-
-    monkeypatch.setattr(cpu_threads, "_help", help_once)
     crew = Crew(1)
-    calls.get(timeout=10)
-    with crew._busy:  # the caller leads
-        crew._helpers[0].wake()
-        returns.release()
-        calls.get(timeout=10)
-    returns.release()
-    with pytest.raises(Empty):  # now it sleeps
-        calls.get(timeout=0.2)
-    with crew._busy:
-        crew._helpers[0].wake()
-        calls.get(timeout=10)
+    monkeypatch.setattr(cpu_threads, "_crew", crew)
+    for _ in range(3):
+        wait_until_it_sleeps(crew)
+        assert two_threads_meet(meet)
+
+
+def test_a_helper_can_be_woken_before_the_first_kernel(
+    meet: ParallelKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = Crew(1)
+    monkeypatch.setattr(cpu_threads, "_crew", crew)
+    wait_until_it_sleeps(crew)
+    cpu_threads.wake_helpers()
+    assert not sleeps(crew)
+    assert two_threads_meet(meet)
+    wait_until_it_sleeps(crew)
+
+
+def test_a_helper_that_is_about_to_sleep_notices_the_caller(
+    meet: ParallelKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses end around the moment at which a helper has found no job for long enough."""
+    monkeypatch.setattr(cpu_threads, "_crew", Crew(1))
+    rng = np.random.default_rng(0)
+    for pause_s in rng.uniform(0, 0.003, 500):
+        end_s = time.perf_counter() + pause_s
+        while time.perf_counter() < end_s:
+            pass
+        assert two_threads_meet(meet)

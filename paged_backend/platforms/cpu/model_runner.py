@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
@@ -17,8 +18,13 @@ from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.cpu.arena import Arena
 from paged_backend.platforms.cpu.graphs import Graph, capture
 from paged_backend.platforms.cpu.memory import zeros
+from paged_backend.platforms.cpu.threads import wake_helpers
 from paged_backend.platforms.input_batch import InputBatch, Ints
-from paged_backend.platforms.torch.model_runner import TorchModelRunner
+from paged_backend.platforms.torch.model_runner import (
+    ComputedStep,
+    PooledStep,
+    TorchModelRunner,
+)
 
 _ARENA_BYTES = 2**28  # for the activations of a step; larger steps run without a graph
 _MAX_SHAPES = 512  # that are remembered, with their graphs
@@ -49,6 +55,11 @@ class CpuModelRunner(TorchModelRunner):
     def num_graphs(self) -> int:
         """The number of captured graphs."""
         return self._graphs.num_captured
+
+    def launch(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
+        """Copy blocks, and compute the hidden states and logits of a step."""
+        wake_helpers()  # while this thread prepares the inputs
+        return super().launch(scheduled_batch)
 
     def _compute(self, batch: InputBatch, tables: Ints) -> tuple[Tensor, Tensor]:
         shape = self._buffers.shape_of(batch, tables)

@@ -3,7 +3,8 @@
 OpenMP, which torch uses, waits for every thread of a team, and spins meanwhile. If another process
 needs a core, as tritonserver does, each kernel waits until the system schedules the last thread: a
 step took 25 times longer. Here the calling thread works through the pieces of a kernel itself, and
-waits only for helper threads that have taken a piece.
+waits only for helper threads that have taken a piece. Helpers never hold the GIL, for which they
+would wait whenever they wake up.
 """
 
 from __future__ import annotations
@@ -34,11 +35,18 @@ _OPTIONS = {"fastmath": True, "error_model": "numpy"}
 _SIGNATURE = types.void(_POINTER)
 _IDLE_POLLS = 2000  # a helper looks for the next kernel for about a millisecond
 _BUSY_POLLS = 1000  # some microseconds, in which a running helper finishes its piece
-# Indexes of the words that caller and helpers share. _JOB, _ACTIVE and _KERNEL are on separate
-# cache lines.
-_JOB, _ACTIVE, _KERNEL, _ARGUMENTS, _SIZE = 0, 16, 32, 33, 48
+# Indexes of the words that caller and helpers share, on separate cache lines. Each helper has
+# words from _HELPERS on: whether it sleeps, and the semaphore (sem_t) on which it does.
+_JOB, _ACTIVE, _KERNEL, _ARGUMENTS, _LEADING, _HELPERS = 0, 16, 32, 33, 48, 64
+_ASLEEP, _SEMAPHORE, _HELPER_SIZE = 0, 8, 16
+_HELPER_NAME = "cpu-kernel-helper"
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_sem_init = types.ExternalFunction(
+    "sem_init", types.int32(types.voidptr, types.int32, types.uint32)
+)
+_sem_wait = types.ExternalFunction("sem_wait", types.int32(types.voidptr))
+_sem_post = types.ExternalFunction("sem_post", types.int32(types.voidptr))
 
 
 def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,62 +199,39 @@ class ParallelKernel:
             _recording.jobs.append(Job(self._address, block))
 
 
-class _Helper:
-    """A thread that helps with kernels that follow each other closely, and sleeps otherwise.
+class Crew:
+    """Runs kernels, one at a time, on the calling thread and helper threads.
+
+    A helper looks for the next kernel for about a millisecond after the last one, and then sleeps.
 
     Args:
-        shared: the words that caller and helpers share.
-        is_leading: returns True while the caller runs kernels.
+        helpers: the number of helper threads.
     """
 
-    def __init__(self, shared: Any, is_leading: Callable[[], bool]) -> None:
-        self._shared = shared
-        self._is_leading = is_leading
-        self._alarm = threading.Event()
-        threading.Thread(target=self._live, name="cpu-kernel-helper", daemon=True).start()
-
-    def wake(self) -> None:
-        """Wake the thread if it sleeps; the caller must be leading by now."""
-        if not self._alarm.is_set():
-            self._alarm.set()
-
-    def _live(self) -> None:
-        while True:
-            _help(self._shared)
-            self._alarm.clear()
-            # The caller may have begun before the alarm was cleared, and would not set it again.
-            if not self._is_leading():
-                self._alarm.wait()
-
-
-class Crew:
-    """Runs kernels, one at a time, on the calling thread and some helper threads."""
-
     def __init__(self, helpers: int) -> None:
-        self._words = np.zeros(_SIZE, np.int64)
+        self.num_helpers = helpers
+        self._words = np.zeros(_HELPERS + helpers * _HELPER_SIZE, np.int64)
         self._shared = self._words.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
         self._busy = threading.Lock()
         self._jobs = 0
-        self._helpers = [_Helper(self._shared, self._busy.locked) for _ in range(helpers)]
+        for number in range(helpers):
+            arguments = self._shared, number
+            threading.Thread(target=_help, args=arguments, name=_HELPER_NAME, daemon=True).start()
 
-    @property
-    def num_helpers(self) -> int:
-        """The number of helper threads."""
-        return len(self._helpers)
+    def wake(self) -> None:
+        """Wake the helpers that sleep."""
+        _wake(self._shared, self.num_helpers)
 
     def run(self, kernel: int, arguments: int) -> None:
+        """Run a kernel to its end."""
         with self._busy:
             self._jobs += 1
-            for helper in self._helpers:
-                helper.wake()
-            _lead(self._shared, self._jobs, kernel, arguments)
+            _lead(self._shared, self.num_helpers, self._jobs, kernel, arguments)
 
     def run_jobs(self, addresses: int, count: int) -> None:
         """Run jobs that lie at an address as pairs: the addresses of kernel and arguments."""
         with self._busy:
-            for helper in self._helpers:
-                helper.wake()
-            _lead_all(self._shared, self._jobs, addresses, count)
+            _lead_all(self._shared, self.num_helpers, self._jobs, addresses, count)
             self._jobs += count
 
 
@@ -265,6 +250,23 @@ def _store(context: Any, pointer: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _exchange(context: Any, pointer: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("xchg", builder.gep(args[0], [args[1]]), args[2], "seq_cst")
+
+    return types.int64(pointer, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _address_of(context: Any, pointer: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.gep(args[0], [args[1]])
+        return builder.bitcast(place, ir.IntType(8).as_pointer())
+
+    return types.voidptr(pointer, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -301,27 +303,51 @@ def _lead_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
             _sched_yield()
 
 
-def _lead_one_job(shared: Any, job: int, kernel: int, arguments: int) -> None:
+@device_function
+def _wake_all(shared: Any, num_helpers: int) -> None:
+    for number in range(num_helpers):
+        words = _HELPERS + number * _HELPER_SIZE
+        if _load(shared, words + _ASLEEP) != 0 and _exchange(shared, words + _ASLEEP, 0) != 0:
+            _sem_post(_address_of(shared, words + _SEMAPHORE))
+
+
+def _wake_helpers(shared: Any, num_helpers: int) -> None:
+    _wake_all(shared, num_helpers)
+
+
+def _lead_one_job(shared: Any, num_helpers: int, job: int, kernel: int, arguments: int) -> None:
+    _store(shared, _LEADING, 1)
+    _wake_all(shared, num_helpers)
     _lead_job(shared, job, kernel, arguments)
+    _store(shared, _LEADING, 0)
 
 
-def _lead_jobs(shared: Any, last: int, addresses: int, count: int) -> None:
+def _lead_jobs(shared: Any, num_helpers: int, last: int, addresses: int, count: int) -> None:
     """Lead jobs whose numbers follow the last one; each begins with its first piece."""
+    _store(shared, _LEADING, 1)
+    _wake_all(shared, num_helpers)
     jobs = longs(addresses, (count, 2))
     for i in range(count):
         kernel, arguments = jobs[i, 0], jobs[i, 1]
         longs(arguments, 1)[0] = 0
         _lead_job(shared, last + 1 + i, kernel, arguments)
+    _store(shared, _LEADING, 0)
 
 
-def _help_with_jobs(shared: Any) -> None:
-    """Take part in offered jobs, until none was offered for a while."""
+def _help_with_jobs(shared: Any, number: int) -> None:
+    """Take part in offered jobs, and sleep while none was offered for a while; never returns."""
+    words = _HELPERS + number * _HELPER_SIZE
+    semaphore = _address_of(shared, words + _SEMAPHORE)
+    _sem_init(semaphore, np.int32(0), np.uint32(0))
     last = 0
     idle = 0
-    while idle < _IDLE_POLLS:
+    while True:
         job = _load(shared, _JOB)
         if job == 0 or job == last:
             idle += 1
+            if idle > _IDLE_POLLS:
+                _sleep(shared, words + _ASLEEP, semaphore)
+                idle = 0
             _sched_yield()
             continue
         idle = 0
@@ -331,6 +357,16 @@ def _help_with_jobs(shared: Any) -> None:
         if last != 0:
             _call(_load(shared, _KERNEL), _load(shared, _ARGUMENTS))
         _add(shared, _ACTIVE, -1)
+
+
+@device_function
+def _sleep(shared: Any, asleep: int, semaphore: Any) -> None:
+    """Sleep until the caller wakes this helper, unless the caller leads already."""
+    _store(shared, asleep, 1)
+    if _load(shared, _LEADING) != 0 and _exchange(shared, asleep, 0) != 0:
+        return
+    while _sem_wait(semaphore) != 0:  # a signal has interrupted it
+        pass
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -406,11 +442,10 @@ def longs(address: int, shape: Any) -> Any:
     return numba.carray(_pointer(address), shape, np.int64)
 
 
-_lead, _lead_all = (
-    _compile(types.void(_POINTER, *[types.int64] * 3), function).ctypes
-    for function in (_lead_one_job, _lead_jobs)
-)
-_help = _compile(_SIGNATURE, _help_with_jobs).ctypes
+_lead = _compile(types.void(_POINTER, *[types.int64] * 4), _lead_one_job).ctypes
+_lead_all = _compile(types.void(_POINTER, *[types.int64] * 4), _lead_jobs).ctypes
+_wake = _compile(types.void(_POINTER, types.int64), _wake_helpers).ctypes
+_help = _compile(types.void(_POINTER, types.int64), _help_with_jobs).ctypes
 _crew = Crew(0)
 
 
@@ -420,3 +455,8 @@ def use_threads_of_torch() -> None:
     helpers = torch.get_num_threads() - 1
     if helpers != _crew.num_helpers:
         _crew = Crew(helpers)
+
+
+def wake_helpers() -> None:
+    """Wake the helper threads shortly before kernels run, since waking up takes them a while."""
+    _crew.wake()
