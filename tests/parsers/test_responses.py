@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from paged_backend.options.responses import REASONING_PARSERS, TOOL_PARSERS
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ResponseFormat
 from paged_backend.parsers.response import ResponseReader
+from paged_backend.parsers.template import load_template
 
 TOOLS = [
     {
@@ -128,21 +130,20 @@ ANSWERS = {
 }
 
 
-def read(format: ResponseFormat, chunks: list[str], prefix: str = "") -> ResponseDelta:
-    """Fold the deltas of chunks; each call must begin with its id and its name."""
+def read(
+    format: ResponseFormat, chunks: Sequence[str], prefix: str = "", *, is_cut: bool = False
+) -> ResponseDelta:
+    """Join the deltas of chunks; each call must begin with its id and its name."""
     reader = ResponseReader(format, tools=TOOLS, prefix=prefix)
-    whole = ResponseDelta()
-    for chunk in chunks:
-        delta = reader.feed(chunk)
-        for part in delta.tool_calls:
-            is_new = part.index == len(whole.tool_calls)
-            assert (part.name is not None) == (part.id is not None) == is_new
-            whole.add_call(part)
-        delta.tool_calls = []
-        whole += delta
-    whole += reader.finish()
-    assert reader.num_calls == len(whole.tool_calls)
-    return whole
+    deltas = [reader.feed(chunk) for chunk in chunks]
+    deltas.append(reader.finish(is_cut=is_cut))
+    num_calls = 0
+    for part in (part for delta in deltas for part in delta.tool_calls):
+        is_new = part.index == num_calls
+        assert (part.name is not None) == (part.id is not None) == is_new
+        num_calls += is_new
+    assert reader.num_calls == num_calls
+    return ResponseDelta.joined(deltas)
 
 
 def summary(delta: ResponseDelta) -> tuple[str, str, list[tuple[str | None, object]]]:
@@ -213,8 +214,7 @@ def test_ids_differ_and_have_the_length_of_the_format() -> None:
 def test_without_tools_calls_are_text() -> None:
     text = ANSWERS["hermes"][1]
     reader = ResponseReader(ResponseFormat("hermes", "qwen3"))
-    delta = reader.feed(text)
-    delta += reader.finish()
+    delta = ResponseDelta.joined([reader.feed(text), reader.finish()])
     assert delta.content == text.split("</think>")[1].strip()
 
 
@@ -227,7 +227,7 @@ def test_a_checkpoints_own_template() -> None:
             "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True},
         },
     }
-    format = ResponseFormat("hermes", "", template)
+    format = ResponseFormat("hermes", "", load_template(template))
     whole = read(
         format, ['Yes. <<{"name": "f", ', '"arguments": {"a": 1}}>>'], prefix="<|assistant|>"
     )
