@@ -28,7 +28,7 @@ from paged_backend.parsers.schema_values import ParameterTypes, as_json
 from paged_backend.parsers.source import NotACallError, Reading, Source
 
 _BETWEEN = re.compile(r"[\s;,\[\]}]*")  # JSON calls
-_UNTIL_TAG_END = re.compile(r"[^>\n]*")
+_IN_TAG = re.compile(r"[^<>\n]*")
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 
@@ -176,7 +176,7 @@ class Calls:
         source.begin_head()
         yield from source.run(SPACE)
         yield from source.expect(_FUNCTION)
-        name = yield from source.run(_UNTIL_TAG_END)
+        name = yield from source.run(_IN_TAG)
         yield from source.expect(">")
         if not name:
             source.refuse()
@@ -201,7 +201,7 @@ class Calls:
         source = self._source
         source.begin_head()
         try:
-            key = yield from source.run(_UNTIL_TAG_END)
+            key = yield from source.run(_IN_TAG)
             yield from source.expect(">")
         except NotACallError:
             key = ""

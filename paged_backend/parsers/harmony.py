@@ -22,7 +22,7 @@ _START, _CHANNEL, _CONSTRAIN, _MESSAGE = (
 )
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
 _OUTSIDE = (*_ENDS, _CONSTRAIN, _MESSAGE)
-_IN_HEADERS = (_CHANNEL, _CONSTRAIN, _MESSAGE, "<|end|>", "<|return|>", "<|call|>", "{")
+_IN_HEADERS = (*_OUTSIDE, "{")
 _FUNCTIONS = "to=functions."  # the recipient of a call, and the name
 _NAME = re.compile(r"[\w.-]+")
 
@@ -99,11 +99,14 @@ class HarmonyReader:
     def _read_header(self, mark: str) -> Reading[str]:
         """Return a header with its marks; empty if the answer ends within it."""
         parts = [mark]
-        while mark in ("", _START, _CHANNEL, _CONSTRAIN):
+        while True:
             mark = yield from self._source.until(_IN_HEADERS, parts.append)
             if not mark:
                 return ""
+            is_more = mark == _CONSTRAIN or (mark == _CHANNEL and _CHANNEL not in parts)
             parts.append(mark)
+            if not is_more:
+                break
         header = "".join(parts)
         if mark == "{" and _FUNCTIONS in header:  # the arguments
             self._source.unread(mark)

@@ -9,14 +9,21 @@ from collections.abc import Callable
 from paged_backend.parsers.source import MAX_HEAD_LENGTH, Reading, Source
 
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')  # of strings
+_STRICTLY_OUTSIDE = re.compile(r"[\s\w.,:+-]*")
+_STRUCTURE = '"\\{}[]'
 _INSIDE = re.compile(r'[^"\\]*')
 ARGUMENTS_KEYS = ("arguments", "parameters")
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or array."""
+    """Finds the end of a JSON object or array.
 
-    def __init__(self) -> None:
+    Args:
+        is_strict: stop at characters that JSON has only in strings.
+    """
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self._outside = _STRICTLY_OUTSIDE if is_strict else _OUTSIDE
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -29,10 +36,12 @@ class JsonEnd:
                 self._escaped = False
                 position += 1
                 continue
-            plain = (_INSIDE if self._in_string else _OUTSIDE).match(text, position)
+            plain = (_INSIDE if self._in_string else self._outside).match(text, position)
             assert plain is not None
             position = plain.end()
             if position < len(text):
+                if text[position] not in _STRUCTURE:
+                    break
                 self._read(text[position])
                 position += 1
         return position
@@ -70,16 +79,20 @@ def read_string(source: Source) -> Reading[str]:
         source.refuse()
 
 
-def read_value(source: Source, put: Callable[[str], object]) -> Reading[bool]:
+def read_value(
+    source: Source, put: Callable[[str], object], *, is_strict: bool = False
+) -> Reading[bool]:
     """Take an object or array that is next.
 
     Args:
+        source: the answer.
         put: takes its text as it arrives; if that is false, nothing more is taken.
+        is_strict: stop at characters that JSON has only in strings.
 
     Returns:
         False if the value is not complete.
     """
-    end = JsonEnd()
+    end = JsonEnd(is_strict=is_strict)
     while not end.is_complete:
         text = yield from source.scan(end.add)
         if not text or put(text) is False:
@@ -117,7 +130,7 @@ def read_object_call(
             return is_call
         return True
 
-    is_complete = yield from read_value(source, put)
+    is_complete = yield from read_value(source, put, is_strict=True)
     text = "".join(parts)
     call = _object_call(text, is_tool) if is_complete else None
     if call is None and not source.is_cut:

@@ -36,12 +36,14 @@ class Notation:
         raw_quotes: those of ``quotes`` within which a backslash is a character like any other.
         read_escape: reads what follows a backslash in other strings.
         has_bare_keys: keys of objects need no quotes.
+        joins_strings: strings that follow each other are one.
     """
 
     quotes: tuple[str, ...]
     raw_quotes: tuple[str, ...]
     read_escape: Callable[[Source, Put], Reading[None]]
-    has_bare_keys: bool
+    has_bare_keys: bool = False
+    joins_strings: bool = False
 
 
 class LiteralReader:
@@ -142,20 +144,33 @@ class LiteralReader:
             put: takes its characters as in JSON.
             quote: is put before and after them.
         """
-        source, notation = self._source, self._notation
-        for mark in notation.quotes:
-            if (yield from source.take(mark)):
-                break
-        else:
+        mark = yield from self._quote()
+        if not mark:
             return False
         put(quote)
+        while mark:
+            yield from self._characters(mark, put)
+            mark = ""
+            if self._notation.joins_strings:
+                yield from self._source.run(SPACE)
+                mark = yield from self._quote()
+        put(quote)
+        return True
+
+    def _quote(self) -> Reading[str]:
+        """Take a quote, if one is next, and return it."""
+        for mark in self._notation.quotes:
+            if (yield from self._source.take(mark)):
+                return mark
+        return ""
+
+    def _characters(self, mark: str, put: Put) -> Reading[None]:
+        source, notation = self._source, self._notation
         ends = (mark,) if mark in notation.raw_quotes else (mark, "\\")
         while (found := (yield from source.until(ends, lambda text: put(escaped(text))))) != mark:
             if not found:
                 source.refuse()
             yield from notation.read_escape(source, put)
-        put(quote)
-        return True
 
     def _word(self) -> Reading[None]:
         source = self._source
@@ -229,7 +244,7 @@ def _put_code(source: Source, put: Put, length: int, base: int) -> Reading[None]
 
 _DIGITS = "0123456789abcdef"
 _OCTAL = frozenset(_DIGITS[:8])
-PYTHON = Notation(('"""', "'''", '"', "'"), (), _python_escape, has_bare_keys=False)
+PYTHON = Notation(('"""', "'''", '"', "'"), (), _python_escape, joins_strings=True)
 
 
 def gemma(quote: str) -> Notation:
