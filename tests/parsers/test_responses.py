@@ -264,7 +264,7 @@ def test_long_arguments_arrive_in_linear_time(parser: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        """[True, False, None, -1, +2, 1.5e3, 0x1F, 1_000, 'a' "b", "\\x41\\u00e9\\n\\q\\101"]""",
+        """[True, False, None, -1, +2, 1.5e3, 0x1F, 1_000, 'a' "b", "\\x41\\u00e9\\n\\101"]""",
         """{'k': {"n": []}, "e": {}, 'l': [1, [2, ], ]}""",
         "'''a\n'b'''",
         "'\\U0001d11e é'",
