@@ -245,6 +245,27 @@ def test_words_and_ids(server: Server, client: Client) -> None:
     assert endless["sequence_length"] == 100
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_words_with_special_tokens(server: Server, is_stream: bool) -> None:
+    """A word that is a special token, one that ends with it, and one that the answer has not."""
+    question, answer = QUESTIONS[6].question, QUESTIONS[6].answer
+    call = {"text_input": question, "max_tokens": 80, "end_id": -1}
+    call["exclude_input_in_output"] = True
+
+    def ask(**words: str) -> str:
+        if is_stream:
+            parts = generate_stream(server, "ensemble", **call, **words)
+            return "".join(part["text_output"] for part in parts)
+        return str(generate(server, "ensemble", **call, **words)["text_output"])
+
+    endless = ask()
+    assert len(endless) > len("\n" + answer)
+    assert ask(stop_words="<|end|>") == "\n" + answer
+    assert ask(stop_words=f"{answer[-5:]}<|end|>") == "\n" + answer[:-5]
+    assert ask(stop_words="never<|end|>") == endless
+    assert ask(bad_words="<|end|>") != endless
+
+
 def test_guides_constrain_the_answer(server: Server) -> None:
     """The first request is the one in tensorrtllm_backend's documentation, with another text."""
     documented = {"max_tokens": 20, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
@@ -486,6 +507,9 @@ def test_words_and_biases_as_token_ids(server: Server, client: Client) -> None:
         assert len(both) == min(place + 1, len(ask(**word)))
     pair = direct[4:6]
     assert ask(stop_words_list=np.array([[pair, [2, -1]]])) == direct[:6]
+    last = direct[-2:]  # with the special token, which the text leaves out
+    assert ask(end_id=-1, stop_words_list=np.array([[last, [2, -1]]])) == direct
+    assert ask(end_id=-1, stop_words_list=np.array([[[*last[:1], 0], [2, -1]]])) != direct
     assert direct[1] not in ask(bad_words_list=np.array([[direct[1:2], [1]]]))
     bias = np.zeros((1, 2048), np.float32)
     bias[0, direct[1]] = -100
@@ -531,6 +555,28 @@ def test_the_steps_one_by_one_are_the_ensemble(server: Server) -> None:
         embedding_bias_weights=np.array([[-0.5]]),
     )
     assert steps.tolist() == whole.as_numpy("text_output").tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "missing"),
+    [
+        ("once", {"max_tokens": 4}, "text_input"),
+        ("once", {"text_input": "x"}, "max_tokens"),
+        ("preprocessing", {"QUERY": "x"}, "REQUEST_OUTPUT_LEN"),
+        ("preprocessing", {"REQUEST_OUTPUT_LEN": 4}, "QUERY"),
+        ("postprocessing", {"TOKENS_BATCH": np.array([[[1]]])}, "SEQUENCE_LENGTH"),
+        ("postprocessing", {"SEQUENCE_LENGTH": 1}, "TOKENS_BATCH"),
+        ("once_ids", {"request_output_len": 4}, "input_ids"),
+    ],
+)
+def test_a_missing_tensor_is_named(
+    server: Server, model: str, inputs: dict[str, Any], missing: str
+) -> None:
+    given = {n: text(v) if isinstance(v, str) else v for n, v in inputs.items()}
+    with pytest.raises(InferenceServerException) as caught:
+        infer(server, model, **given)
+    assert missing in str(caught.value)
+    assert "internal error" not in str(caught.value)
 
 
 def test_steps_take_batches(server: Server) -> None:
