@@ -70,6 +70,9 @@ class SamplingParams:
     ignore_eos: bool = checked(False, Rule(bool), "go on after the end-of-sequence token")
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_special_tokens: bool = checked(
+        False, Rule(bool), "stop strings match special tokens that the text leaves out, too"
+    )
     include_stop_str_in_output: bool = checked(False, Rule(bool), "keep the stop in the text")
     skip_special_tokens: bool = checked(True, Rule(bool), "leave special tokens out of the text")
     logprobs: int | None = checked(

@@ -1,275 +1,238 @@
-"""Reads the text of tool calls, while it arrives where the format allows that."""
+"""Reads tool calls while they arrive."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
 
-from paged_backend.parsers.formats import CallSyntax, JsonCalls, NamedCalls, PythonicCalls
+from paged_backend.parsers.formats import (
+    CallSyntax,
+    GemmaCalls,
+    JsonCalls,
+    NamedCalls,
+    PythonicCalls,
+    ToolFormat,
+    XmlCalls,
+)
+from paged_backend.parsers.json_text import (
+    ARGUMENTS_KEYS,
+    read_object_call,
+    read_string,
+    read_value,
+)
+from paged_backend.parsers.literal_calls import NAME, read_gemma_call, read_python_calls
+from paged_backend.parsers.literals import SPACE, escaped
+from paged_backend.parsers.output import Output
+from paged_backend.parsers.schema_values import ParameterTypes, as_json
+from paged_backend.parsers.source import NotACallError, Reading, Source
 
-MAX_HEAD_LENGTH = 4096  # characters before the arguments; more is read only as a whole
-MAX_PYTHON_LENGTH = 2**20  # characters
-
-_READING = json.JSONDecoder()
-
-
-class CallPart(NamedTuple):
-    """A part of a call; the first one has the name."""
-
-    name: str | None
-    arguments: str
+_BETWEEN = re.compile(r"[\s;,\[\]}]*")  # JSON calls
+_IN_TAG = re.compile(r"[^<>\n]*")
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
 
 
-class CallError(ValueError):
-    """Text that is no call; the message is the text."""
+class Calls:
+    """Reads the calls of one format.
 
+    Args:
+        source: the answer.
+        output: takes what is found.
+        format: of the calls.
+        types: of the tools' parameters.
+    """
 
-class CallReader(Protocol):
-    """Reads one region of calls."""
+    def __init__(
+        self, source: Source, output: Output, format: ToolFormat, types: ParameterTypes
+    ) -> None:
+        self._source = source
+        self._output = output
+        self._marks = marks = format.marks
+        self._types = types
+        self._ends = tuple(mark for mark in (marks.close, marks.open, marks.list_close) if mark)
+        self._read = self._reader(format.syntax)
 
-    @property
-    def is_inside(self) -> bool:
-        """True within JSON arguments, whose end depends on nothing but themselves."""
+    def read(self) -> Reading[str]:
+        """Read what follows the mark that opens calls, up to the next mark.
 
-    def take(self, text: str) -> int:
-        """Add text within arguments, instead of ``feed``.
+        What is no call is content; what is between a call and the mark at its end is dropped.
 
         Returns:
-            The number of characters at the beginning that belong to the arguments.
+            The mark; empty at the end of the answer, and after a call without a mark at its end.
         """
-
-    def feed(self, text: str) -> Iterator[CallPart]:
-        """Add text of the region, and yield what is certain."""
-
-    def close(self, value: Any) -> Iterator[CallPart]:
-        """End the region, and yield the rest.
-
-        Args:
-            value: the region's value as transformers' parser reads it.
-
-        Raises:
-            CallError: the rest is no call.
-        """
-
-
-class JsonReader:
-    """Reads objects with a name and arguments; several may follow each other or form a list."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._arguments: JsonValue | None = None
-
-    @property
-    def is_inside(self) -> bool:
-        """True within the arguments of a call."""
-        return self._arguments is not None
-
-    def take(self, text: str) -> int:
-        """Add text within arguments; returns how much of it belongs to them."""
-        assert self._arguments is not None
-        length = self._arguments.feed(text)
-        if self._arguments.is_complete:
-            self._arguments = None
-        return length
-
-    def feed(self, text: str) -> Iterator[CallPart]:
-        """Yield the name once it is complete, and then the arguments as they arrive."""
-        self._text += text
-        while head := _JSON_HEAD.match(self._text[:MAX_HEAD_LENGTH]):
-            yield CallPart(json.loads(head["name"]), "")
-            self._text = self._text[head.end() :]
-            self._arguments = JsonValue()
-            length = self.take(self._text)
-            yield CallPart(None, self._text[:length])
-            self._text = self._text[length:]
-
-    def close(self, value: Any) -> Iterator[CallPart]:
-        """Yield the calls whose arguments come before their name, or that have none."""
-        if self._arguments is not None:  # the answer ended within them
-            return
-        rest = self._text
-        while rest := rest.lstrip(_BETWEEN):
-            try:
-                call, end = _READING.raw_decode(rest)
-                yield from _whole(str(call["name"]), self._arguments_of(call))
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise CallError(rest) from None
-            rest = rest[end:]
-
-    def _arguments_of(self, call: Mapping[str, Any]) -> Any:
-        return next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
-
-
-class NamedReader:
-    """Reads a name, and then the arguments as a JSON object."""
-
-    def __init__(self, head: str) -> None:
-        self._head = re.compile(head)
-        self._text = ""
-        self._arguments: JsonValue | None = None
-        self._has_arguments = False
-
-    @property
-    def is_inside(self) -> bool:
-        """True within the arguments of the call."""
-        arguments = self._arguments
-        return arguments is not None and self._has_arguments and not arguments.is_complete
-
-    def take(self, text: str) -> int:
-        """Add text within the arguments; returns how much of it belongs to them."""
-        assert self._arguments is not None
-        length = self._arguments.feed(text)
-        self._has_arguments |= length > 0
-        return length
-
-    def feed(self, text: str) -> Iterator[CallPart]:
-        """Yield the name once it is complete, and then the arguments as they arrive."""
-        self._text += text
-        if self._arguments is None:
-            head = self._head.match(self._text[:MAX_HEAD_LENGTH])
-            if head is None:
-                return
-            yield CallPart(head["name"], "")
-            self._text = self._text[head.end() :]
-            self._arguments = JsonValue()
-        self._text = self._text.lstrip()
-        if self._text and not self._arguments.is_complete:
-            yield CallPart(None, self._text[: self.take(self._text)])
-            self._text = ""
-
-    def close(self, value: Any) -> Iterator[CallPart]:
-        """Yield empty arguments if there are none."""
-        if self._arguments is None:
-            raise CallError(self._text)
-        if not self._has_arguments:
-            yield CallPart(None, "{}")
-
-
-class _WholeReader:
-    """Base of readers that translate a region as a whole, when it closes."""
-
-    is_inside = False
-
-    def take(self, text: str) -> int:
-        """Return 0, because no text is within JSON arguments."""
-        return 0
-
-    def feed(self, text: str) -> Iterator[CallPart]:
-        """Yield nothing."""
-        return iter(())
-
-
-class PythonReader(_WholeReader):
-    """Reads a list of Python calls; nothing is executed."""
-
-    def close(self, value: Any) -> Iterator[CallPart]:
-        """Yield all calls."""
-        text = str(value).strip().removesuffix("<|python_end|>")
         try:
-            calls = [_python_call(node) for node in _python_list(text)]
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            raise CallError(text) from None
-        for name, arguments in calls:
-            yield from _whole(name, arguments)
+            yield from self._read()
+        except NotACallError:
+            self._source.reject_head()
+            return (yield from self._source.until(self._ends, self._output.content))
+        if not self._marks.close:
+            return ""
+        return (yield from self._source.until(self._ends, self._output.drop))
+
+    def _reader(self, syntax: CallSyntax) -> Callable[[], Reading[None]]:
+        source, output = self._source, self._output
+        match syntax:
+            case JsonCalls():
+                return self._json_calls
+            case NamedCalls():
+                return lambda: self._named_call(syntax)
+            case PythonicCalls():
+                return lambda: read_python_calls(source, output, self._marks.end)
+            case GemmaCalls(quote):
+                return lambda: read_gemma_call(source, output, self._types, quote)
+            case XmlCalls():
+                return self._xml_call
+
+    # --- JSON objects with a name and arguments -------------------------------------------------
+
+    def _json_calls(self) -> Reading[None]:
+        """Read objects; several may follow each other or form a list."""
+        source, output = self._source, self._output
+        while True:
+            yield from source.run(_BETWEEN)
+            if not (yield from source.peek()):
+                return
+            source.begin_head()
+            try:
+                name = yield from self._json_head()
+            except NotACallError:
+                source.reject_head()
+                yield from self._whole_json_call()
+            else:
+                source.accept_head()
+                output.call(name)
+                yield from read_arguments(source, output)
+
+    def _json_head(self) -> Reading[str]:
+        """Read the beginning of an object up to its arguments, and return the name."""
+        source = self._source
+        for literal in ("{", '"name"', ":"):
+            yield from source.expect(literal)
+            yield from source.run(SPACE)
+        name = yield from read_string(source)
+        yield from source.run(SPACE)
+        yield from source.expect(",")
+        yield from source.run(SPACE)
+        key = yield from read_string(source)
+        yield from source.run(SPACE)
+        yield from source.expect(":")
+        yield from source.run(SPACE)
+        if key not in ARGUMENTS_KEYS or (yield from source.peek()) != "{":
+            source.refuse()
+        return name
+
+    def _whole_json_call(self) -> Reading[None]:
+        """Read a call whose arguments come before its name, or that has none."""
+        source = self._source
+        if (yield from source.peek()) != "{":
+            source.refuse()
+        call = yield from read_object_call(source, self._types.has)
+        if call is None:
+            source.refuse()
+        self._output.whole_call(*call)
+
+    # --- a name, and then a JSON object ---------------------------------------------------------
+
+    def _named_call(self, syntax: NamedCalls) -> Reading[None]:
+        source, output = self._source, self._output
+        source.begin_head()
+        yield from source.run(SPACE)
+        if syntax.kind:
+            yield from source.expect(syntax.kind)
+        name = yield from source.run(NAME)
+        between: list[str] = []
+        joint = syntax.middle.strip()
+        mark = yield from source.until((joint, "{", *self._ends), between.append)
+        if not name or not _is_id("".join(between).strip(), syntax.id_mark):
+            source.refuse()
+        if mark == joint:
+            yield from source.run(SPACE)
+            if (yield from self._is_at_end()):
+                source.accept_head()
+                output.whole_call(name, "{}")
+                return
+        elif mark == "{":
+            source.unread(mark)
+        if (yield from source.peek()) != "{":
+            source.refuse()
+        source.accept_head()
+        output.call(name)
+        yield from read_arguments(source, output)
+
+    def _is_at_end(self) -> Reading[bool]:
+        """Return True if a call that has no arguments ends here."""
+        source = self._source
+        for mark in self._ends:
+            if (yield from source.take(mark)):
+                source.unread(mark)
+                return True
+        return not (yield from source.peek()) and not source.is_cut
+
+    # --- an element with elements for the parameters --------------------------------------------
+
+    def _xml_call(self) -> Reading[None]:
+        source, output = self._source, self._output
+        source.begin_head()
+        yield from source.run(SPACE)
+        yield from source.expect(_FUNCTION)
+        name = yield from source.run(_IN_TAG)
+        yield from source.expect(">")
+        if not name:
+            source.refuse()
+        source.accept_head()
+        output.call(name)
+        output.arguments("{")
+        separator = ""
+        marks = (_PARAMETER, _FUNCTION_END, *self._ends)
+        while (mark := (yield from source.until(marks, output.drop))) == _PARAMETER:
+            if (key := (yield from self._xml_key())) is not None:
+                output.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+                yield from self._xml_value(self._types.of(name, key))
+                separator = ", "
+        if not mark and source.is_cut:
+            return
+        source.unread(mark if mark in self._ends else "")
+        output.arguments("}")
+        output.end_call()
+
+    def _xml_key(self) -> Reading[str | None]:
+        """Read a parameter's name; None if the tag does not end."""
+        source = self._source
+        source.begin_head()
+        try:
+            key = yield from source.run(_IN_TAG)
+            yield from source.expect(">")
+        except NotACallError:
+            key = ""
+        source.accept_head()
+        yield from source.take("\n")
+        return key or None
+
+    def _xml_value(self, types: list[str]) -> Reading[None]:
+        """Read a value; strings arrive as they are written."""
+        source, output = self._source, self._output
+        ends = (f"\n{_PARAMETER_END}", _PARAMETER_END)
+        if set(types) <= {"string"}:
+            output.arguments('"')
+            end = yield from source.until(ends, lambda text: output.arguments(escaped(text)))
+            value = '"'
+        else:
+            parts: list[str] = []
+            end = yield from source.until(ends, parts.append)
+            value = as_json("".join(parts), types)
+        if end or not source.is_cut:
+            output.arguments(value)
 
 
-class ValueReader(_WholeReader):
-    """Takes calls as transformers' parser reads them."""
-
-    def close(self, value: Any) -> Iterator[CallPart]:
-        """Yield all calls."""
-        for call in value if isinstance(value, list) else [value]:
-            function = call.get("function", call) if isinstance(call, Mapping) else {}
-            name = function.get("name")
-            if not isinstance(name, str):
-                raise CallError(str(value))
-            yield from _whole(name, function.get("arguments", {}))
+def read_arguments(source: Source, output: Output) -> Reading[None]:
+    """Read arguments that are a JSON object."""
+    if (yield from read_value(source, output.arguments)):
+        output.end_call()
 
 
-class JsonValue:
-    """Finds the end of a JSON object or array that arrives in chunks."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self.is_complete = False
-
-    def feed(self, text: str) -> int:
-        """Return the number of characters at the beginning that belong to the value."""
-        if self.is_complete:
-            return 0
-        for position, character in enumerate(text, 1):
-            self._read(character)
-            if self.is_complete:
-                return position
-        return len(text)
-
-    def _read(self, character: str) -> None:
-        if self._in_string:
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._in_string = False
-        elif character == '"':
-            self._in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            self.is_complete = self._depth <= 0
-
-
-def call_reader(syntax: CallSyntax | None) -> CallReader:
-    """Return a reader for a region; without a syntax, for transformers' values."""
-    match syntax:
-        case JsonCalls():
-            return JsonReader()
-        case NamedCalls(_, head):
-            return NamedReader(head)
-        case PythonicCalls():
-            return PythonReader()
-        case _:
-            return ValueReader()
-
-
-_BETWEEN = " \t\r\n;,[]}"  # between the arguments of a call and the next call
-_ARGUMENTS_KEYS = ("arguments", "parameters")
-_JSON_HEAD = re.compile(
-    r'[\s;,\[\]}]*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
-    re.DOTALL,
-)
-
-
-def _whole(name: str, arguments: Any) -> Iterator[CallPart]:
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    yield CallPart(name, "")
-    yield CallPart(None, arguments)
-
-
-def _python_list(text: str) -> list[ast.expr]:
-    if len(text) > MAX_PYTHON_LENGTH:
-        raise ValueError
-    parsed = ast.parse(text, mode="eval").body
-    if not isinstance(parsed, ast.List):
-        raise ValueError
-    return parsed.elts
-
-
-def _python_call(node: ast.expr) -> tuple[str, dict[str, Any]]:
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError
-    arguments = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError
-        arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    json.dumps(arguments, allow_nan=False)
-    return ast.unparse(node.func), arguments
+def _is_id(text: str, id_mark: str) -> bool:
+    """Return True if a call's id, or nothing, is between the name and the arguments."""
+    if not text:
+        return True
+    return bool(id_mark) and text.startswith(id_mark) and text[len(id_mark) :].isalnum()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +32,26 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class ResponseDelta:
-    """What new text adds to an answer; adding all deltas gives the whole answer."""
+    """What new text adds to an answer; joining all deltas gives the whole answer."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
-    def __iadd__(self, other: ResponseDelta) -> ResponseDelta:
-        """Add what comes next; the parts of a call become one part."""
-        self.content += other.content
-        self.reasoning += other.reasoning
-        for part in other.tool_calls:
-            self.add_call(part)
-        return self
+    @classmethod
+    def joined(cls, deltas: Iterable[ResponseDelta]) -> Self:
+        """Return all deltas as one, in time linear in their length; the parts of a call become
+        one part.
+        """
+        deltas = list(deltas)
+        parts = (part for delta in deltas for part in delta.tool_calls)
+        return cls(
+            "".join(delta.content for delta in deltas),
+            "".join(delta.reasoning for delta in deltas),
+            [_joined(list(group)) for _, group in groupby(parts, lambda part: part.index)],
+        )
 
-    def add_call(self, part: ToolCallDelta) -> None:
-        """Add a part of a call."""
-        if self.tool_calls and self.tool_calls[-1].index == part.index:
-            last = self.tool_calls[-1]
-            joined = last.arguments + part.arguments
-            self.tool_calls[-1] = ToolCallDelta(last.index, joined, last.id, last.name)
-        else:
-            self.tool_calls.append(part)
+
+def _joined(parts: list[ToolCallDelta]) -> ToolCallDelta:
+    first, arguments = parts[0], "".join(part.arguments for part in parts)
+    return ToolCallDelta(first.index, arguments, first.id, first.name)

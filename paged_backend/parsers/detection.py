@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paged_backend.errors import ConfigError
 from paged_backend.json_file import read_json_object
 from paged_backend.parsers.formats import ResponseFormat
+from paged_backend.parsers.template import load_template
 
 AUTO, NONE = "auto", "none"
 
@@ -70,7 +70,7 @@ def _detected(signs: tuple[tuple[str, tuple[str, ...]], ...], source: str) -> st
     return next((name for name, texts in signs if all(text in source for text in texts)), "")
 
 
-def _own_template(folder: Path) -> Mapping[str, Any] | None:
+def _own_template(folder: Path) -> Any:
     """Return the checkpoint's ``response_template``; None if it has none."""
     file = folder / "tokenizer_config.json"
     template = read_json_object(file).get("response_template") if file.exists() else None
@@ -78,10 +78,7 @@ def _own_template(folder: Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(template, dict):
         raise ConfigError(f"{file}: response_template must be an object")
-    from transformers.utils.chat_parsing import ResponseParser  # takes a second
-
     try:
-        ResponseParser(template, prefix="")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{file}: response_template cannot be used: {error}") from error
-    return template
+        return load_template(template)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error

@@ -1,17 +1,13 @@
 """The formats of tool calls and reasoning of model families, named as vLLM names their parsers.
 
-Each format has two sides. The ``fields`` belong to a ``response_template`` of transformers, which
-splits an answer into regions; the other attributes say how a grammar writes the same text.
+Each format has two sides. The ``marks`` are what a reader looks for; the other attributes say how a
+grammar writes the same text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-Field = Mapping[str, Any]
-"""A field of transformers' ``response_template``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +22,14 @@ class NamedCalls:
     """Each call is a name, and then a JSON object with the arguments.
 
     Attributes:
-        middle: what a grammar writes between them.
-        head: regular expression of everything before the arguments, with a group ``name``.
+        middle: what is between them.
+        kind: what is before the name.
+        id_mark: before an id, which may come after the name.
     """
 
     middle: str
-    head: str
+    kind: str = ""
+    id_mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,33 @@ class XmlCalls:
 
 @dataclass(frozen=True, slots=True)
 class GemmaCalls:
-    """Each call is a name, and then an object with unquoted keys and strings in ``<|"|>``."""
+    """Each call is a name, and then an object with unquoted keys and strings in quotes."""
+
+    quote: str = '<|"|>'
 
 
 CallSyntax = JsonCalls | NamedCalls | PythonicCalls | XmlCalls | GemmaCalls
+
+
+@dataclass(frozen=True, slots=True)
+class CallMarks:
+    """The texts around calls; none is the beginning of another one.
+
+    Attributes:
+        open: before a call.
+        close: after it; empty if the end of its text is its end.
+        list_open: before the first call.
+        list_close: after the last call; nothing follows.
+        start: may be before calls that begin an answer.
+        end: may be after them.
+    """
+
+    open: str = ""
+    close: str = ""
+    list_open: str = ""
+    list_close: str = ""
+    start: str = ""
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +79,7 @@ class ToolFormat:
 
     Attributes:
         syntax: of a call.
-        fields: the regions with calls.
+        marks: around calls.
         begin: what a call begins with.
         end: what it ends with.
         separator: between two calls.
@@ -70,7 +91,7 @@ class ToolFormat:
     """
 
     syntax: CallSyntax
-    fields: Mapping[str, Field]
+    marks: CallMarks
     begin: str = ""
     end: str = ""
     separator: str = ""
@@ -92,13 +113,11 @@ class ReasoningFormat:
     Attributes:
         begin: before the reasoning.
         end: after it.
-        fields: the regions with reasoning, and with the answer if it is marked, too.
         content_begin: before the answer.
     """
 
     begin: str
     end: str
-    fields: Mapping[str, Field] = field(default_factory=dict)
     content_begin: str = ""
 
     def is_open(self, prompt: str) -> bool:
@@ -110,57 +129,53 @@ class ReasoningFormat:
         return prompt.rstrip().endswith(self.end.strip())
 
 
-CALL_FIELD = "tool_calls"
-REASONING_FIELD = "reasoning_content"
-CONTENT_FIELD = "content"
+# Marks of OpenAI's format Harmony, in which each message has a header. An answer is reasoning,
+# content and calls if their channel is analysis, final or commentary, and has a recipient.
+HARMONY = "openai"
+HARMONY_REASONING = "openai_gptoss"
+HARMONY_MARKS = (
+    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
+    *("<|end|>", "<|return|>", "<|call|>"),
+)
 
-_FUNCTION = {"name": "{name}", "arguments": "{content}"}
-_NAMED_HEAD = r"\s*(?P<name>[\w.-]+)"
-
-
-def _calls(**values: Any) -> dict[str, Field]:
-    return {CALL_FIELD: {"repeats": True, "content_args": {"strip": False}, **values}}
-
-
-def _thinking(begin: str, end: str) -> ReasoningFormat:
-    region = {"open": begin.strip(), "close": end.strip(), "content_args": {"strip": False}}
-    return ReasoningFormat(begin, end, {REASONING_FIELD: region})
-
-
-# Nothing follows the end of the list.
-_DEEPSEEK_END: dict[str, Field] = {"end": {"open": "<｜tool▁calls▁end｜>"}}
+_DEEPSEEK_MARKS = CallMarks(
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+)
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": ToolFormat(
         JsonCalls(),
-        _calls(open="<tool_call>", close="</tool_call>"),
+        CallMarks("<tool_call>", "</tool_call>"),
         begin="<tool_call>\n",
         end="\n</tool_call>",
         separator="\n",
     ),
     "llama3_json": ToolFormat(
         JsonCalls("parameters"),
-        _calls(open_pattern=r'(?:\A|(?<=</think>))\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name")'),
+        CallMarks(start="<|python_tag|>"),
         separator="; ",
         opening=r'\s*\{\s*"name"',
     ),
     "pythonic": ToolFormat(
         PythonicCalls(),
-        _calls(open_pattern=r"(?:\A|(?<=</think>))\s*(?:<\|python_start\|>)?\s*(?=\[\s*[\w.-]+\()"),
+        CallMarks(start="<|python_start|>", end="<|python_end|>"),
         separator=", ",
         list_begin="[",
         list_end="]",
         opening=r"\s*\[\s*[A-Za-z0-9_.-]+\(",
     ),
     "mistral": ToolFormat(
-        NamedCalls("[ARGS]", _NAMED_HEAD + r"(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|(?=\{))"),
-        _calls(open="[TOOL_CALLS]", close_pattern=r"(?=\[TOOL_CALLS\])"),
+        NamedCalls("[ARGS]", id_mark="[CALL_ID]"),
+        CallMarks("[TOOL_CALLS]"),
         begin="[TOOL_CALLS]",
         id_length=9,
     ),
     "mistral_list": ToolFormat(
         JsonCalls(),
-        _calls(open="[TOOL_CALLS]"),
+        CallMarks("[TOOL_CALLS]"),
         separator=", ",
         list_begin="[TOOL_CALLS] [",
         list_end="]",
@@ -168,62 +183,33 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "qwen3_coder": ToolFormat(
         XmlCalls(),
-        _calls(
-            open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            close_pattern=r"</function>\s*</tool_call>",
-            content="xml-inline",
-            content_args={
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-            },
-            transform={"type": "function", "function": _FUNCTION},
-        ),
+        CallMarks("<tool_call>", "</tool_call>"),
         begin="<tool_call>\n",
         end="\n</tool_call>",
         separator="\n",
     ),
-    "openai": ToolFormat(
-        NamedCalls(
-            " <|constrain|>json<|message|>", _NAMED_HEAD + r"(?:[^{]*?<\|message\|>|(?=\{))"
-        ),
-        _calls(
-            open_pattern=r"<\|channel\|>(?:commentary|analysis) to=functions\.",
-            close_pattern=r"<\|call\|>|<\|end\|>",
-        ),
+    HARMONY: ToolFormat(
+        NamedCalls(" <|constrain|>json<|message|>"),
+        CallMarks(),
         begin="<|channel|>commentary to=functions.",
     ),
     "gemma4": ToolFormat(
         GemmaCalls(),
-        _calls(
-            open_pattern=r"<\|tool_call>call:(?P<name>[\w.-]+)(?=\{)",
-            close="<tool_call|>",
-            content="json",
-            content_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-            transform={"type": "function", "function": _FUNCTION},
-        ),
+        CallMarks("<|tool_call>", "<tool_call|>"),
         begin="<|tool_call>call:",
         end="<tool_call|>",
     ),
     "deepseek_v31": ToolFormat(
-        NamedCalls("<｜tool▁sep｜>", _NAMED_HEAD + r"<｜tool▁sep｜>"),
-        _calls(
-            open_pattern=r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>",
-            close="<｜tool▁call▁end｜>",
-        )
-        | _DEEPSEEK_END,
+        NamedCalls("<｜tool▁sep｜>"),
+        _DEEPSEEK_MARKS,
         begin="<｜tool▁call▁begin｜>",
         end="<｜tool▁call▁end｜>",
         list_begin="<｜tool▁calls▁begin｜>",
         list_end="<｜tool▁calls▁end｜>",
     ),
     "deepseek_v3": ToolFormat(
-        NamedCalls("\n```json\n", _NAMED_HEAD + r"\s*```json\s*"),
-        _calls(
-            open_pattern=(
-                r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>\s*function<｜tool▁sep｜>"
-            ),
-            close="<｜tool▁call▁end｜>",
-        )
-        | _DEEPSEEK_END,
+        NamedCalls("\n```json\n", kind="function<｜tool▁sep｜>"),
+        _DEEPSEEK_MARKS,
         begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         end="\n```<｜tool▁call▁end｜>",
         separator="\n",
@@ -232,30 +218,16 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
 }
 
-_THINK = _thinking("<think>\n", "\n</think>\n\n")
+_THINK = ReasoningFormat("<think>\n", "\n</think>\n\n")
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "qwen3": _THINK,
     "deepseek_r1": _THINK,
-    "mistral": _thinking("[THINK]", "[/THINK]"),
-    "gemma4": _thinking("<|channel>thought\n", "\n<channel|>"),
-    "openai_gptoss": ReasoningFormat(
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "gemma4": ReasoningFormat("<|channel>thought\n", "\n<channel|>"),
+    HARMONY_REASONING: ReasoningFormat(
         "<|channel|>analysis<|message|>",
         "<|end|><|start|>assistant",
-        {
-            REASONING_FIELD: {
-                "open": "<|channel|>analysis<|message|>",
-                "close": "<|end|>",
-                "content_args": {"strip": False},
-                "repeats": True,
-            },
-            CONTENT_FIELD: {
-                "open": ["<|channel|>final<|message|>", "<|channel|>commentary<|message|>"],
-                "close": ["<|return|>", "<|end|>"],
-                "content_args": {"strip": False},
-                "repeats": True,
-            },
-        },
         "<|channel|>final<|message|>",
     ),
 }
@@ -268,12 +240,13 @@ class ResponseFormat:
     Attributes:
         tool_parser: the name of the tool format; empty if the model calls no tools.
         reasoning_parser: the name of the reasoning format; empty if the model does not reason.
-        template: the checkpoint's own ``response_template``, which takes precedence for reading.
+        template: the checkpoint's own ``response_template`` as transformers loads it, which takes
+            precedence for reading; None if it has none.
     """
 
     tool_parser: str = ""
     reasoning_parser: str = ""
-    template: Mapping[str, Any] | None = None
+    template: Any = None
 
     @property
     def tools(self) -> ToolFormat | None:
@@ -290,23 +263,13 @@ class ResponseFormat:
         """True if an answer consists of nothing but its text."""
         return self.template is None and self.tools is None and self.reasoning is None
 
+    @property
+    def is_harmony(self) -> bool:
+        """True if each part of an answer is a message with a header."""
+        return self.tool_parser == HARMONY or self.reasoning_parser == HARMONY_REASONING
+
     def marks(self) -> str:
         """Return a text that contains all texts by which the format marks its parts."""
-        sides = (self.tools, self.reasoning)
-        # The tool format holds regular expressions, too.
-        return repr([side for side in sides if side is not None]).replace("\\", "")
-
-    def response_template(self, *, with_tools: bool) -> dict[str, Any]:
-        """Return the template for transformers' ``ResponseParser``.
-
-        Args:
-            with_tools: find tool calls, too; otherwise they are text.
-        """
-        if self.template is not None:
-            return dict(self.template)
-        fields: dict[str, Field] = {CONTENT_FIELD: {"content_args": {"strip": False}}}
-        if self.reasoning is not None:
-            fields |= self.reasoning.fields
-        if with_tools and self.tools is not None:
-            fields |= self.tools.fields
-        return {"start_anchor_pattern": r"\A", "fields": fields}
+        sides = [side for side in (self.tools, self.reasoning) if side is not None]
+        harmony = HARMONY_MARKS if self.is_harmony else ()
+        return repr((sides, harmony))

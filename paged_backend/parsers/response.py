@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import re
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from paged_backend.parsers.calls import CallError, CallPart, CallReader, call_reader
-from paged_backend.parsers.delta import ResponseDelta, ToolCallDelta
-from paged_backend.parsers.formats import CALL_FIELD, CONTENT_FIELD, ResponseFormat
+from paged_backend.parsers.answer import AnswerReader
+from paged_backend.parsers.delta import ResponseDelta
+from paged_backend.parsers.formats import ResponseFormat
+from paged_backend.parsers.harmony import HarmonyReader
+from paged_backend.parsers.output import Output
+from paged_backend.parsers.schema_values import ParameterTypes
+from paged_backend.parsers.source import Reading, Source
+from paged_backend.parsers.template import TemplateReader
 
-_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-# Pieces of text that end where a call or its arguments may begin.
-_PIECES = re.compile(r'[^>\].":{]*[>\].":{]|[^>\].":{]+')
-_ANY_PROBLEM = (ValueError, KeyError, TypeError, RecursionError)  # of transformers' parser
+# Processor time for one answer, beyond which the rest of it is text. The readers take a few
+# microseconds a character; only the regular expressions of a checkpoint can take more.
+READING_S = 0.25
+READING_S_PER_CHARACTER = 25e-6
 
 
-def load_parser() -> Any:
-    """Return transformers' ``ResponseParser``; the first call takes over a second."""
-    from transformers.utils.chat_parsing import ResponseParser
+class _Reader(Protocol):
+    """Reads an answer in one kind of format."""
 
-    return ResponseParser
+    def add(self, text: str) -> None:
+        """Read new text."""
+
+    def end(self, *, is_cut: bool) -> None:
+        """Read what was held back."""
+
+    def stop(self) -> None:
+        """Take the rest of the answer as content."""
 
 
 class ResponseReader:
-    """Reads one completion with transformers' ``ResponseParser``.
+    """Reads one completion.
 
     Args:
         format: of the model's answers.
@@ -36,138 +46,85 @@ class ResponseReader:
     def __init__(
         self, format: ResponseFormat, *, tools: Sequence[Mapping[str, Any]] = (), prefix: str = ""
     ) -> None:
-        template = format.response_template(with_tools=bool(tools))
-        self._parser = load_parser()(template, prefix=prefix, tools=list(tools))
-        tool_format = format.tools if format.template is None else None
-        self._syntax = tool_format.syntax if tool_format is not None else None
-        self._has_tools = bool(tools)
-        self._id_length = format.tools.id_length if format.tools is not None else 24
-        self._calls: CallReader | None = None  # of the region that is open
-        self._call_text = ""  # of that region
-        self._num_calls = 0
-        self._content = _Text()
-        self._reasoning = _Text()
-        self._is_broken = False
-        self._read(self._parser.initial_events, ResponseDelta())
+        self._output = Output(format.tools.id_length if format.tools is not None else 24)
+        types = ParameterTypes(tools) if tools else None
+        self._reader: _Reader
+        if format.template is not None:
+            self._reader = TemplateReader(format.template, self._output, prefix, types)
+        else:
+            self._reader = _FormatReader(format, self._output, prefix, types)
+        self._output.take()  # what the prompt has begun is no part of the answer
+        self._seconds_left = READING_S
 
     @property
     def num_calls(self) -> int:
         """The number of tool calls so far."""
-        return self._num_calls
+        return self._output.num_calls
+
+    @property
+    def is_inside_call(self) -> bool:
+        """True if the last call is not complete."""
+        return self._output.is_inside_call
 
     def feed(self, text: str) -> ResponseDelta:
         """Return what new text of the model adds."""
-        delta = ResponseDelta()
-        for piece in _PIECES.findall(text) if self._has_tools else [text]:
-            self._feed(piece, delta)
-        return delta
+        start = time.thread_time()
+        self._reader.add(text)
+        self._seconds_left += READING_S_PER_CHARACTER * len(text) - (time.thread_time() - start)
+        if self._seconds_left < 0:
+            self._reader.stop()
+        return self._output.take()
 
-    def _feed(self, text: str, delta: ResponseDelta) -> None:
-        if self._is_broken:
-            delta.content += self._content.add(text)
+    def finish(self, *, is_cut: bool = False) -> ResponseDelta:
+        """Return what was held back, at the end of the answer.
+
+        Args:
+            is_cut: something other than the model has ended the answer. Then what may be the
+                beginning of a mark or of a call, or the white space before one, is dropped.
+        """
+        self._reader.end(is_cut=is_cut)
+        if not is_cut:
+            self._output.finish()
+        return self._output.take()
+
+
+class _FormatReader:
+    """Reads an answer in one of the formats that are known."""
+
+    def __init__(
+        self, format: ResponseFormat, output: Output, prefix: str, types: ParameterTypes | None
+    ) -> None:
+        self._source = Source()
+        self._output = output
+        in_reasoning = format.reasoning is not None and format.reasoning.is_open(prefix)
+        reader = HarmonyReader if format.is_harmony else AnswerReader
+        reading = reader(self._source, output, format, types)
+        self._reading: Reading[None] | None = reading.read(in_reasoning=in_reasoning)
+        self._advance()
+
+    def add(self, text: str) -> None:
+        """Read new text."""
+        if self._reading is None:
+            self._output.content(text)
             return
-        if self._calls is not None and self._calls.is_inside:
-            # The arguments may contain the text that ends a call, which the parser must not see.
-            length = self._calls.take(text)
-            self._add([CallPart(None, text[:length])], delta)
-            text = text[length:]
-        try:
-            self._read(self._parser.feed(text), delta)
-        except _ANY_PROBLEM:
-            self._break(delta)
+        self._source.add(text)
+        self._advance()
 
-    def finish(self) -> ResponseDelta:
-        """Return what was held back, at the end of the answer."""
-        delta = ResponseDelta()
-        if not self._is_broken:
+    def end(self, *, is_cut: bool) -> None:
+        """Read what was held back."""
+        self._source.end(is_cut=is_cut)
+        self._advance()
+
+    def stop(self) -> None:
+        """Take the rest of the answer as content."""
+        if self._reading is not None:
+            self._reading = None
+            self._output.begin_part()
+            self._output.content(self._source.rest)
+
+    def _advance(self) -> None:
+        if self._reading is not None:
             try:
-                self._read(self._parser.finalize()[1], delta)
-            except _ANY_PROBLEM:
-                self._break(delta)
-        delta.content += self._content.finish()
-        return delta
-
-    def _read(self, events: Iterable[Mapping[str, Any]], delta: ResponseDelta) -> None:
-        for event in events:
-            name = event["field"]
-            if name == CALL_FIELD:
-                self._read_call(event, delta)
-            elif name in _REASONING_FIELDS:
-                self._read_reasoning(event, delta)
-            elif name == CONTENT_FIELD and event["type"] == "region_chunk":
-                delta.content += self._content.add(event["text"])
-
-    def _read_reasoning(self, event: Mapping[str, Any], delta: ResponseDelta) -> None:
-        match event["type"]:
-            case "region_open":
-                self._content.leave()
-                self._reasoning.leave()
-            case "region_chunk":
-                delta.reasoning += self._reasoning.add(event["text"])
-            case "region_close":
-                self._reasoning.leave()
-
-    def _read_call(self, event: Mapping[str, Any], delta: ResponseDelta) -> None:
-        match event["type"]:
-            case "region_open":
-                self._content.leave()
-                self._calls, self._call_text = call_reader(self._syntax), ""
-            case "region_chunk":
-                assert self._calls is not None
-                self._call_text += event["text"]
-                self._add(self._calls.feed(event["text"]), delta)
-            case "region_close":
-                assert self._calls is not None
-                try:
-                    self._add(self._calls.close(event["value"]), delta)
-                except CallError as error:
-                    delta.content += self._content.add(str(error))
-                self._calls = None
-
-    def _add(self, parts: Iterable[CallPart], delta: ResponseDelta) -> None:
-        for name, arguments in parts:
-            if name is not None:
-                self._num_calls += 1
-            index = self._num_calls - 1
-            call_id = None if name is None else self._new_id()
-            delta.add_call(ToolCallDelta(index, arguments, call_id, name))
-
-    def _new_id(self) -> str:
-        number = uuid.uuid4().hex
-        # Templates that demand short ids take no other characters.
-        return number[: self._id_length] if self._id_length < 16 else f"call_{number[:24]}"
-
-    def _break(self, delta: ResponseDelta) -> None:
-        """Take a call that cannot be read, and everything after it, as text."""
-        self._is_broken = True
-        if self._calls is not None:
-            delta.content += self._content.add(self._call_text)
-
-
-class _Text:
-    """Text without the white space between it and other parts of the answer."""
-
-    def __init__(self) -> None:
-        self._held = ""  # white space that may be the last
-        self._at_start = False
-
-    def add(self, text: str) -> str:
-        """Return the text that is certain to belong to the answer."""
-        text = self._held + text
-        if self._at_start:
-            text = text.lstrip()
-        certain = text.rstrip()
-        self._held = text[len(certain) :]
-        if certain:
-            self._at_start = False
-        return certain
-
-    def leave(self) -> None:
-        """Drop white space at the end, and at the beginning of what comes next."""
-        self._held = ""
-        self._at_start = True
-
-    def finish(self) -> str:
-        """Return white space at the end of the answer."""
-        held, self._held = self._held, ""
-        return held
+                next(self._reading)
+            except StopIteration:
+                self._reading = None

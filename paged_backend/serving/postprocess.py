@@ -33,6 +33,7 @@ INPUTS = tuple(
 _PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # of the model
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
+_BY_COMPLETION = ("num_held_ids", "sequence_length", "num_context_ids", "num_output_tokens")
 _LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a request
 
 
@@ -61,6 +62,8 @@ class TritonPythonModel:
         if PARSED.isdisjoint(passed.wanted):
             texts = new_texts(self._llm.tokenizer, tensors, passed)
         else:  # only the model knows what is reasoning and what is a tool call
+            if contract.PARSED_TEXT not in tensors:
+                raise InvalidRequest(contract.PARSED_TEXT, "is missing")
             parsed = fields.strings(contract.PARSED_TEXT, tensors[contract.PARSED_TEXT])
             texts = (passed.prompt + text for text in parsed)
         passed_on = {name: tensors[name] for name in _PASSED_ON if name in passed.wanted}
@@ -94,9 +97,15 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
     """Return the new text of each completion, after the prompt's text if that is echoed.
 
     Raises:
-        InvalidRequest: a count does not match its tensor, or a finish reason is unknown.
-        ValueError: the tensors hold different numbers of completions.
+        InvalidRequest: a count does not match its tensor, a token id is negative, or a finish
+            reason is unknown.
     """
+    number = tensors["finish_reason"].size
+    for name in _BY_COMPLETION:
+        if tensors[name].size != number:
+            raise InvalidRequest(
+                name, f"has {tensors[name].size} elements for {number} completions"
+            )
     reasons = fields.strings("finish_reason", tensors["finish_reason"])
     states = zip(
         _split(tensors, "context_ids", "num_context_ids"),
@@ -106,6 +115,10 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
     )
     ids = _split(tensors, "output_ids", "num_output_tokens")
     for new_ids, (context_ids, num_held, length), reason in zip(ids, states, reasons, strict=True):
+        if num_held > len(context_ids):
+            raise InvalidRequest("num_held_ids", f"must be at most {len(context_ids)}")
+        if length < len(new_ids):
+            raise InvalidRequest("sequence_length", f"must be at least {len(new_ids)}")
         state = StreamState(context_ids, num_held, length - len(new_ids))
         finish_reason = _finish_reason(reason)
         delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason)
@@ -122,7 +135,9 @@ def _finish_reason(name: str) -> FinishReason | None:
 
 def _split(tensors: Tensors, name: str, counts: str) -> list[list[int]]:
     """Split a flat tensor into the parts of the completions."""
-    sizes = tensors[counts]
+    sizes = tensors[counts].reshape(-1)
+    if (tensors[name] < 0).any():
+        raise InvalidRequest(name, "must be at least 0")
     if sizes.sum() != tensors[name].size:
         raise InvalidRequest(name, f"has {tensors[name].size} elements, {counts} says otherwise")
     return [part.tolist() for part in np.split(tensors[name], np.cumsum(sizes)[:-1])]

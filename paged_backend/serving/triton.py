@@ -61,9 +61,20 @@ def add_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
 
 
 def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, Array]:
-    """Return the tensors of a request by name, without those that the client did not send."""
-    found = {spec.name: pb_utils.get_input_tensor_by_name(request, spec.name) for spec in specs}
-    return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+    """Return the tensors of a request by name, without those that the client did not send.
+
+    Raises:
+        InvalidRequest: a tensor is missing that is not optional. The server notices that only if
+            the model's configuration says so, too.
+    """
+    tensors: dict[str, Array] = {}
+    for spec in specs:
+        tensor = pb_utils.get_input_tensor_by_name(request, spec.name)
+        if tensor is not None:
+            tensors[spec.name] = tensor.as_numpy()
+        elif not spec.optional:
+            raise InvalidRequest(spec.name, "is missing")
+    return tensors
 
 
 def read_parameters(request: Any) -> str:

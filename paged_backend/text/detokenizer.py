@@ -60,6 +60,11 @@ class Detokenizer:
         """Return the text that was held back for tokens that will not come."""
         return self._decoder.finish()
 
+    @property
+    def hidden_ids(self) -> frozenset[int]:
+        """The special tokens that are left out."""
+        return self._skipped
+
     def _append_one(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 from paged_backend.outputs import FinishReason
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.detokenizer import Detokenizer
+from paged_backend.text.stop_marks import StopMarks
 from paged_backend.text.stop_strings import StopMatcher
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -53,7 +54,9 @@ class TextStream:
             skip_special_tokens=params.skip_special_tokens,
             kept_special_ids=kept_special_ids,
         )
-        self._matcher = StopMatcher(params.stop) if params.stop else None
+        hidden = self._detokenizer.hidden_ids if params.stop_special_tokens else frozenset()
+        self._marks = StopMarks(tokenizer, params.stop, hidden)
+        self._matcher = StopMatcher(self._marks.stop) if params.stop else None
         self._min_tokens = params.min_tokens
         self._keeps_stop = params.include_stop_str_in_output
         self._num_tokens = 0
@@ -103,7 +106,7 @@ class TextStream:
             self._num_tokens += 1
             if hidden and count == len(new_token_ids):
                 break  # the token that ended the sequence has no text
-            pieces.append(self._release(self._detokenizer.append((token_id,))))
+            pieces.append(self._release(self._text_of(token_id)))
             self._keep_context(token_id)
             if self.stopped:
                 return TextDelta("".join(pieces), new_token_ids[:count], FinishReason.STOP)
@@ -112,9 +115,15 @@ class TextStream:
             if self.stopped:
                 finish_reason = FinishReason.STOP
             else:
-                pieces.append(self._held)
+                pieces.append(self._marks.without(self._held))
                 self._held = ""
         return TextDelta("".join(pieces), new_token_ids, finish_reason)
+
+    def _text_of(self, token_id: int) -> str:
+        """Return the text that is final after a token; the mark of one that only stops."""
+        if mark := self._marks.of(token_id):
+            return self._detokenizer.finish() + mark
+        return self._detokenizer.append((token_id,))
 
     def _keep_context(self, token_id: int) -> None:
         if self._matcher is not None and self._matcher.num_undecided:
@@ -131,13 +140,14 @@ class TextStream:
         if self._num_tokens <= self._min_tokens:
             self._matcher.skip(piece)
         elif match := self._matcher.find(piece):
-            self._stop_string = self._matcher.found
+            self._stop_string = self._marks.original(self._matcher.found)
             self._held = ""
-            return text[: len(text) - len(piece) + (match.end if self._keeps_stop else match.start)]
+            end = match.end if self._keeps_stop else match.start
+            return self._marks.without(text[: len(text) - len(piece) + end])
         undecided = 0 if self._keeps_stop else self._matcher.num_undecided
         clear = len(text) - undecided
         self._held = text[clear:]
-        return text[:clear]
+        return self._marks.without(text[:clear])
 
 
 def resumed_delta(

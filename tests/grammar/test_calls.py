@@ -151,9 +151,7 @@ def constraint(
 
 def read(parser: str, text: str) -> ResponseDelta:
     reader = ResponseReader(ResponseFormat(parser, "qwen3"), tools=TOOLS)
-    delta = reader.feed(text)
-    delta += reader.finish()
-    return delta
+    return ResponseDelta.joined([reader.feed(text), reader.finish()])
 
 
 @pytest.mark.parametrize("parser", TOOL_FORMATS)

@@ -45,6 +45,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         config = shutil.copytree(repository / name, repository / copy) / "config.pbtxt"
         assert line in config.read_text()
         config.write_text(config.read_text().replace(line, other))
+    for copy, name, inputs in (
+        ("loose", "ensemble", {"text_input": "STRING", "max_tokens": "INT32"}),
+        ("loose_before", "preprocessing", {"QUERY": "STRING", "REQUEST_OUTPUT_LEN": "INT32"}),
+        ("loose_after", "postprocessing", {"TOKENS_BATCH": "INT32", "SEQUENCE_LENGTH": "INT32"}),
+    ):
+        config = shutil.copytree(repository / name, repository / copy) / "config.pbtxt"
+        source = config.read_text().replace("decoupled: true", "decoupled: false")
+        for tensor, kind in inputs.items():
+            dims = "[-1, -1]" if tensor == "TOKENS_BATCH" else "[-1]"
+            fields = f'name: "{tensor}" data_type: TYPE_{kind} dims: {dims} optional: true'
+            source += f"\ninput {{ {fields} }}"
+        config.write_text(source)
     with start_server(repository) as running:
         yield Server(running)
 
@@ -243,6 +255,27 @@ def test_words_and_ids(server: Server, client: Client) -> None:
     assert ended["sequence_length"] == 4
     endless = generate(server, "ensemble", **alone | {"max_tokens": 100}, end_id=-1)
     assert endless["sequence_length"] == 100
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_words_with_special_tokens(server: Server, is_stream: bool) -> None:
+    """A word that is a special token, one that ends with it, and one that the answer has not."""
+    question, answer = QUESTIONS[6].question, QUESTIONS[6].answer
+    call = {"text_input": question, "max_tokens": 80, "end_id": -1}
+    call["exclude_input_in_output"] = True
+
+    def ask(**words: str) -> str:
+        if is_stream:
+            parts = generate_stream(server, "ensemble", **call, **words)
+            return "".join(part["text_output"] for part in parts)
+        return str(generate(server, "ensemble", **call, **words)["text_output"])
+
+    endless = ask()
+    assert len(endless) > len("\n" + answer)
+    assert ask(stop_words="<|end|>") == "\n" + answer
+    assert ask(stop_words=f"{answer[-5:]}<|end|>") == "\n" + answer[:-5]
+    assert ask(stop_words="never<|end|>") == endless
+    assert ask(bad_words="<|end|>") != endless
 
 
 def test_guides_constrain_the_answer(server: Server) -> None:
@@ -486,6 +519,9 @@ def test_words_and_biases_as_token_ids(server: Server, client: Client) -> None:
         assert len(both) == min(place + 1, len(ask(**word)))
     pair = direct[4:6]
     assert ask(stop_words_list=np.array([[pair, [2, -1]]])) == direct[:6]
+    last = direct[-2:]  # with the special token, which the text leaves out
+    assert ask(end_id=-1, stop_words_list=np.array([[last, [2, -1]]])) == direct
+    assert ask(end_id=-1, stop_words_list=np.array([[[*last[:1], 0], [2, -1]]])) != direct
     assert direct[1] not in ask(bad_words_list=np.array([[direct[1:2], [1]]]))
     bias = np.zeros((1, 2048), np.float32)
     bias[0, direct[1]] = -100
@@ -531,6 +567,28 @@ def test_the_steps_one_by_one_are_the_ensemble(server: Server) -> None:
         embedding_bias_weights=np.array([[-0.5]]),
     )
     assert steps.tolist() == whole.as_numpy("text_output").tolist()
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "missing"),
+    [
+        ("loose", {"max_tokens": 4}, "text_input"),
+        ("loose", {"text_input": "x"}, "max_tokens"),
+        ("loose_before", {"QUERY": "x"}, "REQUEST_OUTPUT_LEN"),
+        ("loose_before", {"REQUEST_OUTPUT_LEN": 4}, "QUERY"),
+        ("loose_after", {"TOKENS_BATCH": np.array([[[1]]])}, "SEQUENCE_LENGTH"),
+        ("loose_after", {"SEQUENCE_LENGTH": 1}, "TOKENS_BATCH"),
+        ("once_ids", {"request_output_len": 4}, "input_ids"),
+    ],
+)
+def test_a_missing_tensor_is_named(
+    server: Server, model: str, inputs: dict[str, Any], missing: str
+) -> None:
+    """Also where a model's configuration says that the client may leave it out."""
+    given = {n: text(v) if isinstance(v, str) else v for n, v in inputs.items()}
+    with pytest.raises(InferenceServerException) as caught:
+        infer(server, model, **given)
+    assert f"{missing}: is missing" in str(caught.value)
 
 
 def test_steps_take_batches(server: Server) -> None:

@@ -120,6 +120,31 @@ def test_a_stream_has_the_parts_of_the_calls(tools: Client) -> None:
     assert chunks[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_call_that_is_cut_leaves_no_fragment(tools: Client, n: int) -> None:
+    """Neither by max_tokens nor by a stop string, in one response or in a stream."""
+    options: dict[str, Any] = {**CALL, **SAMPLED, "n": n}
+    whole = tools.generate(MESSAGES, **options)
+    complete = [answer.tool_calls[0].arguments for answer in whole.answers]
+    num_partial = 0
+    for cut, reason in [
+        *(({"max_tokens": limit}, "length") for limit in (1, 4, 7, 10, 13, 16, 30, 60)),
+        *(({"stop": [word]}, "stop") for word in ("{", "name", '"arguments', ': "')),
+    ]:
+        builder = CompletionBuilder()
+        for part in tools.stream(MESSAGES, **options | cut):
+            builder.add(part)
+        for completion in (tools.generate(MESSAGES, **options | cut), builder.build()):
+            for answer, arguments in zip(completion.answers, complete, strict=True):
+                assert (answer.text, answer.finish_reason) == ("", reason)
+                assert len(answer.tool_calls) <= 1
+                for made in answer.tool_calls:
+                    assert made.name == "write"
+                    assert arguments.startswith(made.arguments)
+                    num_partial += 1
+    assert num_partial
+
+
 def test_over_http_with_fields_of_json(tool_server: Server) -> None:
     fields = {
         "messages": json.dumps(MESSAGES),

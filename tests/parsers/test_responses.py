@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +16,7 @@ from paged_backend.options.responses import REASONING_PARSERS, TOOL_PARSERS
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ResponseFormat
 from paged_backend.parsers.response import ResponseReader
+from paged_backend.parsers.template import load_template
 
 TOOLS = [
     {
@@ -128,21 +132,20 @@ ANSWERS = {
 }
 
 
-def read(format: ResponseFormat, chunks: list[str], prefix: str = "") -> ResponseDelta:
-    """Fold the deltas of chunks; each call must begin with its id and its name."""
+def read(
+    format: ResponseFormat, chunks: Sequence[str], prefix: str = "", *, is_cut: bool = False
+) -> ResponseDelta:
+    """Join the deltas of chunks; each call must begin with its id and its name."""
     reader = ResponseReader(format, tools=TOOLS, prefix=prefix)
-    whole = ResponseDelta()
-    for chunk in chunks:
-        delta = reader.feed(chunk)
-        for part in delta.tool_calls:
-            is_new = part.index == len(whole.tool_calls)
-            assert (part.name is not None) == (part.id is not None) == is_new
-            whole.add_call(part)
-        delta.tool_calls = []
-        whole += delta
-    whole += reader.finish()
-    assert reader.num_calls == len(whole.tool_calls)
-    return whole
+    deltas = [reader.feed(chunk) for chunk in chunks]
+    deltas.append(reader.finish(is_cut=is_cut))
+    num_calls = 0
+    for part in (part for delta in deltas for part in delta.tool_calls):
+        is_new = part.index == num_calls
+        assert (part.name is not None) == (part.id is not None) == is_new
+        num_calls += is_new
+    assert reader.num_calls == num_calls
+    return ResponseDelta.joined(deltas)
 
 
 def summary(delta: ResponseDelta) -> tuple[str, str, list[tuple[str | None, object]]]:
@@ -176,14 +179,157 @@ def test_every_parser_is_an_option() -> None:
     assert {parsers[0] for parsers, _, _ in ANSWERS.values()} == set(TOOL_FORMATS)
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "gemma4"])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_cut_answer_is_the_beginning_of_the_whole_one(name: str) -> None:
+    """At every character: no part of a mark or of a call's head becomes content or reasoning."""
+    parsers, text, (content, reasoning, _) = ANSWERS[name]
+    format = ResponseFormat(*parsers)
+    whole = read(format, [text])
+    for end in range(len(text)):
+        for chunks in ([text[:end]], list(text[:end])):
+            cut = read(format, chunks, is_cut=True)
+            assert content.startswith(cut.content)
+            assert reasoning.startswith(cut.reasoning)
+            calls = list(zip(cut.tool_calls, whole.tool_calls, strict=False))
+            assert len(calls) == len(cut.tool_calls)
+            for index, (call, complete) in enumerate(calls):
+                assert call.name == complete.name
+                assert complete.arguments.startswith(call.arguments)
+                is_last = index == len(calls) - 1
+                assert is_last or call.arguments == complete.arguments
+
+
+def test_a_call_is_complete_once_its_arguments_are() -> None:
+    reader = ResponseReader(ResponseFormat("hermes"), tools=TOOLS)
+    reader.feed('<tool_call>{"name": "f", "arguments": {"a": 1')
+    assert reader.is_inside_call
+    reader.feed("}")
+    assert not reader.is_inside_call
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content"),
+    [
+        ("hermes", 'Hm.<tool_call>{"name": "get', 'Hm.{"name": "get'),
+        ("llama3_json", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}'),
+        ("llama3_json", "<|python_tag|>print(3)", "print(3)"),
+        ("pythonic", "[see(x), or f]", "[see(x), or f]"),
+        ("pythonic", "[1, 2]", "[1, 2]"),
+        ("qwen3_coder", "<tool_call>no</tool_call> Sorry.", "no Sorry."),
+        ("mistral", "[TOOL_CALLS]no, or", "no, or"),
+        ("gemma4", "<|tool_call>none<tool_call|>", "none"),
+    ],
+)
+def test_what_is_no_call_is_content(parser: str, text: str, content: str) -> None:
+    for chunks in ([text], list(text)):
+        assert summary(read(ResponseFormat(parser), chunks)) == (content, "", [])
+
+
+@pytest.mark.parametrize("parser", TOOL_FORMATS)
+def test_long_arguments_arrive_in_linear_time(parser: str) -> None:
+    """A file of 300 kB, in pieces of a few characters: each is passed on at once."""
+    value = 'if a[0] == "{": # </tool> \n\t\\' * 10_000
+    head, tail = {
+        "hermes": ('<tool_call>{"name": "f", "arguments": {"b": ', "}}</tool_call>"),
+        "llama3_json": ('{"name": "f", "parameters": {"b": ', "}}"),
+        "pythonic": ("[f(b=", ")]"),
+        "mistral": ('[TOOL_CALLS]f[ARGS]{"b": ', "}"),
+        "mistral_list": ('[TOOL_CALLS] [{"name": "f", "arguments": {"b": ', "}}]"),
+        "qwen3_coder": (
+            "<tool_call>\n<function=f>\n<parameter=b>\n",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+        "openai": ('<|channel|>commentary to=functions.f<|message|>{"b": ', "}<|call|>"),
+        "gemma4": ("<|tool_call>call:f{b:", "}<tool_call|>"),
+        "deepseek_v31": ('<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"b": ', "}<｜tool▁call▁end｜>"),
+        "deepseek_v3": (
+            '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"b": ',
+            "}\n```<｜tool▁call▁end｜>",
+        ),
+    }[parser]
+    written = {"qwen3_coder": value, "gemma4": f'<|"|>{value}<|"|>'}.get(parser, json.dumps(value))
+    text = head + written + tail
+    reader = ResponseReader(ResponseFormat(parser), tools=TOOLS)
+    deltas = []
+    for start in range(0, len(text), 7):
+        delta = reader.feed(text[start : start + 7])
+        inside = len(head) + 100 < start < len(text) - 100
+        # A mark at the end, or an escape sequence, may wait for the next piece.
+        assert not inside or delta.tool_calls or "\\" in text[start : start + 7]
+        deltas.append(delta)
+    deltas.append(reader.finish())
+    assert summary(ResponseDelta.joined(deltas)) == ("", "", [("f", {"b": value})])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        """[True, False, None, -1, +2, 1.5e3, 0x1F, 1_000, 'a' "b", "\\x41\\u00e9\\n\\101"]""",
+        """{'k': {"n": []}, "e": {}, 'l': [1, [2, ], ]}""",
+        "'''a\n'b'''",
+        "'\\U0001d11e é'",
+    ],
+)
+def test_python_reads_the_same_literals(value: str) -> None:
+    text = f"[f(q={value})]"
+    for chunks in ([text], list(text)):
+        whole = read(ResponseFormat("pythonic"), chunks)
+        assert summary(whole)[2] == [("f", {"q": ast.literal_eval(value)})]
+
+
+# As checkpoints describe these formats to transformers.
+FUNCTION = {"name": "{name}", "arguments": "{content}"}
+TEMPLATES: dict[str, dict[str, Any]] = {
+    "qwen3_coder": {
+        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+        "close_pattern": r"</function>\s*</tool_call>",
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+        },
+        "transform": {"type": "function", "function": FUNCTION},
+    },
+    "gemma4": {
+        "open_pattern": r"<\|tool_call>call:(?P<name>[\w.-]+)(?=\{)",
+        "close": "<tool_call|>",
+        "content": "json",
+        "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+        "transform": {"type": "function", "function": FUNCTION},
+    },
+    "hermes": {"open": "<tool_call>", "close": "</tool_call>", "content": "json"},
+    "pythonic": {"open_pattern": r"\A(?=\[\w+\()", "content": "python-call-list"},
+}
+SAME_CALLS = {
+    "qwen3_coder": (
+        "Ok. <tool_call>\n<function=f>\n<parameter=a>\n3.0\n</parameter>\n<parameter=b>\n1\n\n"
+        "</parameter>\n<parameter=c>x</parameter></function>\n</tool_call>\n"
+        "<tool_call><function=g_x></function></tool_call>"
+    ),
+    "gemma4": (
+        'Ok.<|tool_call>call:f{a:<|"|>12<|"|>,b:<|"|>"q" \\n\n<|"|>,"c":["x\\n",{d:true}],e:-1.5}'
+        "<tool_call|>"
+    ),
+    "hermes": 'Ok.<tool_call>{"name": "f", "arguments": {"a": 1, "b": "x"}}</tool_call>',
+    "pythonic": """[f(a=1, b='x\\n"', c=[True, None, {"d": -1.5e3}]), g_x()]""",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_transformers_finds_the_same_calls(name: str) -> None:
-    """Its own way to read a whole answer uses the same template."""
-    parsers, text, (_, reasoning, calls) = ANSWERS[name]
-    template = ResponseFormat(*parsers).response_template(with_tools=True)
+    """With the format's own reader, and with the reader of a checkpoint's own template."""
+    text = SAME_CALLS[name]
+    calls = {"repeats": True, **TEMPLATES[name]}
+    template = {"start_anchor_pattern": r"\A", "fields": {"content": {}, "tool_calls": calls}}
     message = parse_response(text, template, prefix="", tools=TOOLS)
-    assert message.get("reasoning_content", "").strip() == reasoning
-    assert len(message["tool_calls"]) == len(calls)
+    found = [
+        call.get("function", call)
+        for item in message["tool_calls"]
+        for call in (item if isinstance(item, list) else [item])
+    ]
+    expected = [(call["name"], call["arguments"]) for call in found]
+    for format in (ResponseFormat(name), ResponseFormat("", "", load_template(template))):
+        for chunks in ([text], list(text)):
+            assert summary(read(format, chunks))[2] == expected
 
 
 def test_reasoning_that_the_prompt_has_begun() -> None:
@@ -213,8 +359,7 @@ def test_ids_differ_and_have_the_length_of_the_format() -> None:
 def test_without_tools_calls_are_text() -> None:
     text = ANSWERS["hermes"][1]
     reader = ResponseReader(ResponseFormat("hermes", "qwen3"))
-    delta = reader.feed(text)
-    delta += reader.finish()
+    delta = ResponseDelta.joined([reader.feed(text), reader.finish()])
     assert delta.content == text.split("</think>")[1].strip()
 
 
@@ -227,7 +372,7 @@ def test_a_checkpoints_own_template() -> None:
             "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True},
         },
     }
-    format = ResponseFormat("hermes", "", template)
+    format = ResponseFormat("hermes", "", load_template(template))
     whole = read(
         format, ['Yes. <<{"name": "f", ', '"arguments": {"a": 1}}>>'], prefix="<|assistant|>"
     )

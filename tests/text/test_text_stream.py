@@ -198,3 +198,34 @@ def test_the_state_of_a_stream_stays_small(tokenizer: Tokenizer) -> None:
         stream.append([token_id])
         sizes.append(len(stream.state.context_ids))
     assert max(sizes) < 40
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_stop_strings_match_hidden_special_tokens(byte_level: Tokenizer, keep: bool) -> None:
+    """If they should: as the only part, the last and the first."""
+    special = min(byte_level.special_token_ids)
+    name = byte_level.token(special)
+    token_ids = [*byte_level.encode("abc"), special, *byte_level.encode("def")]
+
+    def text(*stop: str, wanted: bool = True) -> str:
+        params = SamplingParams(
+            stop=stop, stop_special_tokens=wanted, include_stop_str_in_output=keep
+        )
+        stream = TextStream(byte_level, params)
+        deltas = [stream.append([token_id]) for token_id in token_ids]
+        assert stream.stop_string in ("", *stop)
+        return "".join(delta.text for delta in (*deltas, stream.append([], LENGTH)))
+
+    assert text(f"{name}", wanted=False) == "abcdef"
+    assert text(f"{name}") == "abc"
+    assert text(f"c{name}") == ("abc" if keep else "ab")
+    assert text(f"bc{name}de") == ("abcde" if keep else "a")
+    assert text("bcd", f"x{name}", f"{name}{name}") == "abcdef"
+
+
+def test_bytes_before_a_special_token_that_stops_are_not_lost(byte_fallback: Tokenizer) -> None:
+    special = min(byte_fallback.special_token_ids)
+    params = SamplingParams(stop=(str(byte_fallback.token(special)),), stop_special_tokens=True)
+    token_ids = byte_fallback.encode("a\N{MUSICAL SYMBOL G CLEF}", add_special_tokens=False)
+    expected = byte_fallback.decode(token_ids)
+    assert TextStream(byte_fallback, params).append([*token_ids, special]).text == expected

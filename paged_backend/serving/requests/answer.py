@@ -35,7 +35,7 @@ class Completion:
     sent: StreamState  # state of the stream after what has been sent
     reader: ResponseReader | None = None  # None if the answer is text only
     text: list[str] = field(default_factory=list)
-    parsed: ResponseDelta = field(default_factory=ResponseDelta)  # in place of the text
+    parsed: list[ResponseDelta] = field(default_factory=list)  # in place of the text
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -63,14 +63,24 @@ class Completion:
         if self.reader is None:
             self.text.append(delta.text)
             return
-        self.parsed += self.reader.feed(delta.text)
+        self.parsed.append(self.reader.feed(delta.text))
         if delta.finish_reason is not None:
-            self.parsed += self.reader.finish()
+            self.parsed.append(self.reader.finish(is_cut=self._is_cut(delta.finish_reason)))
+
+    def _is_cut(self, reason: FinishReason) -> bool:
+        """Return True if something other than the model has ended the text."""
+        return reason is not FinishReason.STOP or self.stream.stopped
 
     @property
     def new_text(self) -> str:
         """The text that was not sent yet, without reasoning and tool calls."""
-        return "".join(self.text) if self.reader is None else self.parsed.content
+        return "".join(self.text) if self.reader is None else self.new_parts.content
+
+    @property
+    def new_parts(self) -> ResponseDelta:
+        """The text, reasoning and tool calls that were not sent yet."""
+        self.parsed = [ResponseDelta.joined(self.parsed)]
+        return self.parsed[0]
 
     @property
     def metrics(self) -> dict[str, int] | None:
@@ -85,8 +95,11 @@ class Completion:
 
     @property
     def shown_finish_reason(self) -> str:
-        """The finish reason for the client: ``tool_calls`` if the model has called tools."""
-        called = self.reader is not None and self.reader.num_calls > 0
+        """The finish reason for the client: ``tool_calls`` if the model has called tools, and the
+        last call is complete.
+        """
+        reader = self.reader
+        called = reader is not None and reader.num_calls > 0 and not reader.is_inside_call
         if called and self.finish_reason is FinishReason.STOP:
             return TOOL_CALLS
         return str(self.finish_reason)
@@ -98,7 +111,7 @@ class Completion:
         ended = self.finish_reason is not None
         self.sent = state._replace(context_ids=[], num_held=0) if ended else state
         self.text.clear()
-        self.parsed = ResponseDelta()
+        self.parsed = []
         self.token_ids = []
         self.logprobs = []
 
@@ -191,11 +204,11 @@ class Answer:
         return {name: as_strings(b.stream.stop_string for b in self._completions)}
 
     def _tool_calls(self, name: str) -> dict[str, Array]:
-        calls = ([part.as_json() for part in b.parsed.tool_calls] for b in self._completions)
+        calls = ([part.as_json() for part in b.new_parts.tool_calls] for b in self._completions)
         return {name: as_strings(map(json.dumps, calls))}
 
     def _reasoning(self, name: str) -> dict[str, Array]:
-        return {name: as_strings(b.parsed.reasoning for b in self._completions)}
+        return {name: as_strings(b.new_parts.reasoning for b in self._completions)}
 
     def _cumulative_logprobs(self, name: str) -> dict[str, Array]:
         asked_for = self.request.params.logprobs is not None

@@ -15,7 +15,7 @@ from paged_backend.options.responses import ResponseOptions
 from paged_backend.output_constraint import OutputConstraint, Reasoning
 from paged_backend.parsers.detection import response_format
 from paged_backend.parsers.formats import ResponseFormat
-from paged_backend.parsers.response import ResponseReader, load_parser
+from paged_backend.parsers.response import ResponseReader
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
@@ -206,8 +206,6 @@ def load_tool_use(
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    if not format.is_plain:
-        load_parser()
     return ToolUse(format, tokenizer, config, config.max_json_depth)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from paged_backend.errors import InvalidRequest
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 
@@ -20,10 +21,19 @@ def is_batched(args: dict[str, str]) -> bool:
 
 
 def split_rows(tensors: Tensors, *, is_batched: bool) -> list[Tensors]:
-    """Return the tensors of each row, without the batch dimension."""
-    if not is_batched:
+    """Return the tensors of each row, without the batch dimension.
+
+    Raises:
+        InvalidRequest: there is no row, or the tensors have different numbers of them.
+    """
+    if not is_batched or not tensors:
         return [tensors]
-    num_rows = len(next(iter(tensors.values())))
+    first, num_rows = next((name, len(tensor)) for name, tensor in tensors.items())
+    if num_rows == 0:
+        raise InvalidRequest(first, "must have at least one row")
+    for name, tensor in tensors.items():
+        if len(tensor) != num_rows:
+            raise InvalidRequest(name, f"has {len(tensor)} rows, {first} has {num_rows}")
     return [{name: tensor[index] for name, tensor in tensors.items()} for index in range(num_rows)]
 
 

@@ -112,6 +112,7 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
             values[ours] = [word for word in fields.strings(theirs, tensors[theirs]) if word]
     end = _end(tensors, llm)
     values |= end | {"stop": values.get("stop", []) + end["stop"]}
+    values["stop_special_tokens"] = True  # TensorRT-LLM compares tokens, not text
     if "bad_words_list" in tensors:
         values["bad_words_token_ids"] = read_words("bad_words_list", tensors["bad_words_list"])
     bias = Counter(bias_of_words(tensors, llm))

@@ -1,0 +1,104 @@
+"""Reads answers in which reasoning and tool calls are marked; the rest is content."""
+
+from __future__ import annotations
+
+from paged_backend.parsers.calls import Calls
+from paged_backend.parsers.formats import CallMarks, JsonCalls, ResponseFormat
+from paged_backend.parsers.literal_calls import NAME
+from paged_backend.parsers.literals import SPACE
+from paged_backend.parsers.output import Output
+from paged_backend.parsers.schema_values import ParameterTypes
+from paged_backend.parsers.source import NotACallError, Reading, Source
+
+
+class AnswerReader:
+    """Reads an answer.
+
+    Args:
+        source: the answer.
+        output: takes what is found.
+        format: of the answer.
+        types: of the tools' parameters; None if calls are text.
+    """
+
+    def __init__(
+        self, source: Source, output: Output, format: ResponseFormat, types: ParameterTypes | None
+    ) -> None:
+        self._source = source
+        self._output = output
+        reasoning, tools = format.reasoning, format.tools
+        self._reasoning = ("", "")
+        if reasoning is not None:
+            self._reasoning = (reasoning.begin.strip(), reasoning.end.strip())
+        self._marks, self._calls = CallMarks(), None
+        self._begins_with_calls = False
+        if tools is not None and types is not None:
+            self._marks = tools.marks
+            self._calls = Calls(source, output, tools, types)
+            self._begins_with_calls = bool(tools.opening)
+            self._is_json = isinstance(tools.syntax, JsonCalls)
+
+    def read(self, *, in_reasoning: bool) -> Reading[None]:
+        """Read the answer.
+
+        Args:
+            in_reasoning: the prompt has begun the reasoning.
+        """
+        source, output, marks = self._source, self._output, self._marks
+        known = (self._reasoning[0], marks.open, marks.list_open, marks.list_close)
+        watched = tuple(mark for mark in known if mark)
+        mark = self._reasoning[0] if in_reasoning else ""
+        is_start = True
+        while True:
+            if mark and mark == self._reasoning[0]:
+                yield from self._read_reasoning()
+                is_start = True
+            elif mark and mark == marks.open:
+                mark = yield from self._read_calls()
+            if mark and mark == marks.list_close:
+                yield from source.until((), output.drop)
+            if is_start and self._begins_with_calls and (yield from self._calls_are_next()):
+                yield from self._read_calls()
+            is_start = False
+            mark = yield from source.until(watched, output.content)
+            if not mark:
+                return
+
+    def _read_reasoning(self) -> Reading[None]:
+        self._output.begin_part()
+        yield from self._source.until((self._reasoning[1],), self._output.reasoning)
+        self._output.end_reasoning()
+
+    def _read_calls(self) -> Reading[str]:
+        """Read calls; returns the mark after them."""
+        assert self._calls is not None
+        mark = self._marks.open
+        while mark == self._marks.open:
+            self._output.begin_part()
+            mark = yield from self._calls.read()
+            if not mark:
+                break
+        return mark
+
+    def _calls_are_next(self) -> Reading[bool]:
+        """Return True if an answer begins with calls; takes a mark before them."""
+        source = self._source
+        source.begin_head()
+        try:
+            yield from source.run(SPACE)
+            if (yield from source.take(self._marks.start)):
+                source.accept_head()
+                return True
+            yield from source.expect("{" if self._is_json else "[")
+            yield from source.run(SPACE)
+            if self._is_json:
+                yield from source.expect('"name"')
+            elif (yield from source.run(NAME)):
+                yield from source.expect("(")
+            else:
+                source.refuse()
+        except NotACallError:
+            source.reject_head()
+            return False
+        source.rewind()
+        return True

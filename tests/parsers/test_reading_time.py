@@ -1,0 +1,150 @@
+"""Readers take time linear in an answer, whatever it is and however it arrives."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from paged_backend.parsers.delta import ResponseDelta
+from paged_backend.parsers.formats import TOOL_FORMATS, ResponseFormat
+from paged_backend.parsers.response import (
+    READING_S,
+    READING_S_PER_CHARACTER,
+    ResponseReader,
+)
+from paged_backend.parsers.source import MAX_HEAD_LENGTH
+from paged_backend.parsers.template import MATCH_TIMEOUT_S, load_template
+
+PROPERTIES = {"a": {"type": "integer"}, "b": {"type": "string"}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": PROPERTIES}}}]
+LENGTH = MAX_HEAD_LENGTH + 500
+
+# What an answer begins with, for each format: text, heads of calls that never end, and arguments.
+JSON_HEADS = ('{"name": "', '{"name": "f", "x', '{"arguments": {"b": "', "{")
+HEADS = {
+    "hermes": [f"<tool_call>{head}" for head in JSON_HEADS],
+    "llama3_json": ['{"name"', '{"name": "', '{"name": "f", "parameters": {"b": "'],
+    "pythonic": ["[f", "[f(", "[f(a", "[f(a=", "[f(a='", "[f(a={"],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS]f[CALL_ID]", '[TOOL_CALLS]f{"b": "'],
+    "mistral_list": [f"[TOOL_CALLS] [{head}" for head in JSON_HEADS],
+    "qwen3_coder": [
+        f"<tool_call>{head}"
+        for head in ("", "<function=", "<function=f>", "<function=f><parameter=")
+    ]
+    + [f"<tool_call><function=f><parameter={name}>" for name in "ab"],
+    "openai": [
+        *("<|start|>", "<|channel|>", "<|channel|>analysis<|message|>"),
+        "<|channel|>commentary to=functions.f",
+        '<|channel|>commentary to=functions.f<|message|>{"b": "',
+    ],
+    "gemma4": [f"<|tool_call>{head}" for head in ("", "call:", "call:f{", 'call:f{a:<|"|>')],
+    "deepseek_v31": [f"<｜tool▁call▁begin｜>{head}" for head in ("", "f", "f<｜tool▁sep｜>")],
+    "deepseek_v3": [
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{head}"
+        for head in ("", "function<｜tool▁sep｜>f", "function<｜tool▁sep｜>f\n```json")
+    ],
+}
+# What follows, again and again.
+UNITS = (*" a[", '{"name": "f"}, ', '<tool_call>{"x":', "<|channel|>", "</parameter>")
+
+
+def reader(parser: str) -> ResponseReader:
+    reasoning = "openai_gptoss" if parser == "openai" else "qwen3"
+    return ResponseReader(ResponseFormat(parser, reasoning), tools=TOOLS)
+
+
+def seconds(parser: str, text: str) -> float:
+    """Return the processor time for a text that arrives in small pieces."""
+    reading = reader(parser)
+    start = time.thread_time()
+    for start_of_piece in range(0, len(text), 3):
+        reading.feed(text[start_of_piece : start_of_piece + 3])
+    reading.finish()
+    return time.thread_time() - start
+
+
+def test_all_formats_have_heads() -> None:
+    assert set(HEADS) == set(TOOL_FORMATS)
+
+
+@pytest.mark.parametrize("parser", TOOL_FORMATS)
+def test_twice_the_text_takes_twice_the_time(parser: str) -> None:
+    """White space, names that never end, deep values, unclosed strings, many marks, reasoning."""
+    for head in ("", "<think>", *HEADS[parser]):
+        for unit in UNITS:
+            text = head + unit * (2 * LENGTH // len(unit))
+            for _ in range(3):  # the machine may be busy
+                once, twice = seconds(parser, text[:LENGTH]), seconds(parser, text)
+                if twice < 2.5 * once and twice < len(text) * READING_S_PER_CHARACTER:
+                    break
+            else:
+                pytest.fail(f"{head!r}, {unit!r}: {once:.3f} s, and twice as much {twice:.3f} s")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content"),
+    [
+        ("llama3_json", " " * 9000, " " * 9000),
+        ("pythonic", f"[f({'a' * 9000}", f"[f({'a' * 9000}"),
+        ("hermes", f'<tool_call>{{"name": "{"a" * 9000}', f'{{"name": "{"a" * 9000}'),
+        ("qwen3_coder", f"<tool_call><function={'a' * 9000}", f"<function={'a' * 9000}"),
+        ("gemma4", f"<|tool_call>call:{'a' * 9000}", f"call:{'a' * 9000}"),
+        ("mistral", f"[TOOL_CALLS]{'a' * 9000}", "a" * 9000),
+    ],
+    ids=["llama3_json", "pythonic", "hermes", "qwen3_coder", "gemma4", "mistral"],
+)
+def test_a_head_that_is_too_long_is_text(parser: str, text: str, content: str) -> None:
+    """It arrives before the answer ends, however the pieces are."""
+    for size in (1, 1000, len(text)):
+        reading = reader(parser)
+        deltas = [reading.feed(text[i : i + size]) for i in range(0, len(text), size)]
+        before = ResponseDelta.joined(deltas).content
+        assert len(before) > MAX_HEAD_LENGTH or not before.strip()
+        assert ResponseDelta.joined([*deltas, reading.finish()]).content == content
+
+
+HOSTILE = {
+    "the beginning of a call": {"open_pattern": r"(?:x+x+)+y", "close": ">"},
+    "the end of a call": {"open": "<", "close_pattern": r"(?:x+x+)+y"},
+    "elements": {
+        "open": "<",
+        "close": ">",
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": r"(?P<key>(?:x+x+)+)y(?P<value>)"},
+    },
+    "strings": {
+        "open": "<",
+        "close": ">",
+        "content": "json",
+        "content_args": {"string_delims": [["x", "]"]]},
+    },
+}
+
+
+@pytest.mark.parametrize("place", HOSTILE)
+def test_a_checkpoints_own_patterns_cannot_stop_a_server(place: str) -> None:
+    """No piece takes long, an answer takes little in all, and its rest is text."""
+    fields = {"content": {}, "tool_calls": HOSTILE[place]}
+    template = load_template({"start_anchor": "<|a|>", "fields": fields})
+    reading = ResponseReader(ResponseFormat("", "", template), tools=TOOLS)
+    text = "<" + "x" * 20_000 + ">"
+    slowest, start, deltas = 0.0, time.thread_time(), []
+    for character in text:
+        before = time.thread_time()
+        deltas.append(reading.feed(character))
+        slowest = max(slowest, time.thread_time() - before)
+    deltas.append(reading.finish())
+    assert slowest < 10 * MATCH_TIMEOUT_S
+    assert time.thread_time() - start < 2 * (READING_S + READING_S_PER_CHARACTER * len(text))
+    assert ResponseDelta.joined(deltas).content.count("x") == 20_000
+
+
+def test_the_beginning_of_an_answer_is_looked_for_with_a_limit() -> None:
+    """The prompt is a client's, and the pattern is by the author of the model."""
+    fields = {"content": {}}
+    template = load_template({"start_anchor_pattern": r"(?:x+x+)+y", "fields": fields})
+    start = time.thread_time()
+    reading = ResponseReader(ResponseFormat("", "", template), prefix="x" * 2**20)
+    assert time.thread_time() - start < 10 * MATCH_TIMEOUT_S
+    assert reading.feed("Hello").content == "Hello"
