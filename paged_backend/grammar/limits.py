@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from llguidance import LLParserLimits
 
-# Work is counted in "fuel". One step of a hostile grammar takes a few milliseconds at most, in
-# which the other sequences of the step wait.
+# The work of a lexer is counted in "fuel", that of a parser in items of Earley's algorithm. The
+# time of a mask grows with the square of the items in a row. The limits are at least 4 times what
+# the schemas in tests/grammar/data need: 24,500 of fuel, 1,520 items in a step and 299 in a row. A
+# mask of a hostile grammar can still take half a second, for which only sequences with slow
+# grammars wait (core/grammar_thread.py).
 STEP_LEXER_FUEL = 200_000
-STEP_MAX_ITEMS = 20_000
+STEP_MAX_ITEMS = 8_000
+MAX_ITEMS_IN_ROW = 1_200
 MAX_GRAMMAR_SIZE = 100_000  # symbols
 # A lexer finds its states as outputs need them; each takes 0.3 to 2 kB. Most grammars have fewer
 # than the small number, which bounds the memory of the lexers that are kept for later requests.
@@ -21,6 +25,7 @@ def parser_limits(max_lexer_states: int | None = None) -> LLParserLimits:
         max_lexer_states=max_lexer_states or LEXER_STATES,
         step_lexer_fuel=STEP_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,
+        max_items_in_row=MAX_ITEMS_IN_ROW,
         max_grammar_size=MAX_GRAMMAR_SIZE,
         verbose_errors=False,
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from llguidance import LLMatcher, LLTokenizer
 
+from paged_backend.core.grammar import SharedLexer
 from paged_backend.grammar.limits import parser_limits
 
 # Where llguidance found an error in the grammar that we have written.
@@ -21,13 +22,20 @@ class GrammarError(ValueError):
 class Matcher:
     """The state of one completion's grammar; used by one thread at a time.
 
+    Attributes:
+        lexer: the lock and the delays of the lexer that copies share.
+        is_stuck: True if the lexer has no room for more states, until `recover` is called.
+        problem: why there can be no further mask; empty if there can be.
+
     Args:
         matcher: at the start of the output.
         eos_token_ids: tokens that end the output. They are allowed where it is complete.
         stop_token_ids: more tokens of this kind.
         ignore_eos: end the output only where the grammar allows nothing else.
         renew: returns another matcher at the start of the output, whose lexer has room for more
-            states. Copies of a matcher share a lexer, which has a limited number of them.
+            states, and that lexer. Copies of a matcher share a lexer, which has a limited number of
+            states.
+        lexer: what copies of the matcher share; a new one by default.
     """
 
     def __init__(
@@ -37,10 +45,15 @@ class Matcher:
         stop_token_ids: tuple[int, ...] = (),
         *,
         ignore_eos: bool = False,
-        renew: Callable[[], LLMatcher] | None = None,
+        renew: Callable[[], tuple[LLMatcher, SharedLexer]] | None = None,
+        lexer: SharedLexer | None = None,
     ) -> None:
         self._matcher = matcher
+        self.lexer = lexer or SharedLexer()
+        self.is_stuck = False
+        self.problem = ""
         self._renew = renew
+        self._is_renewed = False  # and has given no mask since then
         self._token_ids: list[int] = []
         self._forced: list[int] | None = None  # after these tokens; None if it was not computed
         self._eos_token_ids = eos_token_ids
@@ -65,18 +78,24 @@ class Matcher:
             self._stop_token_ids,
             ignore_eos=self._ignore_eos,
             renew=self._renew,
+            lexer=self.lexer,
         )
         copy._token_ids = list(self._token_ids)
         return copy
 
     def accept(self, token_ids: list[int]) -> bool:
-        """Add tokens to the output; returns False if the grammar does not allow them."""
-        if self._matcher.is_stopped() and not self._matcher.is_error():
-            return all(token_id in self._eos_token_ids for token_id in token_ids)
-        if not self._matcher.consume_tokens(token_ids) and not (
-            self._recover() and self._matcher.consume_tokens(token_ids)
-        ):
-            return False
+        """Add tokens to the output; returns False if the grammar does not allow them.
+
+        A grammar that is stuck cannot decide. It accepts tokens that a mask allowed, and `recover`
+        decides about others.
+        """
+        if not self.is_stuck:
+            if self._matcher.is_stopped() and not self._matcher.is_error():
+                return all(token_id in self._eos_token_ids for token_id in token_ids)
+            if not self._matcher.consume_tokens(token_ids):
+                self.is_stuck = self._is_full()
+                if not self.is_stuck:
+                    return False
         self._token_ids += token_ids
         self._forced = None
         return True
@@ -95,12 +114,11 @@ class Matcher:
         return self._matcher.validate_tokens([token_id]) == 1
 
     def mask(self) -> bytes:
-        """Return the mask of the next token; it is empty if the grammar has failed."""
+        """Return the mask of the next token; it is empty if the grammar is stuck or has failed."""
         mask = self._mask()
-        if self._matcher.is_error() and self._recover():
-            mask = self._mask()
-            if self._matcher.is_error():  # this step alone needs too many states
-                self._renew = None
+        self._note_error()
+        if not self._matcher.is_error():
+            self._is_renewed = False
         return mask
 
     def _mask(self) -> bytes:
@@ -136,6 +154,7 @@ class Matcher:
                 break
             masks.append(mask)
         self._matcher.rollback(num_accepted)
+        self._note_error()
         return masks
 
     def forced_token_ids(self) -> list[int]:
@@ -149,12 +168,29 @@ class Matcher:
             self._forced = self._matcher.compute_ff_tokens()
         return self._forced
 
-    def _recover(self) -> bool:
-        """Go on with another matcher if the lexer is full; returns True if it works."""
-        if self._renew is None or _FULL not in self._matcher.get_error():
-            return False
-        self._matcher, self._forced = self._renew(), None
-        return self._matcher.consume_tokens(self._token_ids)
+    def recover(self) -> Iterator[None]:
+        """Go on with another matcher because the lexer is full, token by token."""
+        assert self._renew is not None
+        self._matcher, self.lexer = self._renew()
+        self._is_renewed, self._forced = True, None
+        for token_id in self._token_ids:
+            yield
+            if not self._matcher.consume_tokens([token_id]):
+                self._note_error()
+                break
+        self.is_stuck = False
+
+    def _is_full(self) -> bool:
+        """Return True if the lexer is full, unless this output alone would fill a new one."""
+        can_renew = self._renew is not None and not self._is_renewed
+        return can_renew and _FULL in self._matcher.get_error()
+
+    def _note_error(self) -> None:
+        """Learn from an error of the matcher, if there is one, whether it is final."""
+        if self._matcher.is_error() and not self.problem:
+            self.is_stuck = self._is_full()
+            if not self.is_stuck:
+                self.problem = "needs too much work for one token"
 
 
 def compile_grammar(

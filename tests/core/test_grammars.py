@@ -9,6 +9,7 @@ from engine_without_model import (
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
+    RandomLexer,
     SchedulerOfSlices,
     ToyGrammar,
     expected_tokens,
@@ -19,6 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_scheduler_properties import HISTORIES, MAX_MODEL_LEN, drafters, requests
 
+from paged_backend.core.grammar import SharedLexer
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.request import Request
@@ -26,11 +28,13 @@ from paged_backend.request import Request
 wanted = st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=8)
 
 
-def grammars(request: Request, progress: list[list[int] | None]) -> dict[int, ToyGrammar]:
-    """A grammar for each open completion, which has accepted its tokens."""
-    tokens = progress or [[]] * request.params.n
+def grammars(
+    request: Request, progress: list[list[int] | None], lexer: SharedLexer | None = None
+) -> dict[int, ToyGrammar]:
+    """A grammar for each open completion; they share a lexer."""
+    lexer, tokens = lexer or SharedLexer(), progress or [[]] * request.params.n
     return {
-        index: ToyGrammar(request.params.ignore_eos, part)
+        index: ToyGrammar(request.params.ignore_eos, lexer=lexer)
         for index, part in enumerate(tokens)
         if part is not None
     }
@@ -63,6 +67,7 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     async_scheduling=True,
     caching=False,
     make_drafter=lambda: RandomDrafter(0),
+    delays=None,
 )
 @example(  # a sequence with forced tokens still has the blocks of wrong drafts
     wanted=[(plain([*range(1, 30), 1, 1, 2], n=2, max_tokens=6), True)],
@@ -71,6 +76,7 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     async_scheduling=False,
     caching=True,
     make_drafter=lambda: PrecomputedDrafter(4, 0),
+    delays=None,
 )
 @given(
     wanted=wanted,
@@ -79,11 +85,12 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     async_scheduling=st.booleans(),
     caching=st.booleans(),
     make_drafter=drafters,
+    delays=st.none() | st.integers(0, 99),
 )
 def test_tokens_under_a_grammar_depend_on_nothing_else(
-    wanted, lives, num_blocks, async_scheduling, caching, make_drafter
+    wanted, lives, num_blocks, async_scheduling, caching, make_drafter, delays
 ):
-    """Not on other sequences, preemption, forced tokens, drafts, or the deaths of engines."""
+    """Not on other sequences, preemption, forced tokens, drafts, delays, or engines' deaths."""
     open_requests = {
         f"r{number}": (make_request(f"r{number}", **fields), constrained)
         for number, (fields, constrained) in enumerate(wanted)
@@ -104,7 +111,8 @@ def test_tokens_under_a_grammar_depend_on_nothing_else(
         for request, constrained in open_requests.values():
             keys = [(request.request_id, index) for index in range(request.params.n)]
             progress = [None if key in ended else tokens.get(key, []) for key in keys]
-            of_completions = grammars(request, progress) if constrained else None
+            lexer = None if delays is None else RandomLexer(delays)
+            of_completions = grammars(request, progress, lexer) if constrained else None
             engine.scheduler.add_request(request, 1, progress, of_completions)
         for _ in range(num_steps):
             if not engine.has_unfinished:
@@ -210,7 +218,11 @@ def test_constrained_decodes_are_continued_where_no_token_is_forced():
 class Refusing:
     """Refuses the fifth token, although its masks allow every token."""
 
+    is_stuck = False
+    problem = ""
+
     def __init__(self) -> None:
+        self.lexer = SharedLexer()
         self.num_tokens = 0
 
     def accept(self, token_ids: list[int]) -> bool:
