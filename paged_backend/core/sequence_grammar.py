@@ -118,8 +118,6 @@ class SequenceGrammar:
             self._grammar.lexer.delay()
             return None
         masks = self._try(lambda: self._compute(draft_token_ids, greedy_token_id))
-        if self._grammar.problem:
-            self.account.fail(self._grammar.problem)
         if masks is None or self._grammar.is_stuck or self.account.problem:
             return None
         self._mask = masks[0] if masks and not draft_token_ids else b""
@@ -131,6 +129,8 @@ class SequenceGrammar:
         self.account.num_tokens += len(token_ids)
         if not self.goes_aside:
             is_accepted = self._try(lambda: self._grammar.accept(token_ids))
+            if self.account.problem:
+                return True  # the whole request ends, and is told why
             if is_accepted is not None:
                 return is_accepted
         self._unaccepted += token_ids
@@ -159,7 +159,10 @@ class SequenceGrammar:
             return None
         started_s = time.thread_time()
         try:
-            return act()
+            result = act()
+            if self._grammar.problem:
+                self.account.fail(self._grammar.problem)
+            return result
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in a Rust library is a BaseException only

@@ -12,7 +12,9 @@ from paged_backend.grammar.limits import parser_limits
 
 # Where llguidance found an error in the grammar that we have written.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
-_FULL = "too many states"  # in llguidance's error
+# In llguidance's errors.
+_FULL = "too many states"
+_REFUSED = ("doesn't satisfy the grammar", "out of range")  # not an error of the grammar
 
 
 class GrammarError(ValueError):
@@ -93,7 +95,7 @@ class Matcher:
             if self._matcher.is_stopped() and not self._matcher.is_error():
                 return all(token_id in self._eos_token_ids for token_id in token_ids)
             if not self._matcher.consume_tokens(token_ids):
-                self.is_stuck = self._is_full()
+                self._note_error()
                 if not self.is_stuck:
                     return False
         self._token_ids += token_ids
@@ -187,10 +189,11 @@ class Matcher:
 
     def _note_error(self) -> None:
         """Learn from an error of the matcher, if there is one, whether it is final."""
-        if self._matcher.is_error() and not self.problem:
-            self.is_stuck = self._is_full()
-            if not self.is_stuck:
-                self.problem = "needs too much work for one token"
+        if self.problem or not self._matcher.is_error():
+            return
+        self.is_stuck = self._is_full()
+        if not (self.is_stuck or any(text in self._matcher.get_error() for text in _REFUSED)):
+            self.problem = "needs too much work for one token"
 
 
 def compile_grammar(
