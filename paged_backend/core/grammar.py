@@ -18,16 +18,21 @@ class SharedLexer:
     on aside, by another thread than the engine's: 1 token at first, and twice as many after each
     further delay.
 
+    Args:
+        always_aside: never let the engine's thread work on the grammar.
+
     Attributes:
+        is_always_aside: as given.
         lock: must be held to use a grammar of this lexer.
         num_aside: number of tokens that are still worked on aside.
     """
 
-    __slots__ = ("_num_after_delay", "_num_calm", "lock", "num_aside")
+    __slots__ = ("_num_after_delay", "_num_calm", "is_always_aside", "lock", "num_aside")
 
-    def __init__(self) -> None:
+    def __init__(self, *, always_aside: bool = False) -> None:
         self.lock = threading.RLock()
-        self.num_aside = 0
+        self.is_always_aside = always_aside
+        self.num_aside = int(always_aside)
         self._num_after_delay = 0
         self._num_calm = 0
 
@@ -36,7 +41,7 @@ class SharedLexer:
         if seconds > SLOW_S:
             self.delay()
             return
-        self.num_aside = max(0, self.num_aside - 1)
+        self.num_aside = max(int(self.is_always_aside), self.num_aside - 1)
         self._num_calm += 1
         if self._num_calm == _NUM_CALM:
             self._num_after_delay //= 2

@@ -79,7 +79,7 @@ class StepTime:
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._limit_s = SHORT_STEP_S
-        self._spent_s = 0.0  # since the last masks, so that the tokens before them count
+        self._spent_s = 0.0  # since the masks of the step began, or since they ended
         self._slow_s = SLOW_BURST_S  # left for calls of over SLOW_S
         self._refilled_s = self._begun_s
 
@@ -94,14 +94,15 @@ class StepTime:
         refill = SLOW_SHARE * (now - self._refilled_s)
         self._slow_s = min(SLOW_BURST_S, self._slow_s + refill)
         self._refilled_s = now
+        self._spent_s = 0.0
 
-    def end_masks(self) -> None:
-        """Begin to count the time until the end of the next masks."""
+    def begin_tokens(self) -> None:
+        """Give the tokens of a step as much time as its masks."""
         self._spent_s = 0.0
 
     @property
     def is_left(self) -> bool:
-        """True if another mask may be computed now."""
+        """True if the engine's thread may work on another grammar now."""
         return self._spent_s < self._limit_s and self._slow_s > 0
 
     def spend(self, seconds: float) -> None:

@@ -85,7 +85,7 @@ class MaskJob:
             if number < len(token_ids):
                 yield
         (self.mask,) = grammar.masks_along([])
-        if grammar.is_stuck:
+        while grammar.is_stuck:  # a grammar recovers a few times in a row at most
             yield from grammar.recover()
             (self.mask,) = grammar.masks_along([])
         self.problem = grammar.problem

@@ -186,7 +186,7 @@ class Scheduler:
         step, work = self._in_flight[-1], self.sequences.grammar_work
         work.time.begin_masks()
         masks, unknown = token_masks(step, greedy_token_ids)
-        work.time.end_masks()
+        work.time.begin_tokens()
         for seq in unknown:
             step.dropped_seq_ids.add(seq.seq_id)
             seq.drop_samples()

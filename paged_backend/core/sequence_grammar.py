@@ -137,8 +137,10 @@ class SequenceGrammar:
         return not mask or bool(mask[token_ids[0] // 8] >> token_ids[0] % 8 & 1)
 
     def forced_token_ids(self) -> list[int]:
-        """Return the tokens that must follow; none if that is not known now."""
-        return [] if self.goes_aside else self._try(self._grammar.forced_token_ids) or []
+        """Return tokens that must follow; none if that is not known now, or if there is no time."""
+        if self.goes_aside or not self._work.time.is_left:
+            return []
+        return self._try(self._grammar.forced_token_ids) or []
 
     def close(self) -> None:
         """Stop the work on another thread, because the sequence has ended."""

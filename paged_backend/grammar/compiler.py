@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
@@ -108,28 +109,43 @@ class GrammarCompiler:
 
     def _shared_matcher(self, grammar: str) -> _Shared:
         """Return the shared matcher of a grammar, at the start of the output."""
-        from paged_backend.grammar.limits import FEW_LEXER_STATES
-        from paged_backend.grammar.matcher import GrammarError, compile_grammar
+        from paged_backend.grammar.matcher import GrammarError
 
-        shared = self._shared.get(grammar)
-        if shared is None:
-            try:
-                matcher = compile_grammar(self._vocabulary(), grammar, FEW_LEXER_STATES)
-            except GrammarError:  # its beginning may need more states
-                matcher = compile_grammar(self._vocabulary(), grammar)
-            shared = self._shared.add(grammar, matcher)
-        return shared
+        shared = self._shared.get(grammar) or self._shared.get(grammar, True)
+        if shared is not None:
+            return shared
+        for few_states in (True, False):
+            with contextlib.suppress(GrammarError):  # its beginning may need more
+                return self._share(grammar, few_states=few_states)
+        return self._share(grammar, more_items=True)
 
-    def _renew(self, grammar: str) -> tuple[LLMatcher, SharedLexer]:
-        """Return a matcher whose lexer is not full, and the lexer; any thread may call this."""
+    def _share(
+        self, grammar: str, *, few_states: bool = False, more_items: bool = False
+    ) -> _Shared:
+        """Compile a grammar, and keep its matcher for later requests."""
+        from paged_backend.grammar.limits import parser_limits
         from paged_backend.grammar.matcher import compile_grammar
 
-        shared = self._shared_matcher(grammar)
+        limits = parser_limits(few_states=few_states, few_items=not more_items)
+        matcher = compile_grammar(self._vocabulary(), grammar, limits)
+        return self._shared.add(grammar, more_items, matcher)
+
+    def _renew(self, grammar: str, more_items: bool) -> tuple[LLMatcher, SharedLexer]:
+        """Return a matcher whose lexer is not full, and the lexer; any thread may call this.
+
+        Args:
+            grammar: its text.
+            more_items: whether it needs more items than the engine's thread may work on.
+        """
+        if more_items:
+            shared = self._shared.get(grammar, True) or self._share(grammar, more_items=True)
+        else:
+            shared = self._shared_matcher(grammar)
         copy = shared.matcher.deep_copy()
         with shared.lexer.lock:
             copy.compute_bitmask()
         if copy.is_error():
-            shared = self._shared.add(grammar, compile_grammar(self._vocabulary(), grammar))
+            shared = self._share(grammar, more_items=more_items)
             copy = shared.matcher.deep_copy()
         return copy, shared.lexer
 
@@ -146,19 +162,20 @@ class _SharedMatchers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_grammar: OrderedDict[str, _Shared] = OrderedDict()
+        self._by_grammar: OrderedDict[tuple[str, bool], _Shared] = OrderedDict()
 
-    def get(self, grammar: str) -> _Shared | None:
+    def get(self, grammar: str, more_items: bool = False) -> _Shared | None:
+        key = (grammar, more_items)
         with self._lock:
-            shared = self._by_grammar.get(grammar)
+            shared = self._by_grammar.get(key)
             if shared is not None:
-                self._by_grammar.move_to_end(grammar)
+                self._by_grammar.move_to_end(key)
             return shared
 
-    def add(self, grammar: str, matcher: LLMatcher) -> _Shared:
-        shared = _Shared(matcher, SharedLexer())
+    def add(self, grammar: str, more_items: bool, matcher: LLMatcher) -> _Shared:
+        shared = _Shared(matcher, SharedLexer(always_aside=more_items))
         with self._lock:
-            self._by_grammar[grammar] = shared
+            self._by_grammar[grammar, more_items] = shared
             if len(self._by_grammar) > MAX_SHARED:
                 self._by_grammar.popitem(last=False)
         return shared

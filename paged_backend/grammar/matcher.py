@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from paged_backend.core.grammar import SharedLexer
 from paged_backend.grammar.limits import parser_limits
 
+MAX_FORCED_TOKENS = 128  # that one step adds to an output
 # Where llguidance found an error in the grammar that we have written.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 # In llguidance's errors.
 _FULL = "too many states"
+_TOO_MANY_ITEMS = ("Too many items", "Current row has")
 _REFUSED = ("doesn't satisfy the grammar", "out of range")  # not an error of the grammar
 
 
@@ -26,7 +30,8 @@ class Matcher:
 
     Attributes:
         lexer: the lock and the delays of the lexer that copies share.
-        is_stuck: True if the lexer has no room for more states, until `recover` is called.
+        is_stuck: True if the lexer has no room for more states, or if a step needs more items than
+            the engine's thread may work on, until `recover` is called.
         problem: why there can be no further mask; empty if there can be.
 
     Args:
@@ -36,7 +41,7 @@ class Matcher:
         ignore_eos: end the output only where the grammar allows nothing else.
         renew: returns another matcher at the start of the output, whose lexer has room for more
             states, and that lexer. Copies of a matcher share a lexer, which has a limited number of
-            states.
+            states. With True, the matcher must have room for more items.
         lexer: what copies of the matcher share; a new one by default.
     """
 
@@ -47,7 +52,7 @@ class Matcher:
         stop_token_ids: tuple[int, ...] = (),
         *,
         ignore_eos: bool = False,
-        renew: Callable[[], tuple[LLMatcher, SharedLexer]] | None = None,
+        renew: Callable[[bool], tuple[LLMatcher, SharedLexer]] | None = None,
         lexer: SharedLexer | None = None,
     ) -> None:
         self._matcher = matcher
@@ -56,8 +61,9 @@ class Matcher:
         self.problem = ""
         self._renew = renew
         self._is_renewed = False  # and has given no mask since then
+        self._has_more_items = False
         self._token_ids: list[int] = []
-        self._forced: list[int] | None = None  # after these tokens; None if it was not computed
+        self._forced: deque[int] | None = None  # after these tokens; None if it was not computed
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
         self._ignore_eos = ignore_eos
@@ -99,8 +105,17 @@ class Matcher:
                 if not self.is_stuck:
                     return False
         self._token_ids += token_ids
-        self._forced = None
+        self._skip_forced(token_ids)
         return True
+
+    def _skip_forced(self, token_ids: list[int]) -> None:
+        """Keep the forced tokens after these: to compute those of a long text takes 10 ms."""
+        for token_id in token_ids:
+            if not self._forced or self._forced.popleft() != token_id:
+                self._forced = None
+                return
+        if not self._forced:  # there may be more now
+            self._forced = None
 
     def allows(self, token_id: int) -> bool:
         """Return True only if the next mask allows a token.
@@ -160,20 +175,25 @@ class Matcher:
         return masks
 
     def forced_token_ids(self) -> list[int]:
-        """Return the tokens that must follow, in the canonical tokenization of their text."""
+        """Return the tokens that must follow, in the canonical tokenization of their text.
+
+        Of more than MAX_FORCED_TOKENS, the first ones.
+        """
         if self.is_finished and not self._matcher.is_error():
             return list(self._eos_token_ids[:1])
         return self._forced_token_ids()
 
     def _forced_token_ids(self) -> list[int]:
         if self._forced is None:
-            self._forced = self._matcher.compute_ff_tokens()
-        return self._forced
+            self._forced = deque(self._matcher.compute_ff_tokens())
+        return list(islice(self._forced, MAX_FORCED_TOKENS))
 
     def recover(self) -> Iterator[None]:
-        """Go on with another matcher because the lexer is full, token by token."""
+        """Go on with another matcher, which has more room, token by token."""
         assert self._renew is not None
-        self._matcher, self.lexer = self._renew()
+        if _FULL not in self._matcher.get_error():
+            self._has_more_items = True
+        self._matcher, self.lexer = self._renew(self._has_more_items)
         self._is_renewed, self._forced = True, None
         for token_id in self._token_ids:
             yield
@@ -182,31 +202,41 @@ class Matcher:
                 break
         self.is_stuck = False
 
-    def _is_full(self) -> bool:
-        """Return True if the lexer is full, unless this output alone would fill a new one."""
-        can_renew = self._renew is not None and not self._is_renewed
-        return can_renew and _FULL in self._matcher.get_error()
+    def _may_recover(self) -> bool:
+        """Return True if a matcher with more room would have no error."""
+        if self._renew is None:
+            return False
+        error = self._matcher.get_error()
+        if _FULL in error:
+            return not self._is_renewed  # else this output alone fills a lexer
+        is_too_much = any(text in error for text in _TOO_MANY_ITEMS)
+        return is_too_much and not self._has_more_items
 
     def _note_error(self) -> None:
         """Learn from an error of the matcher, if there is one, whether it is final."""
         if self.problem or not self._matcher.is_error():
             return
-        self.is_stuck = self._is_full()
+        self.is_stuck = self._may_recover()
         if not (self.is_stuck or any(text in self._matcher.get_error() for text in _REFUSED)):
             self.problem = "needs too much work for one token"
 
 
 def compile_grammar(
-    vocabulary: LLTokenizer, grammar: str, max_lexer_states: int | None = None
+    vocabulary: LLTokenizer, grammar: str, limits: LLParserLimits | None = None
 ) -> LLMatcher:
     """Compile a grammar and find its first tokens; other threads may run meanwhile.
 
     Deep copies of the matcher share its lexer: a state that one of them has found is known to all.
 
+    Args:
+        vocabulary: of the model.
+        grammar: the text of the grammar.
+        limits: of the matcher; by default the highest ones.
+
     Raises:
         GrammarError: the grammar is invalid, too large, or allows no output.
     """
-    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits(max_lexer_states))
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits or parser_limits())
     if not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error():
         return matcher
     raise GrammarError(_reason(matcher.get_error()))

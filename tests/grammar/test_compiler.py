@@ -66,9 +66,11 @@ def test_completions_that_fill_a_lexer_together_go_on_with_another(compiler, mon
     renewed: list[str] = []
     renew = GrammarCompiler._renew
 
-    def counted(self: GrammarCompiler, grammar: str) -> tuple[LLMatcher, SharedLexer]:
+    def counted(
+        self: GrammarCompiler, grammar: str, more_items: bool
+    ) -> tuple[LLMatcher, SharedLexer]:
         renewed.append(grammar)
-        return renew(self, grammar)
+        return renew(self, grammar, more_items)
 
     monkeypatch.setattr(GrammarCompiler, "_renew", counted)
     rng = random.Random(0)
