@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paged_backend.core.admission import Admission
 from paged_backend.core.scheduler_output import TokenMasks
 from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.outputs import FinishReason
 
@@ -41,6 +43,21 @@ def token_masks(
                 masks += of_sequence
         first_row += 1 + len(drafts)
     return TokenMasks(indices, b"".join(masks)) if masks else None, unknown
+
+
+def hold_and_go_on(sequences: Sequences, admission: Admission) -> None:
+    """Hold the sequences whose next mask another thread computes, until it has done so."""
+    for seq in list(sequences.running.values()):
+        grammar = seq.grammar
+        if grammar is not None and grammar.goes_aside and seq.num_uncomputed_tokens == 1:
+            if not grammar.is_ready:
+                sequences.hold(seq)
+    for seq in list(sequences.held.values()):
+        # The token of a placeholder is not known yet.
+        if seq.grammar is not None and seq.num_output_placeholders == 0:
+            seq.grammar.start_aside()
+            if seq.grammar.is_ready and admission.can_go_on(seq):
+                sequences.unhold(seq)
 
 
 def accept_tokens(

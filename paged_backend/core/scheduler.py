@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from paged_backend.core.admission import Admission, keeps_place
 from paged_backend.core.compiling import Progress
-from paged_backend.core.constraints import is_constrained, token_masks
+from paged_backend.core.constraints import hold_and_go_on, is_constrained, token_masks
 from paged_backend.core.counters import EngineCounters
 from paged_backend.core.drafter import Drafter
 from paged_backend.core.fairness.policy import QueuePolicy
@@ -143,7 +143,9 @@ class Scheduler:
             RuntimeError: nothing can be scheduled, although requests are unfinished and no step is
                 in flight.
         """
-        self._hold_and_go_on()
+        self.sequences.grammar_work.begin_step()
+        if self.sequences.num_constrained:
+            hold_and_go_on(self.sequences, self._admission)
         step = StepBuilder(self.config.max_num_batched_tokens, self._decodes)
         self.kv.free_invisible_blocks(self.sequences.running.values())
         self._preempt_for_fairness()
@@ -203,24 +205,6 @@ class Scheduler:
     def wait_for_mask(self, timeout_s: float) -> None:
         """Wait until another thread has computed a mask, if nothing else can be done."""
         self.sequences.grammar_work.thread.wait(timeout_s)
-
-    def _hold_and_go_on(self) -> None:
-        """Hold the sequences whose next mask another thread computes, until it has done so."""
-        work = self.sequences.grammar_work
-        work.time.begin_step()
-        if not self.sequences.num_constrained:
-            return
-        work.thread.begin_wait()
-        for seq in list(self.sequences.running.values()):
-            if seq.grammar is not None and seq.num_uncomputed_tokens == 1:
-                if seq.grammar.goes_aside and not seq.grammar.is_ready:
-                    self.sequences.hold(seq)
-        for seq in list(self.sequences.held.values()):
-            if seq.grammar is None or seq.num_output_placeholders > 0:
-                continue  # its token is not known yet
-            seq.grammar.start_aside()
-            if seq.grammar.is_ready and self._admission.can_go_on(seq):
-                self.sequences.unhold(seq)
 
     def _preempt_for_fairness(self) -> None:
         """Preempt a sequence for fairness, if the first waiting sequence cannot start otherwise.

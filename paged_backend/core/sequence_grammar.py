@@ -27,6 +27,11 @@ class GrammarWork:
         self.thread = GrammarThread()
         self._failed: list[GrammarAccount] = []
 
+    def begin_step(self) -> None:
+        """Begin to measure the step, and to notice masks that are done."""
+        self.time.begin_step()
+        self.thread.begin_wait()
+
     def account(self, request_id: str) -> GrammarAccount:
         """Return an account for a new request."""
         return GrammarAccount(request_id, self._failed)

@@ -18,6 +18,7 @@ import numpy as np
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import SharedLexer
+from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler import Scheduler
@@ -55,6 +56,21 @@ def nearest(token: int, allowed: set[int] | None) -> int:
     return token
 
 
+class EndlessTime(StepTime):
+    """Makes steps that do not depend on how busy the machine is."""
+
+    @property
+    def is_left(self) -> bool:
+        return True
+
+
+class CalmLexer(SharedLexer):
+    """Takes no notice of delays."""
+
+    def delay(self) -> None:
+        pass
+
+
 class RandomLexer(SharedLexer):
     """Takes long for some tokens, so that others are worked on aside."""
 
@@ -76,7 +92,7 @@ class ToyGrammar:
     def __init__(
         self, ignore_eos: bool, tokens: Iterable[int] = (), lexer: SharedLexer | None = None
     ) -> None:
-        self.lexer = lexer or SharedLexer()
+        self.lexer = lexer or CalmLexer()
         self.ignore_eos = ignore_eos
         self.tokens: list[int] = []
         assert self.accept(tokens)
@@ -235,6 +251,7 @@ class EngineWithoutModel:
         drafter=None,
         windows=(None,),
         scheduler_type=Scheduler,
+        grammar_time=None,
     ):
         self.block_size = block_size
         self.num_groups = len(windows)
@@ -255,6 +272,7 @@ class EngineWithoutModel:
             FairQueue(tenant_weights or {}, fair=fair),
             drafter,
         )
+        self.scheduler.sequences.grammar_work.time = grammar_time or EndlessTime()
         self.depth = int(async_scheduling)
         self.results: deque[ModelRunnerOutput] = deque()
         self.last_token: dict[int, int] = {}  # seq_id -> sampled last, as a device keeps it

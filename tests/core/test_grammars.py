@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+
 import pytest
 from engine_without_model import (
     EOS,
     VOCAB,
+    CalmLexer,
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
@@ -21,6 +25,7 @@ from hypothesis import strategies as st
 from test_scheduler_properties import HISTORIES, MAX_MODEL_LEN, drafters, requests
 
 from paged_backend.core.grammar import SharedLexer
+from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.request import Request
@@ -32,7 +37,7 @@ def grammars(
     request: Request, progress: list[list[int] | None], lexer: SharedLexer | None = None
 ) -> dict[int, ToyGrammar]:
     """A grammar for each open completion; they share a lexer."""
-    lexer, tokens = lexer or SharedLexer(), progress or [[]] * request.params.n
+    lexer, tokens = lexer or CalmLexer(), progress or [[]] * request.params.n
     return {
         index: ToyGrammar(request.params.ignore_eos, lexer=lexer)
         for index, part in enumerate(tokens)
@@ -215,6 +220,42 @@ def test_constrained_decodes_are_continued_where_no_token_is_forced():
     assert num_not_continued <= 1 + 2 * stats.num_forced_tokens
 
 
+class Busy(ToyGrammar):
+    """Takes 20 ms of processor time for each mask."""
+
+    def allows(self, token_id: int) -> bool:
+        return False
+
+    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+        end_s = time.thread_time() + 0.02
+        while time.thread_time() < end_s:
+            pass
+        return super().masks_along(draft_token_ids)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_sequences_of_a_slow_grammar_let_others_run_in_their_places(async_scheduling):
+    """And their request ends, with all of its completions, when it has taken too much time."""
+    engine = EngineWithoutModel(
+        max_num_seqs=8, async_scheduling=async_scheduling, grammar_time=StepTime()
+    )
+    slow = make_request("slow", [4], n=8, max_tokens=50, ignore_eos=True)
+    lexer = SharedLexer()
+    engine.scheduler.add_request(slow, 1, (), {i: Busy(True, lexer=lexer) for i in range(8)})
+    for number in range(3):
+        engine.add(make_request(f"fast{number}", [4], n=4, max_tokens=30, ignore_eos=True))
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    ends = [(out.request_id, out.finish_reason, out.problem) for out in outputs]
+    ends = [end for end in ends if end[1] is not None]
+    assert [end[:2] for end in ends[:12]] == [(f"fast{i // 4}", "length") for i in range(12)]
+    ((_, reason, problem),) = set(ends[12:])
+    assert (len(ends), reason) == (20, "error")
+    assert problem.startswith("structured_outputs: the grammar takes too much time: over 1.")
+    engine.scheduler.check_empty()
+
+
 class Refusing:
     """Refuses the fifth token, although its masks allow every token."""
 
@@ -222,7 +263,7 @@ class Refusing:
     problem = ""
 
     def __init__(self) -> None:
-        self.lexer = SharedLexer()
+        self.lexer = CalmLexer()
         self.num_tokens = 0
 
     def accept(self, token_ids: list[int]) -> bool:
