@@ -40,6 +40,8 @@ from paged_backend.outputs import (
 from paged_backend.pooling_params import PoolingType
 from paged_backend.request import Request, RequestLimits
 
+MASK_WAIT_S = 0.01  # for a mask, when there is nothing else to do but to look for messages
+
 
 class Engine:
     """The scheduler of one model over an executor; used by one thread.
@@ -160,7 +162,7 @@ class Engine:
         With asynchronous scheduling these are the tokens of the previous step, so that the device
         computes while the next step is scheduled.
         """
-        outputs = self._add_compiled()
+        outputs = self._add_compiled() + self.scheduler.end_failed()
         if not (self.scheduler.has_unfinished or self._in_flight):
             return outputs
         started_s = time.monotonic()
@@ -179,6 +181,9 @@ class Engine:
             self._in_flight.append(_InFlightStep(started_s, output, pending))
             if len(self._in_flight) <= self._max_in_flight:
                 return outputs
+        elif not self._in_flight:
+            self.scheduler.wait_for_mask(MASK_WAIT_S)
+            return outputs
         return outputs + self.scheduler.update_from_output(self._wait())
 
     def _add_compiled(self) -> list[SequenceOutput]:
@@ -191,7 +196,8 @@ class Engine:
             error = compiled.grammars.exception()
             if error is not None:
                 LOG.warning("a grammar that was checked failed: %s", type(error).__name__)
-                outputs += _last_outputs(compiled, FinishReason.ERROR)
+                problem = "structured_outputs: the grammar could not be compiled again"
+                outputs += _last_outputs(compiled, FinishReason.ERROR, problem)
                 continue
             self.scheduler.add_request(
                 compiled.request,
@@ -243,10 +249,15 @@ class _InFlightStep(NamedTuple):
     pending: PendingOutput
 
 
-def _last_outputs(compiling: CompilingRequest, reason: FinishReason) -> list[SequenceOutput]:
+def _last_outputs(
+    compiling: CompilingRequest, reason: FinishReason, problem: str = ""
+) -> list[SequenceOutput]:
     """Return the last output of each completion of a request that has not started."""
     request_id = compiling.request.request_id
-    return [SequenceOutput(request_id, index, [], reason) for index in compiling.open_indices]
+    return [
+        SequenceOutput(request_id, index, [], reason, problem=problem)
+        for index in compiling.open_indices
+    ]
 
 
 @contextmanager

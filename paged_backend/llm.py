@@ -252,6 +252,7 @@ class OfflineAnswer:
         self._logprobs: list[list[TokenLogprobs] | None] = [[] if asked else None for _ in streams]
         self._prompt_logprobs: list[TokenLogprobs] | None = None
         self._num_cached_tokens = 0
+        self._problem = ""  # of the request
 
     def append(self, output: SequenceOutput) -> bool:
         """Add new tokens; returns whether a stop string ended a completion before the engine."""
@@ -265,6 +266,7 @@ class OfflineAnswer:
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
         self._num_cached_tokens = output.num_cached_tokens
+        self._problem = self._problem or output.problem
         return delta.finish_reason is not None and output.finish_reason is None
 
     def output(self) -> RequestOutput:
@@ -274,10 +276,16 @@ class OfflineAnswer:
             self.request.request_id,
             self._prompt,
             self.request.prompt_token_ids,
-            [CompletionOutput(index, *part) for index, part in enumerate(parts)],
+            [
+                CompletionOutput(index, *part, problem=self._problem_after(part[2]))
+                for index, part in enumerate(parts)
+            ],
             self._num_cached_tokens,
             self._prompt_logprobs,
         )
+
+    def _problem_after(self, reason: FinishReason | None) -> str:
+        return self._problem if reason is FinishReason.ERROR else ""
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:

@@ -16,7 +16,8 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens or max_model_len
     ABORT = "abort"  # cancelled by its client
-    ERROR = "error"  # no token satisfied both the grammar and the other parameters
+    # No token satisfied both the grammar and the other parameters, or the grammar took too long.
+    ERROR = "error"
 
 
 class TokenLogprobs(NamedTuple):
@@ -52,6 +53,7 @@ class SequenceOutput:
     times: SequenceTimes | None = None  # with the first token
     # Instead of tokens, if asked for: the pooled hidden states, in float32.
     pooled: bytes | None = None
+    problem: str = ""  # why the request has failed, if it has
 
 
 _SECONDS = (
@@ -170,6 +172,7 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: FinishReason | None
     logprobs: list[TokenLogprobs] | None = None
+    problem: str = ""  # why it ended with an error, if the engine knows it
 
 
 @dataclass(frozen=True, slots=True)

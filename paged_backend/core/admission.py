@@ -12,12 +12,14 @@ from paged_backend.core.sequence import Sequence
 class Admission:
     """Checks whether a waiting sequence fits in the free blocks and in ``max_num_seqs``.
 
-    ``running`` and ``siblings`` are the scheduler's dicts, not copies: each call reads them again.
+    ``running``, ``held`` and ``siblings`` are the scheduler's dicts, not copies: each call reads
+    them again.
 
     Args:
         config: the limits of a step.
         kv: the KV cache manager with the pool of blocks.
         running: the running sequences, by ``seq_id``.
+        held: the sequences that wait for their masks, by ``seq_id``.
         siblings: maps the ``seq_id`` of a request's first completion to the request's other
             completions, which start as soon as the first completion has computed the prompt.
     """
@@ -27,11 +29,13 @@ class Admission:
         config: SchedulerConfig,
         kv: KVCacheManager,
         running: Mapping[int, Sequence],
+        held: Mapping[int, Sequence],
         siblings: Mapping[int, list[Sequence]],
     ) -> None:
         self._config = config
         self._kv = kv
         self._running = running
+        self._held = held
         self._siblings = siblings
 
     def can_start(self, seq: Sequence) -> bool:
@@ -52,10 +56,15 @@ class Admission:
         """Return the number of sequences that can start before ``max_num_seqs`` is reached.
 
         Siblings of running sequences count as running, because they start when the prompt is
-        computed.
+        computed. So do sequences that wait for their masks, unless their grammars take long.
         """
         num_reserved = sum(len(self._siblings.get(seq_id, ())) for seq_id in self._running)
+        num_reserved += sum(keeps_place(seq) for seq in self._held.values())
         return self._config.max_num_seqs - len(self._running) - num_reserved
+
+    def can_go_on(self, seq: Sequence) -> bool:
+        """Return True if a sequence that waited for its mask can run again."""
+        return keeps_place(seq) or self.num_free_seqs() > 0
 
     def num_reserved_blocks(self) -> int:
         """Return the number of blocks that running sequences still lack to finish their prefill."""
@@ -92,3 +101,8 @@ class Admission:
         watermark = self._kv.pool.num_usable // 100 if self._running else 0
         needed = self._kv.num_blocks_to_admit(seq, hits) + num_reserved + watermark
         return needed <= self._kv.pool.num_free
+
+
+def keeps_place(seq: Sequence) -> bool:
+    """Return True if a sequence keeps its place among the running ones while it is held."""
+    return seq.grammar is None or not seq.grammar.account.is_large

@@ -17,9 +17,9 @@ class GrammarCompiler(Protocol):
     """Compiles the grammars of requests on a separate thread."""
 
     def start(self, request: Request, progress: Progress) -> Future[Mapping[int, Grammar]]:
-        """Start to compile a request's grammar, and let it accept the tokens so far.
+        """Start to compile a request's grammar.
 
-        The result has a grammar for each unfinished completion, by its index.
+        The result has a grammar at its start for each unfinished completion, by its index.
         """
         ...
 

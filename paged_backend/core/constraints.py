@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paged_backend.core.grammar import Grammar
+from paged_backend.core.admission import Admission
 from paged_backend.core.scheduler_output import TokenMasks
 from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.outputs import FinishReason
 
@@ -16,11 +17,12 @@ def is_constrained(step: ScheduledStep) -> bool:
     return any(seq.grammar is not None for seq in step.sampled)
 
 
-def token_masks(step: ScheduledStep, greedy_token_ids: Mapping[int, int]) -> TokenMasks | None:
-    """Return the masks that change a sample of a step; None if there are none.
+def token_masks(
+    step: ScheduledStep, greedy_token_ids: Mapping[int, int]
+) -> tuple[TokenMasks | None, list[Sequence]]:
+    """Return the masks that change a sample of a step, and the sequences without a known mask.
 
-    The tokens of all steps before it must be known. To ask a grammar about one token takes less
-    time than to compute a mask of all tokens.
+    The tokens of all steps before it must be known.
 
     Args:
         step: the step.
@@ -28,23 +30,34 @@ def token_masks(step: ScheduledStep, greedy_token_ids: Mapping[int, int]) -> Tok
     """
     indices: list[int] = []
     masks: list[bytes] = []
+    unknown: list[Sequence] = []
     first_row = 0
     for seq in step.sampled:
         drafts = step.drafts.get(seq.seq_id, [])
-        if (
-            seq.grammar is not None
-            and not seq.is_finished
-            and (drafts or not _allows(seq.grammar, greedy_token_ids.get(first_row)))
-        ):
-            of_sequence = seq.grammar.masks_along(drafts)
-            indices += range(first_row, first_row + len(of_sequence))
-            masks += of_sequence
+        if seq.grammar is not None and not seq.is_finished:
+            of_sequence = seq.grammar.masks(drafts, greedy_token_ids.get(first_row))
+            if of_sequence is None:
+                unknown.append(seq)
+            else:
+                indices += range(first_row, first_row + len(of_sequence))
+                masks += of_sequence
         first_row += 1 + len(drafts)
-    return TokenMasks(indices, b"".join(masks)) if masks else None
+    return TokenMasks(indices, b"".join(masks)) if masks else None, unknown
 
 
-def _allows(grammar: Grammar, token_id: int | None) -> bool:
-    return token_id is not None and grammar.allows(token_id)
+def hold_and_go_on(sequences: Sequences, admission: Admission) -> None:
+    """Hold the sequences whose next mask another thread computes, until it has done so."""
+    for seq in list(sequences.running.values()):
+        grammar = seq.grammar
+        if grammar is not None and grammar.goes_aside and seq.num_uncomputed_tokens == 1:
+            if not grammar.is_ready:
+                sequences.hold(seq)
+    for seq in list(sequences.held.values()):
+        # The token of a placeholder is not known yet.
+        if seq.grammar is not None and seq.num_output_placeholders == 0:
+            seq.grammar.start_aside()
+            if seq.grammar.is_ready and admission.can_go_on(seq):
+                sequences.unhold(seq)
 
 
 def accept_tokens(

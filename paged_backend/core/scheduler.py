@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from paged_backend.core.admission import Admission
+from paged_backend.core.admission import Admission, keeps_place
 from paged_backend.core.compiling import Progress
-from paged_backend.core.constraints import is_constrained, token_masks
+from paged_backend.core.constraints import hold_and_go_on, is_constrained, token_masks
 from paged_backend.core.counters import EngineCounters
 from paged_backend.core.drafter import Drafter
 from paged_backend.core.fairness.policy import QueuePolicy
@@ -69,7 +69,9 @@ class Scheduler:
         self.counters = EngineCounters()
         self.sequences = Sequences(kv, waiting, self.counters)
         self._results = StepResults(kv, self.sequences, self.counters, config.eos_token_ids)
-        self._admission = Admission(config, kv, self.sequences.running, self.sequences.siblings)
+        self._admission = Admission(
+            config, kv, self.sequences.running, self.sequences.held, self.sequences.siblings
+        )
         self._drafter = drafter
         self._in_flight: deque[ScheduledStep] = deque()
         self._decodes: list[Sequence] = []  # of the newest step, which the next one may continue
@@ -90,8 +92,8 @@ class Scheduler:
             seed: seed for sampling if the request has none.
             progress: the tokens that a previous engine process generated for each completion, None
                 for a completion that has ended. The completions continue after these tokens.
-            grammars: by index of the completion, if the output is constrained. They have accepted
-                the tokens so far.
+            grammars: by index of the completion, if the output is constrained. They are at the
+                start of the output.
 
         Raises:
             ValueError: an unfinished request has the same id.
@@ -134,12 +136,16 @@ class Scheduler:
         priority. If the priorities are equal, it does so if its tenant received less service. After
         a preemption for lack of blocks, no waiting sequence starts in the rest of the step.
 
-        The output is empty if nothing can be scheduled until a step in flight returns its tokens.
+        The output is empty if nothing can be scheduled until a step in flight returns its tokens,
+        or another thread a mask.
 
         Raises:
             RuntimeError: nothing can be scheduled, although requests are unfinished and no step is
                 in flight.
         """
+        self.sequences.grammar_work.begin_step()
+        if self.sequences.num_constrained:
+            hold_and_go_on(self.sequences, self._admission)
         step = StepBuilder(self.config.max_num_batched_tokens, self._decodes)
         self.kv.free_invisible_blocks(self.sequences.running.values())
         self._preempt_for_fairness()
@@ -153,7 +159,7 @@ class Scheduler:
             self.sequences.freed_seq_ids = []
             self.counters.num_steps += 1
             self._in_flight.append(self._advance(step))
-        elif self.has_unfinished and not self._in_flight:
+        elif self.has_unfinished and not (self._in_flight or self.sequences.held):
             raise RuntimeError("sequences are unfinished but none can be scheduled")
         return output
 
@@ -179,7 +185,26 @@ class Scheduler:
         Args:
             greedy_token_ids: of `LaunchedStep`. Samples whose token is allowed get no mask.
         """
-        return token_masks(self._in_flight[-1], greedy_token_ids)
+        step, work = self._in_flight[-1], self.sequences.grammar_work
+        work.time.begin_masks()
+        masks, unknown = token_masks(step, greedy_token_ids)
+        work.time.begin_tokens()
+        for seq in unknown:
+            step.dropped_seq_ids.add(seq.seq_id)
+            seq.drop_samples()
+            self.sequences.hold(seq)
+        return masks
+
+    def end_failed(self) -> list[SequenceOutput]:
+        """End the requests whose grammars take too much time or have failed."""
+        outputs: list[SequenceOutput] = []
+        for account in self.sequences.grammar_work.take_failed():
+            outputs += self.sequences.abort(account.request_id, FinishReason.ERROR, account.problem)
+        return outputs
+
+    def wait_for_mask(self, timeout_s: float) -> None:
+        """Wait until another thread has computed a mask, if nothing else can be done."""
+        self.sequences.grammar_work.thread.wait(timeout_s)
 
     def _preempt_for_fairness(self) -> None:
         """Preempt a sequence for fairness, if the first waiting sequence cannot start otherwise.
@@ -191,7 +216,7 @@ class Scheduler:
         if not self.sequences.waiting:
             return
         head = self.sequences.waiting.first()
-        victim = self.sequences.waiting.find_victim(head, self.sequences.running.values())
+        victim = self.sequences.waiting.find_victim(head, self.sequences.started)
         if victim is not None and not self._admission.can_start(head):
             self.sequences.preempt(victim)
 
@@ -283,7 +308,7 @@ class Scheduler:
             if copies is not None:
                 step.add(seq, num_tokens, copies)
                 break
-            victim = max(self.sequences.running.values(), key=lambda seq: seq.preemption_key)
+            victim = max(self.sequences.started, key=lambda seq: seq.preemption_key)
             step.remove(victim)
             self.sequences.preempt(victim)
 
@@ -359,7 +384,7 @@ class Scheduler:
                     sampled.append(completion)
                 if seq.seq_id in step.drafts:
                     seq.add_drafts(len(step.drafts[seq.seq_id]))
-        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts)
+        return ScheduledStep(sampled, len(step.continued), prompts, step.drafts, set())
 
     # --- state ----------------------------------------------------------------------------
 
@@ -369,16 +394,15 @@ class Scheduler:
 
     def queue_state(self) -> QueueState:
         """Return the waiting sequences and tokens, and how many more sequences could run."""
-        num_free_seqs = max(0, self.config.max_num_seqs - len(self.sequences.running))
+        num_busy = len(self.sequences.running) + sum(map(keeps_place, self.sequences.held.values()))
+        num_free_seqs = max(0, self.config.max_num_seqs - num_busy)
         return QueueState(
             len(self.sequences.waiting), self.sequences.waiting.num_tokens, num_free_seqs
         )
 
     def stats(self) -> EngineStats:
         """Return the counters and gauges for the metrics."""
-        return self.counters.snapshot(
-            self.kv, len(self.sequences.waiting), self.sequences.running.values()
-        )
+        return self.counters.snapshot(self.kv, len(self.sequences.waiting), self.sequences.started)
 
     def view(self) -> EngineView:
         """Return the unfinished sequences and cached blocks, in time that grows with the pool."""
@@ -409,6 +433,7 @@ def _can_be_continued(seq: Sequence) -> bool:
     return (
         seq.status is SequenceStatus.RUNNING
         and num_tokens == seq.num_computed_tokens + 1
+        and seq.num_sent_tokens > 0
         and num_tokens == seq.num_sent_tokens + num_placeholders + 1
         and (num_placeholders == 0 or num_tokens < seq.max_num_tokens)
     )

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable
 from enum import IntEnum
 
-from paged_backend.core.grammar import Grammar
 from paged_backend.core.seeds import derive_seed
+from paged_backend.core.sequence_grammar import SequenceGrammar
 from paged_backend.outputs import SequenceTimes, TokenLogprobs
 from paged_backend.request import Request
 
@@ -64,11 +64,11 @@ class Sequence:
         end_token_ids: frozenset[int],
         max_num_tokens: int,
         progress: Iterable[int] = (),
-        grammar: Grammar | None = None,
+        grammar: SequenceGrammar | None = None,
     ) -> None:
         self.seq_id = seq_id
         self.request = request
-        self.grammar = grammar  # has accepted all known output tokens
+        self.grammar = grammar  # knows all known output tokens
         self.end_token_ids = end_token_ids  # end it after at least min_tokens
         self.max_num_tokens = max_num_tokens  # prompt and output
         # Whether it may be part of ContinuedDecodes: sampling takes only its fixed parameters, and
@@ -154,6 +154,13 @@ class Sequence:
         self.token_ids[-self.num_output_placeholders :] = token_ids
         self.num_output_placeholders = self.num_draft_tokens = 0
         self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
+
+    def drop_samples(self) -> None:
+        """Forget what the only step in flight samples; its last known token is computed again."""
+        if self.num_output_placeholders:
+            del self.token_ids[-self.num_output_placeholders :]
+            self.num_output_placeholders = self.num_draft_tokens = 0
+            self.num_computed_tokens = len(self.token_ids) - 1
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.compiling import Progress
@@ -13,6 +13,7 @@ from paged_backend.core.fairness.tenant_queue import OUTPUT_TOKEN_COST, PROMPT_T
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence, SequenceStatus
+from paged_backend.core.sequence_grammar import GrammarWork, SequenceGrammar
 from paged_backend.core.stopping import EndConditions
 from paged_backend.outputs import EngineView, FinishReason, SequenceOutput, SequenceView
 from paged_backend.request import Request
@@ -29,6 +30,9 @@ class Sequences:
     Attributes:
         waiting: the queue of waiting sequences.
         running: by ``seq_id``, in the order of admission.
+        held: started sequences, by ``seq_id``, whose next mask another thread computes. They keep
+            their blocks, and are in no step meanwhile.
+        grammar_work: the work on grammars.
         siblings: completions 2..n of a request, by the ``seq_id`` of the first one. They wait
             beside it until its prompt is computed.
         freed_seq_ids: the sequences that have lost their blocks since the scheduler took this list.
@@ -40,6 +44,8 @@ class Sequences:
         self._counters = counters
         self.waiting = waiting
         self.running: dict[int, Sequence] = {}
+        self.held: dict[int, Sequence] = {}
+        self.grammar_work = GrammarWork()
         self.siblings: dict[int, list[Sequence]] = {}
         self.freed_seq_ids: list[int] = []
         self.num_constrained = 0
@@ -73,9 +79,18 @@ class Sequences:
         if request.params.seed is not None:
             seed = request.params.seed
         resumed = any(tokens is None or tokens for tokens in progress)
-        of = (grammars or {}).get
+        account = self.grammar_work.account(request.request_id)
+
+        def constraint(index: int, tokens: Iterable[int]) -> SequenceGrammar | None:
+            if grammars is None:
+                return None
+            return SequenceGrammar(grammars[index], account, self.grammar_work, tokens)
+
         completions = [
-            Sequence(self._next_seq_id + index, request, index, seed, *ends, tokens, of(index))
+            Sequence(
+                *(self._next_seq_id + index, request, index, seed, *ends),
+                *(tokens, constraint(index, tokens)),
+            )
             for index, tokens in enumerate(progress if resumed else [()] * request.params.n)
             if tokens is not None
         ]
@@ -116,7 +131,7 @@ class Sequences:
 
     def preempt(self, seq: Sequence) -> None:
         """Return a running sequence to the queue; it recomputes its tokens when it starts again."""
-        del self.running[seq.seq_id]
+        self._remove(seq)
         self._release(seq)
         seq.status = SequenceStatus.WAITING
         self.waiting.add(seq)
@@ -125,11 +140,13 @@ class Sequences:
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence, and free its blocks."""
         self.waiting.discard(seq)
-        self.running.pop(seq.seq_id, None)
+        self._remove(seq)
         self.siblings.pop(seq.seq_id, None)
         self._release(seq)
         seq.status = SequenceStatus.FINISHED
-        self.num_constrained -= seq.grammar is not None
+        if seq.grammar is not None:
+            self.num_constrained -= 1
+            seq.grammar.close()
         self._counters.count_end(seq, reason)
         unfinished = self._by_request[seq.request.request_id]
         unfinished.remove(seq)
@@ -137,20 +154,45 @@ class Sequences:
             del self._by_request[seq.request.request_id]
             self.waiting.close(seq.request)
 
-    def abort(self, request_id: str) -> list[SequenceOutput]:
+    def hold(self, seq: Sequence) -> None:
+        """Take a running sequence out of the steps; the worker forgets it, but not its blocks."""
+        del self.running[seq.seq_id]
+        self.held[seq.seq_id] = seq
+        self._forget(seq)
+
+    def unhold(self, seq: Sequence) -> None:
+        """Let a sequence that was held run again."""
+        del self.held[seq.seq_id]
+        self.running[seq.seq_id] = seq
+
+    @property
+    def started(self) -> list[Sequence]:
+        """The sequences with blocks: the running ones and the held ones."""
+        return [*self.running.values(), *self.held.values()]
+
+    def abort(
+        self, request_id: str, reason: FinishReason = FinishReason.ABORT, problem: str = ""
+    ) -> list[SequenceOutput]:
         """End a request; returns a final output for each of its unfinished completions."""
         outputs: list[SequenceOutput] = []
         for seq in self.of(request_id):
             num_cached = seq.num_cached_tokens or 0
             outputs.append(
-                SequenceOutput(request_id, seq.index, [], FinishReason.ABORT, num_cached)
+                SequenceOutput(request_id, seq.index, [], reason, num_cached, problem=problem)
             )
-            self.finish(seq, FinishReason.ABORT)
+            self.finish(seq, reason)
         return outputs
+
+    def _remove(self, seq: Sequence) -> None:
+        self.running.pop(seq.seq_id, None)
+        self.held.pop(seq.seq_id, None)
 
     def _release(self, seq: Sequence) -> None:
         # A step in flight may still write to these blocks; their next owner writes later.
         self._kv.release(seq)
+        self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
         seq.num_sent_tokens = 0
         self.freed_seq_ids.append(seq.seq_id)
 
@@ -199,7 +241,7 @@ class Sequences:
         """
         left = {
             "blocks": self._kv.pool.num_used,
-            "running sequences": len(self.running),
+            "running sequences": len(self.started),
             "waiting sequences": len(self.waiting),
             "siblings": len(self.siblings),
         }
@@ -218,7 +260,7 @@ class Sequences:
         self.waiting.check_invariants()
         if not all(id_ in self.waiting or id_ in self.running for id_ in self.siblings):
             raise RuntimeError("siblings wait for a sequence that has ended")
-        self._kv.check_invariants(self.running.values())
+        self._kv.check_invariants(self.started)
 
 
 def _view(seq: Sequence) -> SequenceView:

@@ -54,7 +54,7 @@ class StepResults:
         outputs = self._take_continued(step, result)
         for place in range(step.num_continued, len(step.sampled)):
             seq = step.sampled[place]
-            if not seq.is_finished:
+            if not (seq.is_finished or seq.seq_id in step.dropped_seq_ids):
                 tokens = result.token_ids[place]
                 outputs.append(self._take(seq, tokens, result.logprobs.get(place)))
         return outputs
@@ -72,7 +72,7 @@ class StepResults:
         eos_token_ids, charge = self._eos_token_ids, self._sequences.charge_output
         continued = islice(step.sampled, step.num_continued)
         for seq, token_ids in zip(continued, result.token_ids, strict=False):
-            if seq.status is finished:
+            if seq.status is finished or seq.seq_id in step.dropped_seq_ids:
                 continue
             token_id, grammar = token_ids[0], seq.grammar
             end = len(seq.token_ids) - seq.num_output_placeholders + 1  # of the known tokens

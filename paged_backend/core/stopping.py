@@ -60,8 +60,12 @@ def awaits_last_token(seq: Sequence) -> bool:
 
 
 def can_be_drafted(seq: Sequence) -> bool:
-    """Return True if the sequence has an output token and no placeholders."""
-    return seq.num_output_tokens > 0 and seq.num_output_placeholders == 0
+    """Return True if the sequence has an output token and no placeholders.
+
+    Another thread computes the mask of one token only, without drafts.
+    """
+    has_masks = seq.grammar is None or not seq.grammar.goes_aside
+    return has_masks and seq.num_output_tokens > 0 and seq.num_output_placeholders == 0
 
 
 def max_draft_tokens(seq: Sequence) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from paged_backend.core.grammar import Grammar
+from paged_backend.core.grammar import Grammar, SharedLexer
 from paged_backend.request import Request
 
 if TYPE_CHECKING:  # imported with the vocabulary
@@ -68,8 +69,8 @@ class GrammarCompiler:
             progress: the tokens of each completion so far, None for one that has ended.
 
         Returns:
-            A future of the matchers of the unfinished completions, by their index. It raises
-            GrammarError if the grammar cannot be compiled or does not allow the tokens so far.
+            A future of the matchers of the unfinished completions at the start of the output, by
+            their index. It raises GrammarError if the grammar cannot be compiled.
         """
         shared = None if progress else self._shared.get(request.grammar)
         if shared is None:
@@ -85,7 +86,7 @@ class GrammarCompiler:
 
     def _matchers(
         self,
-        shared: LLMatcher,
+        shared: _Shared,
         request: Request,
         progress: Collection[Collection[int] | None],
     ) -> Mapping[int, Grammar]:
@@ -93,44 +94,67 @@ class GrammarCompiler:
 
         params = request.params
         first = Matcher(
-            shared,
+            shared.matcher,
             self._eos_token_ids,
             params.stop_token_ids,
             ignore_eos=params.ignore_eos,
             renew=partial(self._renew, request.grammar),
+            lexer=shared.lexer,
         )
-        matchers: dict[int, Grammar] = {}
-        for index, token_ids in enumerate(progress or [()] * params.n):
-            if token_ids is not None:
-                matchers[index] = first.copy()
-                matchers[index].accept(list(token_ids))
-        return matchers
+        return {
+            index: first.copy()
+            for index, token_ids in enumerate(progress or [()] * params.n)
+            if token_ids is not None
+        }
 
-    def _shared_matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher at the start of the output, which is copied and never moves."""
-        from paged_backend.grammar.limits import FEW_LEXER_STATES
-        from paged_backend.grammar.matcher import GrammarError, compile_grammar
+    def _shared_matcher(self, grammar: str) -> _Shared:
+        """Return the shared matcher of a grammar, at the start of the output."""
+        from paged_backend.grammar.matcher import GrammarError
 
-        matcher = self._shared.get(grammar)
-        if matcher is None:
-            try:
-                matcher = compile_grammar(self._vocabulary(), grammar, FEW_LEXER_STATES)
-            except GrammarError:  # its beginning may need more states
-                matcher = compile_grammar(self._vocabulary(), grammar)
-            self._shared.add(grammar, matcher)
-        return matcher
+        shared = self._shared.get(grammar) or self._shared.get(grammar, True)
+        if shared is not None:
+            return shared
+        for few_states in (True, False):
+            with contextlib.suppress(GrammarError):  # its beginning may need more
+                return self._share(grammar, few_states=few_states)
+        return self._share(grammar, more_items=True)
 
-    def _renew(self, grammar: str) -> LLMatcher:
-        """Return a matcher whose lexer is not full; the engine's thread may call this."""
+    def _share(
+        self, grammar: str, *, few_states: bool = False, more_items: bool = False
+    ) -> _Shared:
+        """Compile a grammar, and keep its matcher for later requests."""
+        from paged_backend.grammar.limits import parser_limits
         from paged_backend.grammar.matcher import compile_grammar
 
-        copy = self._shared_matcher(grammar).deep_copy()
-        copy.compute_bitmask()
+        limits = parser_limits(few_states=few_states, few_items=not more_items)
+        matcher = compile_grammar(self._vocabulary(), grammar, limits)
+        return self._shared.add(grammar, more_items, matcher)
+
+    def _renew(self, grammar: str, more_items: bool) -> tuple[LLMatcher, SharedLexer]:
+        """Return a matcher whose lexer is not full, and the lexer; any thread may call this.
+
+        Args:
+            grammar: its text.
+            more_items: whether it needs more items than the engine's thread may work on.
+        """
+        if more_items:
+            shared = self._shared.get(grammar, True) or self._share(grammar, more_items=True)
+        else:
+            shared = self._shared_matcher(grammar)
+        copy = shared.matcher.deep_copy()
+        with shared.lexer.lock:
+            copy.compute_bitmask()
         if copy.is_error():
-            matcher = compile_grammar(self._vocabulary(), grammar)
-            self._shared.add(grammar, matcher)
-            copy = matcher.deep_copy()
-        return copy
+            shared = self._share(grammar, more_items=more_items)
+            copy = shared.matcher.deep_copy()
+        return copy, shared.lexer
+
+
+class _Shared(NamedTuple):
+    """A matcher that is copied and never moves, and the lexer of its copies."""
+
+    matcher: LLMatcher
+    lexer: SharedLexer
 
 
 class _SharedMatchers:
@@ -138,17 +162,20 @@ class _SharedMatchers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_grammar: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._by_grammar: OrderedDict[tuple[str, bool], _Shared] = OrderedDict()
 
-    def get(self, grammar: str) -> LLMatcher | None:
+    def get(self, grammar: str, more_items: bool = False) -> _Shared | None:
+        key = (grammar, more_items)
         with self._lock:
-            matcher = self._by_grammar.get(grammar)
-            if matcher is not None:
-                self._by_grammar.move_to_end(grammar)
-            return matcher
+            shared = self._by_grammar.get(key)
+            if shared is not None:
+                self._by_grammar.move_to_end(key)
+            return shared
 
-    def add(self, grammar: str, matcher: LLMatcher) -> None:
+    def add(self, grammar: str, more_items: bool, matcher: LLMatcher) -> _Shared:
+        shared = _Shared(matcher, SharedLexer(always_aside=more_items))
         with self._lock:
-            self._by_grammar[grammar] = matcher
+            self._by_grammar[grammar, more_items] = shared
             if len(self._by_grammar) > MAX_SHARED:
                 self._by_grammar.popitem(last=False)
+        return shared

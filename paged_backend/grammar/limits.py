@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from llguidance import LLParserLimits
 
-# Work is counted in "fuel". One step of a hostile grammar takes a few milliseconds at most, in
-# which the other sequences of the step wait.
+# The work of a lexer is counted in "fuel", that of a parser in items of Earley's algorithm. The
+# limits are 4 times what the schemas in tests/grammar/data need: 24,500 of fuel, 1,520 items in a
+# step and 299 in a row. The time of a mask grows with the square of the items: it can be 0.4 s.
 STEP_LEXER_FUEL = 200_000
-STEP_MAX_ITEMS = 20_000
+STEP_MAX_ITEMS = 6_100
+MAX_ITEMS_IN_ROW = 1_200
+# As long as these suffice, the engine's thread may compute a mask, which takes 0.03 s at most.
+FEW_STEP_ITEMS = 1_600
+FEW_ITEMS_IN_ROW = 500
 MAX_GRAMMAR_SIZE = 100_000  # symbols
 # A lexer finds its states as outputs need them; each takes 0.3 to 2 kB. Most grammars have fewer
 # than the small number, which bounds the memory of the lexers that are kept for later requests.
@@ -15,12 +20,13 @@ LEXER_STATES = 250_000
 FEW_LEXER_STATES = 20_000
 
 
-def parser_limits(max_lexer_states: int | None = None) -> LLParserLimits:
+def parser_limits(*, few_states: bool = False, few_items: bool = False) -> LLParserLimits:
     """Return the limits for a matcher. Its errors do not repeat the grammar or the output."""
     return LLParserLimits(
-        max_lexer_states=max_lexer_states or LEXER_STATES,
+        max_lexer_states=FEW_LEXER_STATES if few_states else LEXER_STATES,
         step_lexer_fuel=STEP_LEXER_FUEL,
-        step_max_items=STEP_MAX_ITEMS,
+        step_max_items=FEW_STEP_ITEMS if few_items else STEP_MAX_ITEMS,
+        max_items_in_row=FEW_ITEMS_IN_ROW if few_items else MAX_ITEMS_IN_ROW,
         max_grammar_size=MAX_GRAMMAR_SIZE,
         verbose_errors=False,
     )

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from paged_backend.core.grammar import SharedLexer
 from paged_backend.grammar.limits import parser_limits
 
+MAX_FORCED_TOKENS = 128  # that one step adds to an output
 # Where llguidance found an error in the grammar that we have written.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
-_FULL = "too many states"  # in llguidance's error
+# In llguidance's errors.
+_FULL = "too many states"
+_TOO_MANY_ITEMS = ("Too many items", "Current row has")
+_REFUSED = ("doesn't satisfy the grammar", "out of range")  # not an error of the grammar
 
 
 class GrammarError(ValueError):
@@ -21,13 +28,21 @@ class GrammarError(ValueError):
 class Matcher:
     """The state of one completion's grammar; used by one thread at a time.
 
+    Attributes:
+        lexer: the lock and the delays of the lexer that copies share.
+        is_stuck: True if the lexer has no room for more states, or if a step needs more items than
+            the engine's thread may work on, until `recover` is called.
+        problem: why there can be no further mask; empty if there can be.
+
     Args:
         matcher: at the start of the output.
         eos_token_ids: tokens that end the output. They are allowed where it is complete.
         stop_token_ids: more tokens of this kind.
         ignore_eos: end the output only where the grammar allows nothing else.
         renew: returns another matcher at the start of the output, whose lexer has room for more
-            states. Copies of a matcher share a lexer, which has a limited number of them.
+            states, and that lexer. Copies of a matcher share a lexer, which has a limited number of
+            states. With True, the matcher must have room for more items.
+        lexer: what copies of the matcher share; a new one by default.
     """
 
     def __init__(
@@ -37,12 +52,18 @@ class Matcher:
         stop_token_ids: tuple[int, ...] = (),
         *,
         ignore_eos: bool = False,
-        renew: Callable[[], LLMatcher] | None = None,
+        renew: Callable[[bool], tuple[LLMatcher, SharedLexer]] | None = None,
+        lexer: SharedLexer | None = None,
     ) -> None:
         self._matcher = matcher
+        self.lexer = lexer or SharedLexer()
+        self.is_stuck = False
+        self.problem = ""
         self._renew = renew
+        self._is_renewed = False  # and has given no mask since then
+        self._has_more_items = False
         self._token_ids: list[int] = []
-        self._forced: list[int] | None = None  # after these tokens; None if it was not computed
+        self._forced: deque[int] | None = None  # after these tokens; None if it was not computed
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
         self._ignore_eos = ignore_eos
@@ -65,21 +86,36 @@ class Matcher:
             self._stop_token_ids,
             ignore_eos=self._ignore_eos,
             renew=self._renew,
+            lexer=self.lexer,
         )
         copy._token_ids = list(self._token_ids)
         return copy
 
     def accept(self, token_ids: list[int]) -> bool:
-        """Add tokens to the output; returns False if the grammar does not allow them."""
-        if self._matcher.is_stopped() and not self._matcher.is_error():
-            return all(token_id in self._eos_token_ids for token_id in token_ids)
-        if not self._matcher.consume_tokens(token_ids) and not (
-            self._recover() and self._matcher.consume_tokens(token_ids)
-        ):
-            return False
+        """Add tokens to the output; returns False if the grammar does not allow them.
+
+        A grammar that is stuck cannot decide. It accepts tokens that a mask allowed, and `recover`
+        decides about others.
+        """
+        if not self.is_stuck:
+            if self._matcher.is_stopped() and not self._matcher.is_error():
+                return all(token_id in self._eos_token_ids for token_id in token_ids)
+            if not self._matcher.consume_tokens(token_ids):
+                self._note_error()
+                if not self.is_stuck:
+                    return False
         self._token_ids += token_ids
-        self._forced = None
+        self._skip_forced(token_ids)
         return True
+
+    def _skip_forced(self, token_ids: list[int]) -> None:
+        """Keep the forced tokens after these: to compute those of a long text takes 10 ms."""
+        for token_id in token_ids:
+            if not self._forced or self._forced.popleft() != token_id:
+                self._forced = None
+                return
+        if not self._forced:  # there may be more now
+            self._forced = None
 
     def allows(self, token_id: int) -> bool:
         """Return True only if the next mask allows a token.
@@ -95,12 +131,11 @@ class Matcher:
         return self._matcher.validate_tokens([token_id]) == 1
 
     def mask(self) -> bytes:
-        """Return the mask of the next token; it is empty if the grammar has failed."""
+        """Return the mask of the next token; it is empty if the grammar is stuck or has failed."""
         mask = self._mask()
-        if self._matcher.is_error() and self._recover():
-            mask = self._mask()
-            if self._matcher.is_error():  # this step alone needs too many states
-                self._renew = None
+        self._note_error()
+        if not self._matcher.is_error():
+            self._is_renewed = False
         return mask
 
     def _mask(self) -> bytes:
@@ -136,38 +171,72 @@ class Matcher:
                 break
             masks.append(mask)
         self._matcher.rollback(num_accepted)
+        self._note_error()
         return masks
 
     def forced_token_ids(self) -> list[int]:
-        """Return the tokens that must follow, in the canonical tokenization of their text."""
+        """Return the tokens that must follow, in the canonical tokenization of their text.
+
+        Of more than MAX_FORCED_TOKENS, the first ones.
+        """
         if self.is_finished and not self._matcher.is_error():
             return list(self._eos_token_ids[:1])
         return self._forced_token_ids()
 
     def _forced_token_ids(self) -> list[int]:
         if self._forced is None:
-            self._forced = self._matcher.compute_ff_tokens()
-        return self._forced
+            self._forced = deque(self._matcher.compute_ff_tokens())
+        return list(islice(self._forced, MAX_FORCED_TOKENS))
 
-    def _recover(self) -> bool:
-        """Go on with another matcher if the lexer is full; returns True if it works."""
-        if self._renew is None or _FULL not in self._matcher.get_error():
+    def recover(self) -> Iterator[None]:
+        """Go on with another matcher, which has more room, token by token."""
+        assert self._renew is not None
+        if _FULL not in self._matcher.get_error():
+            self._has_more_items = True
+        self._matcher, self.lexer = self._renew(self._has_more_items)
+        self._is_renewed, self._forced = True, None
+        for token_id in self._token_ids:
+            yield
+            if not self._matcher.consume_tokens([token_id]):
+                self._note_error()
+                break
+        self.is_stuck = False
+
+    def _may_recover(self) -> bool:
+        """Return True if a matcher with more room would have no error."""
+        if self._renew is None:
             return False
-        self._matcher, self._forced = self._renew(), None
-        return self._matcher.consume_tokens(self._token_ids)
+        error = self._matcher.get_error()
+        if _FULL in error:
+            return not self._is_renewed  # else this output alone fills a lexer
+        is_too_much = any(text in error for text in _TOO_MANY_ITEMS)
+        return is_too_much and not self._has_more_items
+
+    def _note_error(self) -> None:
+        """Learn from an error of the matcher, if there is one, whether it is final."""
+        if self.problem or not self._matcher.is_error():
+            return
+        self.is_stuck = self._may_recover()
+        if not (self.is_stuck or any(text in self._matcher.get_error() for text in _REFUSED)):
+            self.problem = "needs too much work for one token"
 
 
 def compile_grammar(
-    vocabulary: LLTokenizer, grammar: str, max_lexer_states: int | None = None
+    vocabulary: LLTokenizer, grammar: str, limits: LLParserLimits | None = None
 ) -> LLMatcher:
     """Compile a grammar and find its first tokens; other threads may run meanwhile.
 
     Deep copies of the matcher share its lexer: a state that one of them has found is known to all.
 
+    Args:
+        vocabulary: of the model.
+        grammar: the text of the grammar.
+        limits: of the matcher; by default the highest ones.
+
     Raises:
         GrammarError: the grammar is invalid, too large, or allows no output.
     """
-    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits(max_lexer_states))
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits or parser_limits())
     if not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error():
         return matcher
     raise GrammarError(_reason(matcher.get_error()))

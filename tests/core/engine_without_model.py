@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 
 import numpy as np
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.fairness.fair_queue import FairQueue
+from paged_backend.core.grammar import SharedLexer
+from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
 from paged_backend.core.scheduler import Scheduler
@@ -54,15 +56,49 @@ def nearest(token: int, allowed: set[int] | None) -> int:
     return token
 
 
+class EndlessTime(StepTime):
+    """Makes steps that do not depend on how busy the machine is."""
+
+    @property
+    def is_left(self) -> bool:
+        return True
+
+
+class CalmLexer(SharedLexer):
+    """Takes no notice of delays."""
+
+    def delay(self) -> None:
+        pass
+
+
+class RandomLexer(SharedLexer):
+    """Takes long for some tokens, so that others are worked on aside."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def note(self, seconds: float) -> None:
+        super().note(self._random.choice([0.0, 0.0, 1.0]))
+
+
 class ToyGrammar:
     """After a multiple of 5 the next token is forced; some tokens never follow each other."""
 
     MAX_LENGTH = 12
+    is_stuck = False
+    problem = ""
 
-    def __init__(self, ignore_eos: bool, tokens: Iterable[int] = ()) -> None:
+    def __init__(
+        self, ignore_eos: bool, tokens: Iterable[int] = (), lexer: SharedLexer | None = None
+    ) -> None:
+        self.lexer = lexer or CalmLexer()
         self.ignore_eos = ignore_eos
         self.tokens: list[int] = []
         assert self.accept(tokens)
+
+    def recover(self) -> Iterator[None]:
+        raise AssertionError("it is never stuck")
 
     @property
     def is_finished(self) -> bool:
@@ -215,6 +251,7 @@ class EngineWithoutModel:
         drafter=None,
         windows=(None,),
         scheduler_type=Scheduler,
+        grammar_time=None,
     ):
         self.block_size = block_size
         self.num_groups = len(windows)
@@ -235,6 +272,7 @@ class EngineWithoutModel:
             FairQueue(tenant_weights or {}, fair=fair),
             drafter,
         )
+        self.scheduler.sequences.grammar_work.time = grammar_time or EndlessTime()
         self.depth = int(async_scheduling)
         self.results: deque[ModelRunnerOutput] = deque()
         self.last_token: dict[int, int] = {}  # seq_id -> sampled last, as a device keeps it
@@ -250,8 +288,8 @@ class EngineWithoutModel:
         self.scheduler.add_request(request, 1)
 
     def step(self) -> list[SequenceOutput]:
+        outputs = self.scheduler.end_failed()
         output = self.scheduler.schedule()
-        outputs = []
         self.scheduler.check_invariants()
         if output.num_sequences:
             # The worker gets nothing but the encoded message.
@@ -264,7 +302,9 @@ class EngineWithoutModel:
                     outputs += self.scheduler.update_from_output(self.results.popleft())
             masks = self.scheduler.token_masks(self._unmasked(plan))
             self.results.append(self._sample(plan, masks))
-        if not output.num_sequences or len(self.results) > self.depth:
+        elif not self.results:
+            self.scheduler.wait_for_mask(1.0)
+        if self.results and (not output.num_sequences or len(self.results) > self.depth):
             outputs += self.scheduler.update_from_output(self.results.popleft())
         self.scheduler.check_invariants()
         for out in outputs:

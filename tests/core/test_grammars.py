@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+
 import pytest
 from engine_without_model import (
     EOS,
     VOCAB,
+    CalmLexer,
     EngineWithoutModel,
     PrecomputedDrafter,
     RandomDrafter,
+    RandomLexer,
     SchedulerOfSlices,
     ToyGrammar,
     expected_tokens,
@@ -19,6 +24,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_scheduler_properties import HISTORIES, MAX_MODEL_LEN, drafters, requests
 
+from paged_backend.core.grammar import SharedLexer
+from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.request import Request
@@ -26,11 +33,13 @@ from paged_backend.request import Request
 wanted = st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=8)
 
 
-def grammars(request: Request, progress: list[list[int] | None]) -> dict[int, ToyGrammar]:
-    """A grammar for each open completion, which has accepted its tokens."""
-    tokens = progress or [[]] * request.params.n
+def grammars(
+    request: Request, progress: list[list[int] | None], lexer: SharedLexer | None = None
+) -> dict[int, ToyGrammar]:
+    """A grammar for each open completion; they share a lexer."""
+    lexer, tokens = lexer or CalmLexer(), progress or [[]] * request.params.n
     return {
-        index: ToyGrammar(request.params.ignore_eos, part)
+        index: ToyGrammar(request.params.ignore_eos, lexer=lexer)
         for index, part in enumerate(tokens)
         if part is not None
     }
@@ -63,6 +72,7 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     async_scheduling=True,
     caching=False,
     make_drafter=lambda: RandomDrafter(0),
+    delays=None,
 )
 @example(  # a sequence with forced tokens still has the blocks of wrong drafts
     wanted=[(plain([*range(1, 30), 1, 1, 2], n=2, max_tokens=6), True)],
@@ -71,6 +81,7 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     async_scheduling=False,
     caching=True,
     make_drafter=lambda: PrecomputedDrafter(4, 0),
+    delays=None,
 )
 @given(
     wanted=wanted,
@@ -79,11 +90,12 @@ def plain(prompt: list[int], n: int = 1, max_tokens: int = 1) -> dict[str, objec
     async_scheduling=st.booleans(),
     caching=st.booleans(),
     make_drafter=drafters,
+    delays=st.none() | st.integers(0, 99),
 )
 def test_tokens_under_a_grammar_depend_on_nothing_else(
-    wanted, lives, num_blocks, async_scheduling, caching, make_drafter
+    wanted, lives, num_blocks, async_scheduling, caching, make_drafter, delays
 ):
-    """Not on other sequences, preemption, forced tokens, drafts, or the deaths of engines."""
+    """Not on other sequences, preemption, forced tokens, drafts, delays, or engines' deaths."""
     open_requests = {
         f"r{number}": (make_request(f"r{number}", **fields), constrained)
         for number, (fields, constrained) in enumerate(wanted)
@@ -104,7 +116,8 @@ def test_tokens_under_a_grammar_depend_on_nothing_else(
         for request, constrained in open_requests.values():
             keys = [(request.request_id, index) for index in range(request.params.n)]
             progress = [None if key in ended else tokens.get(key, []) for key in keys]
-            of_completions = grammars(request, progress) if constrained else None
+            lexer = None if delays is None else RandomLexer(delays)
+            of_completions = grammars(request, progress, lexer) if constrained else None
             engine.scheduler.add_request(request, 1, progress, of_completions)
         for _ in range(num_steps):
             if not engine.has_unfinished:
@@ -207,10 +220,50 @@ def test_constrained_decodes_are_continued_where_no_token_is_forced():
     assert num_not_continued <= 1 + 2 * stats.num_forced_tokens
 
 
+class Busy(ToyGrammar):
+    """Takes 20 ms of processor time for each mask."""
+
+    def allows(self, token_id: int) -> bool:
+        return False
+
+    def masks_along(self, draft_token_ids: Iterable[int]) -> list[bytes]:
+        end_s = time.thread_time() + 0.02
+        while time.thread_time() < end_s:
+            pass
+        return super().masks_along(draft_token_ids)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_sequences_of_a_slow_grammar_let_others_run_in_their_places(async_scheduling):
+    """And their request ends, with all of its completions, when it has taken too much time."""
+    engine = EngineWithoutModel(
+        max_num_seqs=8, async_scheduling=async_scheduling, grammar_time=StepTime()
+    )
+    slow = make_request("slow", [4], n=8, max_tokens=50, ignore_eos=True)
+    lexer = SharedLexer()
+    engine.scheduler.add_request(slow, 1, (), {i: Busy(True, lexer=lexer) for i in range(8)})
+    for number in range(3):
+        engine.add(make_request(f"fast{number}", [4], n=4, max_tokens=30, ignore_eos=True))
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    ends = [(out.request_id, out.finish_reason, out.problem) for out in outputs]
+    ends = [end for end in ends if end[1] is not None]
+    assert [end[:2] for end in ends[:12]] == [(f"fast{i // 4}", "length") for i in range(12)]
+    ((_, reason, problem),) = set(ends[12:])
+    assert (len(ends), reason) == (20, "error")
+    assert problem.startswith("structured_outputs: the grammar takes too much time: over 1.")
+    engine.scheduler.check_empty()
+
+
 class Refusing:
     """Refuses the fifth token, although its masks allow every token."""
 
+    is_stuck = False
+    problem = ""
+
     def __init__(self) -> None:
+        self.lexer = CalmLexer()
         self.num_tokens = 0
 
     def accept(self, token_ids: list[int]) -> bool:

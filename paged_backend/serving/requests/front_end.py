@@ -200,6 +200,8 @@ class FrontEnd:
             return  # canceled while the engine computed
         self._stat_logger.report_tokens(open_request.clock, outputs)
         for output in outputs:
+            if output.problem:
+                raise InvalidRequest.verbatim("structured_outputs", output.problem)
             if open_request.answer.append(output):
                 self._link.send(wire.StopCompletion(request_id, output.index))
         if open_request.answer.is_due:
