@@ -253,7 +253,9 @@ class RequestParser:
                 for name, value in values.items()
                 if name != CALL_ID and not name.startswith(RESERVED_PREFIX)
             }
-        if "lora_name" in values:  # vllm_backend's wording, which its clients compare
+        if (
+            values.pop("lora_name", None) is not None
+        ):  # vllm_backend's wording, which its clients compare
             raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
         for name in _PROMPT_ELSEWHERE:
             if name in values:
