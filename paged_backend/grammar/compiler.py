@@ -18,12 +18,16 @@ if TYPE_CHECKING:  # imported with the vocabulary
 
 MAX_SHARED = 32  # grammars whose matcher is kept for later requests
 
+Key = tuple[str, ...]
+"""What requests that share a matcher have in common; the grammar is the last part."""
+
 
 class GrammarCompiler:
     """Makes the matchers of one model's requests.
 
     Requests with the same grammar share a compiled matcher and its lexer. Most of the time for a
-    mask goes into new states of the lexer.
+    mask goes into new states of the lexer. Requests with different salts share nothing: the time of
+    a mask would tell one tenant what another one asks for.
 
     Args:
         tokenizer: folder or Hugging Face id.
@@ -71,7 +75,7 @@ class GrammarCompiler:
             A future of the matchers of the unfinished completions, by their index. It raises
             GrammarError if the grammar cannot be compiled or does not allow the tokens so far.
         """
-        shared = None if progress else self._shared.get(request.grammar)
+        shared = None if progress else self._shared.get(_key(request))
         if shared is None:
             return self._thread.submit(self._compile, request, progress)
         ready: Future[Mapping[int, Grammar]] = Future()
@@ -81,7 +85,7 @@ class GrammarCompiler:
     def _compile(
         self, request: Request, progress: Collection[Collection[int] | None]
     ) -> Mapping[int, Grammar]:
-        return self._matchers(self._shared_matcher(request.grammar), request, progress)
+        return self._matchers(self._shared_matcher(_key(request)), request, progress)
 
     def _matchers(
         self,
@@ -97,7 +101,7 @@ class GrammarCompiler:
             self._eos_token_ids,
             params.stop_token_ids,
             ignore_eos=params.ignore_eos,
-            renew=partial(self._renew, request.grammar),
+            renew=partial(self._renew, _key(request)),
         )
         matchers: dict[int, Grammar] = {}
         for index, token_ids in enumerate(progress or [()] * params.n):
@@ -106,29 +110,30 @@ class GrammarCompiler:
                 matchers[index].accept(list(token_ids))
         return matchers
 
-    def _shared_matcher(self, grammar: str) -> LLMatcher:
+    def _shared_matcher(self, key: Key) -> LLMatcher:
         """Return a matcher at the start of the output, which is copied and never moves."""
         from paged_backend.grammar.limits import FEW_LEXER_STATES
         from paged_backend.grammar.matcher import GrammarError, compile_grammar
 
-        matcher = self._shared.get(grammar)
+        matcher = self._shared.get(key)
         if matcher is None:
+            grammar = key[-1]
             try:
                 matcher = compile_grammar(self._vocabulary(), grammar, FEW_LEXER_STATES)
             except GrammarError:  # its beginning may need more states
                 matcher = compile_grammar(self._vocabulary(), grammar)
-            self._shared.add(grammar, matcher)
+            self._shared.add(key, matcher)
         return matcher
 
-    def _renew(self, grammar: str) -> LLMatcher:
+    def _renew(self, key: Key) -> LLMatcher:
         """Return a matcher whose lexer is not full; the engine's thread may call this."""
         from paged_backend.grammar.matcher import compile_grammar
 
-        copy = self._shared_matcher(grammar).deep_copy()
+        copy = self._shared_matcher(key).deep_copy()
         copy.compute_bitmask()
         if copy.is_error():
-            matcher = compile_grammar(self._vocabulary(), grammar)
-            self._shared.add(grammar, matcher)
+            matcher = compile_grammar(self._vocabulary(), key[-1])
+            self._shared.add(key, matcher)
             copy = matcher.deep_copy()
         return copy
 
@@ -138,17 +143,21 @@ class _SharedMatchers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_grammar: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._by_key: OrderedDict[Key, LLMatcher] = OrderedDict()
 
-    def get(self, grammar: str) -> LLMatcher | None:
+    def get(self, key: Key) -> LLMatcher | None:
         with self._lock:
-            matcher = self._by_grammar.get(grammar)
+            matcher = self._by_key.get(key)
             if matcher is not None:
-                self._by_grammar.move_to_end(grammar)
+                self._by_key.move_to_end(key)
             return matcher
 
-    def add(self, grammar: str, matcher: LLMatcher) -> None:
+    def add(self, key: Key, matcher: LLMatcher) -> None:
         with self._lock:
-            self._by_grammar[grammar] = matcher
-            if len(self._by_grammar) > MAX_SHARED:
-                self._by_grammar.popitem(last=False)
+            self._by_key[key] = matcher
+            if len(self._by_key) > MAX_SHARED:
+                self._by_key.popitem(last=False)
+
+
+def _key(request: Request) -> Key:
+    return (*request.cache_keys, request.grammar)
