@@ -11,6 +11,8 @@ from paged_backend.pooling_params import PoolingParams
 from paged_backend.sampling_params import INT32_MAX, SamplingParams
 from paged_backend.validation import Rule, check_fields, checked, coerce
 
+_UNLIMITED = -1  # vLLM's thinking_token_budget without a limit
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -67,11 +69,16 @@ class RequestOptions:
     def take_from(cls, values: dict[str, Any]) -> RequestOptions:
         """Remove these parameters from a request's untrusted parameters, and check them.
 
+        Null stands for the default, and so does vLLM's -1 for ``thinking_token_budget``.
+
         Raises:
             InvalidRequest: a value is not allowed.
         """
         names = {spec.name for spec in fields(cls)} & values.keys()
-        return cls(**coerce(cls, {name: values.pop(name) for name in names}))
+        given = coerce(cls, {name: values.pop(name) for name in names})
+        if given.get("thinking_token_budget") == _UNLIMITED:
+            del given["thinking_token_budget"]
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
+from functools import partial, wraps
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
+from paged_backend.neutral_values import SAMPLING, Neutral, without_neutral
 from paged_backend.structured_outputs import StructuredOutputsParams, take_from
-from paged_backend.validation import Rule, check_fields, checked, from_mapping, is_text, shorten
+from paged_backend.validation import Rule, check_fields, check_known, checked, is_text, shorten
 
 MAX_N = 64
 DEFAULT_MAX_TOKENS = 16
@@ -25,23 +26,61 @@ INT32_MAX = 2**31 - 1
 
 _TOKEN_ID = Rule(int, 0, INT32_MAX)
 _BIAS = Rule(float, -100, 100)
-# Parameters of vLLM that are refused by name, rather than as unknown names.
-_NOT_SUPPORTED = (
-    *("guided_decoding", "guided_decoding_backend"),
-    *("use_beam_search", "beam_width", "length_penalty", "best_of", "logits_processors"),
-)
 _INPUTS = (
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("return_context_logits", "return_generation_logits"),
 )
 
 
+def _read_other_names(cls: type[SamplingParams]) -> type[SamplingParams]:
+    """Let a class take constraints in every form, and parameters that it lacks if they are neutral.
+
+    msgspec, which reads the parameters in messages between processes, makes objects without this.
+    """
+    make = cls.__init__
+    own = {spec.name: spec.metadata.get("rule") for spec in fields(cls)}
+    required = {name for name, rule in own.items() if rule is not None and not rule.optional}
+
+    @wraps(make)
+    def read(self: SamplingParams, /, **values: Any) -> None:
+        if any(value is None for value in values.values()):  # null stands for the default
+            values = {k: v for k, v in values.items() if v is not None or k not in required}
+        if not values.keys() <= own.keys():
+            values = _without_other_names(values)
+        elif values.get("structured_outputs") is not None:
+            values["structured_outputs"] = take_from(values)
+        check_known(values, own, InvalidRequest)
+        make(self, **values)
+
+    setattr(cls, "__init__", read)  # noqa: B010  # mypy forbids the assignment
+    return cls
+
+
+def _without_other_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = without_neutral(values, _neutral_beside(values), InvalidRequest)
+    constraint = take_from(kept)
+    return {**kept, "structured_outputs": constraint}
+
+
+def _neutral_beside(values: Mapping[str, Any]) -> dict[str, Neutral]:
+    """Return the parameters that this engine lacks, with what is neutral beside the others."""
+    spaces = (True,) if values.get("skip_special_tokens") is False else (True, False)
+    return SAMPLING | {
+        "best_of": ((values.get("n") or 1,), "all n answers are returned"),
+        "spaces_between_special_tokens": (spaces, "the text is as the tokenizer decodes it"),
+    }
+
+
+@_read_other_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters, checked when made; names, meanings and defaults are vLLM's.
 
+    A constraint on the output can be given in each form that docs/protocols.md lists. Parameters
+    that this engine lacks may have neutral values.
+
     Raises:
-        InvalidRequest: a field has the wrong type or lies outside its range.
+        InvalidRequest: a name is unknown, or a field has the wrong type or lies outside its range.
     """
 
     n: int = checked(1, Rule(int, 1, MAX_N), "answers to one prompt")
@@ -120,14 +159,10 @@ class SamplingParams:
         Raises:
             InvalidRequest: a name is unknown or a value is not allowed.
         """
-        for name in values:
-            if name in _NOT_SUPPORTED:
-                raise InvalidRequest(name, "is not supported yet")
-            if name in _INPUTS:
+        for name in _INPUTS:
+            if name in values:
                 raise InvalidRequest(name, "is a separate input, not a sampling parameter")
-        values = dict(values)
-        constraint = take_from(values)
-        return from_mapping(cls, {**values, "structured_outputs": constraint}, InvalidRequest)
+        return cls(**values)
 
     @property
     def greedy(self) -> bool:

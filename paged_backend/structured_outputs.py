@@ -8,15 +8,18 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from paged_backend.errors import InvalidRequest
+from paged_backend.neutral_values import STRUCTURED, without_neutral
 from paged_backend.validation import Rule, check_fields, check_known, checked, is_text, shorten
 
 NAME = "structured_outputs"
+OLDER_NAME = "guided_decoding"  # the same before vLLM 0.12
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_CHOICES = 4096
 MAX_LENGTH = 2**17  # characters of a constraint
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
-# Kinds by the name that tensorrtllm_backend gives them.
+# Kinds by the name that tensorrtllm_backend gives them, and its parameters.
 GUIDE_KINDS = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 # Parameters by the names that vLLM had for them before 0.12.
 GUIDED_NAMES = {
     "guided_json": "json",
@@ -26,6 +29,7 @@ GUIDED_NAMES = {
     "guided_json_object": "json_object",
     "guided_whitespace_pattern": "whitespace_pattern",
 }
+_GUIDED_OPTIONS = {"whitespace_pattern": "guided_whitespace_pattern"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +70,35 @@ class StructuredOutputsParams:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             known = ", ".join(KINDS)
-            raise InvalidRequest(NAME, f"must have exactly one of {known}, got {_list(given)}")
+            name = self.origin if self.origin in (NAME, OLDER_NAME) else NAME
+            raise InvalidRequest(name, f"must have exactly one of {known}, got {_list(given)}")
         (kind,) = given
         try:
             object.__setattr__(self, kind, _READERS[kind](getattr(self, kind)))
         except ValueError as error:
             raise self.error(str(error)) from None
-        check_fields(self, _error)
+        check_fields(self, self._refuse)
 
     @classmethod
-    def of(cls, value: object) -> StructuredOutputsParams:
+    def of(cls, value: object, origin: str = NAME) -> StructuredOutputsParams:
         """Build from a client's value: a JSON object or its text.
+
+        Args:
+            value: the constraint; one of this class is returned as it is.
+            origin: the client's name for it.
 
         Raises:
             InvalidRequest: a name is unknown or a value is not allowed.
         """
-        values = parse_object(NAME, value)
-        check_known(values, (spec.name for spec in fields(cls) if spec.name != "origin"), _error)
-        return cls(**values)
+        if isinstance(value, cls):
+            return value
+
+        def refuse(field: str, problem: str) -> InvalidRequest:
+            return InvalidRequest(f"{origin}.{field}", problem)
+
+        values = without_neutral(parse_object(origin, value), STRUCTURED, refuse)
+        check_known(values, (spec.name for spec in fields(cls) if spec.name != "origin"), refuse)
+        return cls(**_without_nulls(values), origin=origin)
 
     @property
     def kind(self) -> str:
@@ -103,8 +118,12 @@ class StructuredOutputsParams:
 
     def error(self, problem: str) -> InvalidRequest:
         """Return an error that names the constraint as the client did."""
-        name = f"{NAME}.{self.kind}" if self.origin == NAME else self.origin
-        return InvalidRequest(name, problem)
+        return self._refuse(self.kind, problem)
+
+    def _refuse(self, field: str, problem: str) -> InvalidRequest:
+        if self.origin in (NAME, OLDER_NAME):
+            return InvalidRequest(f"{self.origin}.{field}", problem)
+        return InvalidRequest(_GUIDED_OPTIONS.get(field, self.origin), problem)
 
 
 def from_response_format(value: object) -> StructuredOutputsParams | None:
@@ -131,7 +150,7 @@ def from_response_format(value: object) -> StructuredOutputsParams | None:
     return StructuredOutputsParams(json=wrapped["schema"], origin=f"{name}.json_schema.schema")
 
 
-def from_guide(kind: str, guide: str | None) -> dict[str, Any]:
+def from_guide(kind: object, guide: object) -> dict[str, Any]:
     """Translate tensorrtllm_backend's ``guided_decoding_guide_type`` and ``guided_decoding_guide``.
 
     Raises:
@@ -139,13 +158,11 @@ def from_guide(kind: str, guide: str | None) -> dict[str, Any]:
     """
     if kind == "json":
         return {"json_object": True}
-    if kind not in GUIDE_KINDS:
+    if not isinstance(kind, str) or kind not in GUIDE_KINDS:
         known = ", ".join(("json", *GUIDE_KINDS))
-        raise InvalidRequest(
-            "guided_decoding_guide_type", f"must be one of {known}, got {shorten(kind)}"
-        )
+        raise InvalidRequest(GUIDE_TYPE, f"must be one of {known}, got {shorten(kind)}")
     if guide is None:
-        raise InvalidRequest("guided_decoding_guide", f"is missing; the type {kind} needs one")
+        raise InvalidRequest(GUIDE, f"is missing; the type {kind} needs one")
     return {GUIDE_KINDS[kind]: guide}
 
 
@@ -156,15 +173,23 @@ def take_from(values: dict[str, Any]) -> StructuredOutputsParams | None:
         InvalidRequest: the constraint is invalid, or is given in two forms.
     """
     found: dict[str, StructuredOutputsParams | None] = {}
-    if (value := values.pop("structured_outputs", None)) is not None:
-        found["structured_outputs"] = StructuredOutputsParams.of(value)
+    for name in (NAME, OLDER_NAME):
+        if (value := values.pop(name, None)) is not None:
+            found[name] = StructuredOutputsParams.of(value, name)
     if (value := values.pop("response_format", None)) is not None:
         found["response_format"] = from_response_format(value)
-    guided = {name: values.pop(name) for name in GUIDED_NAMES if name in values}
-    if any(value is not None for value in guided.values()):
+    guided = _without_nulls({name: values.pop(name, None) for name in GUIDED_NAMES})
+    if guided.get("guided_json_object") is False:
+        del guided["guided_json_object"]
+    if guided:
         named = {GUIDED_NAMES[name]: value for name, value in guided.items()}
-        origin = next(name for name in guided if guided[name] is not None)
+        origin = next(iter(guided))
         found[origin] = StructuredOutputsParams(**named, origin=origin)
+    kind, guide = values.pop(GUIDE_TYPE, None), values.pop(GUIDE, None)
+    if kind is not None:
+        found[GUIDE] = StructuredOutputsParams(**from_guide(kind, guide), origin=GUIDE)
+    elif guide is not None:
+        raise InvalidRequest(GUIDE_TYPE, "is missing; it says what the guide is")
     constraints = {name: params for name, params in found.items() if params is not None}
     if len(constraints) > 1:
         raise InvalidRequest(" and ".join(constraints), "exclude each other")
@@ -188,8 +213,8 @@ def parse_object(name: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def _error(field: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"{NAME}.{field}", problem)
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _list(names: list[str]) -> str:

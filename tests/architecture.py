@@ -25,6 +25,7 @@ VALUES = {
     "json_file",
     "kv_cache_groups",
     "log",
+    "neutral_values",
     "options",
     "output_constraint",
     "outputs",

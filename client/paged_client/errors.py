@@ -68,6 +68,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
 _BY_REASON: dict[str, type[ClientError]] = {
     "queue_full": Unavailable,
     "rate_limited": Unavailable,
+    "process_lost": Unavailable,
     "draining": Unavailable,
     "engine_dead": Unavailable,
     "deadline": RequestTimeout,

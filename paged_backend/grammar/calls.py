@@ -17,6 +17,7 @@ from paged_backend.grammar.literals import (
     listed_values,
     properties_of,
 )
+from paged_backend.grammar.schema_simplify import simplified
 from paged_backend.grammar.schema_walk import SchemaError
 from paged_backend.grammar.writer import GrammarWriter
 from paged_backend.output_constraint import OutputConstraint
@@ -106,7 +107,7 @@ class _CallWriter:
         )
 
     def _call(self, tool: Tool) -> _Call:
-        schema = _ANY_OBJECT if tool.is_loose else parse_schema(tool.parameters)
+        schema = _ANY_OBJECT if tool.is_loose else simplified(parse_schema(tool.parameters))
         match self._format.syntax:
             case JsonCalls(key):
                 head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(key)}: '

@@ -19,12 +19,16 @@ if TYPE_CHECKING:  # imported with the vocabulary
 
 MAX_SHARED = 32  # grammars whose matcher is kept for later requests
 
+Key = tuple[str, ...]
+"""What requests that share a matcher have in common; the grammar is the last part."""
+
 
 class GrammarCompiler:
     """Makes the matchers of one model's requests.
 
     Requests with the same grammar share a compiled matcher and its lexer. Most of the time for a
-    mask goes into new states of the lexer.
+    mask goes into new states of the lexer. Requests with different salts share nothing: the time of
+    a mask would tell one tenant what another one asks for.
 
     Args:
         tokenizer: folder or Hugging Face id.
@@ -72,7 +76,7 @@ class GrammarCompiler:
             A future of the matchers of the unfinished completions at the start of the output, by
             their index. It raises GrammarError if the grammar cannot be compiled.
         """
-        shared = None if progress else self._shared.get(request.grammar)
+        shared = None if progress else self._shared.get(_key(request))
         if shared is None:
             return self._thread.submit(self._compile, request, progress)
         ready: Future[Mapping[int, Grammar]] = Future()
@@ -82,7 +86,7 @@ class GrammarCompiler:
     def _compile(
         self, request: Request, progress: Collection[Collection[int] | None]
     ) -> Mapping[int, Grammar]:
-        return self._matchers(self._shared_matcher(request.grammar), request, progress)
+        return self._matchers(self._shared_matcher(_key(request)), request, progress)
 
     def _matchers(
         self,
@@ -98,7 +102,7 @@ class GrammarCompiler:
             self._eos_token_ids,
             params.stop_token_ids,
             ignore_eos=params.ignore_eos,
-            renew=partial(self._renew, request.grammar),
+            renew=partial(self._renew, _key(request)),
             lexer=shared.lexer,
         )
         return {
@@ -107,45 +111,43 @@ class GrammarCompiler:
             if token_ids is not None
         }
 
-    def _shared_matcher(self, grammar: str) -> _Shared:
+    def _shared_matcher(self, key: Key) -> _Shared:
         """Return the shared matcher of a grammar, at the start of the output."""
         from paged_backend.grammar.matcher import GrammarError
 
-        shared = self._shared.get(grammar) or self._shared.get(grammar, True)
+        shared = self._shared.get(key) or self._shared.get(key, True)
         if shared is not None:
             return shared
         for few_states in (True, False):
             with contextlib.suppress(GrammarError):  # its beginning may need more
-                return self._share(grammar, few_states=few_states)
-        return self._share(grammar, more_items=True)
+                return self._share(key, few_states=few_states)
+        return self._share(key, more_items=True)
 
-    def _share(
-        self, grammar: str, *, few_states: bool = False, more_items: bool = False
-    ) -> _Shared:
+    def _share(self, key: Key, *, few_states: bool = False, more_items: bool = False) -> _Shared:
         """Compile a grammar, and keep its matcher for later requests."""
         from paged_backend.grammar.limits import parser_limits
         from paged_backend.grammar.matcher import compile_grammar
 
         limits = parser_limits(few_states=few_states, few_items=not more_items)
-        matcher = compile_grammar(self._vocabulary(), grammar, limits)
-        return self._shared.add(grammar, more_items, matcher)
+        matcher = compile_grammar(self._vocabulary(), key[-1], limits)
+        return self._shared.add(key, more_items, matcher)
 
-    def _renew(self, grammar: str, more_items: bool) -> tuple[LLMatcher, SharedLexer]:
+    def _renew(self, key: Key, more_items: bool) -> tuple[LLMatcher, SharedLexer]:
         """Return a matcher whose lexer is not full, and the lexer; any thread may call this.
 
         Args:
-            grammar: its text.
+            key: of the grammar.
             more_items: whether it needs more items than the engine's thread may work on.
         """
         if more_items:
-            shared = self._shared.get(grammar, True) or self._share(grammar, more_items=True)
+            shared = self._shared.get(key, True) or self._share(key, more_items=True)
         else:
-            shared = self._shared_matcher(grammar)
+            shared = self._shared_matcher(key)
         copy = shared.matcher.deep_copy()
         with shared.lexer.lock:
             copy.compute_bitmask()
         if copy.is_error():
-            shared = self._share(grammar, more_items=more_items)
+            shared = self._share(key, more_items=more_items)
             copy = shared.matcher.deep_copy()
         return copy, shared.lexer
 
@@ -162,20 +164,23 @@ class _SharedMatchers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_grammar: OrderedDict[tuple[str, bool], _Shared] = OrderedDict()
+        self._by_key: OrderedDict[tuple[Key, bool], _Shared] = OrderedDict()
 
-    def get(self, grammar: str, more_items: bool = False) -> _Shared | None:
-        key = (grammar, more_items)
+    def get(self, key: Key, more_items: bool = False) -> _Shared | None:
         with self._lock:
-            shared = self._by_grammar.get(key)
+            shared = self._by_key.get((key, more_items))
             if shared is not None:
-                self._by_grammar.move_to_end(key)
+                self._by_key.move_to_end((key, more_items))
             return shared
 
-    def add(self, grammar: str, more_items: bool, matcher: LLMatcher) -> _Shared:
+    def add(self, key: Key, more_items: bool, matcher: LLMatcher) -> _Shared:
         shared = _Shared(matcher, SharedLexer(always_aside=more_items))
         with self._lock:
-            self._by_grammar[grammar, more_items] = shared
-            if len(self._by_grammar) > MAX_SHARED:
-                self._by_grammar.popitem(last=False)
+            self._by_key[key, more_items] = shared
+            if len(self._by_key) > MAX_SHARED:
+                self._by_key.popitem(last=False)
         return shared
+
+
+def _key(request: Request) -> Key:
+    return (*request.cache_keys, request.grammar)

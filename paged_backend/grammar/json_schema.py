@@ -6,15 +6,15 @@ specification says, is refused here or rewritten into what it does enforce.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paged_backend.grammar.schema_numbers import INTEGER_FORMATS, check_numbers
 from paged_backend.grammar.schema_recursion import check_recursion
+from paged_backend.grammar.schema_simplify import simplified
 from paged_backend.grammar.schema_strings import check_constants, rewrite_strings
-from paged_backend.grammar.schema_walk import MAX_DEPTH, SchemaError, subschemas
+from paged_backend.grammar.schema_walk import MAX_DEPTH, SchemaError, subschemas, types_of
 
 if TYPE_CHECKING:  # a type that only the stub file has
     from llguidance._lib import JsonCompileOptions
@@ -43,7 +43,6 @@ _UNSUPPORTED = (
 _METASCHEMAS = "//json-schema.org/"
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07", "2019-09")
 _NUMBERS = {"integer", "number"}
-_ALL_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _FORMATS_OF_ANY_NUMBER = ("float", "double")
 
 
@@ -80,14 +79,14 @@ def checked_schema(schema: Any, *, disable_additional_properties: bool = False) 
         return {}
     if not isinstance(schema, dict):
         raise SchemaError("must be a JSON object; false allows no output")
-    parts = subschemas(schema)
+    result: dict[str, Any] = simplified(schema)
+    parts = subschemas(result)
     for part in parts:
         _check(part)
     _check_draft(parts)
     check_numbers(parts)
-    check_recursion(schema, parts)
-    result: dict[str, Any] = copy.deepcopy(schema)
-    for part in subschemas(result):
+    check_recursion(result, parts)
+    for part in parts:
         _rewrite(part)
         rewrite_strings(part)
         if disable_additional_properties and _describes_object(part):
@@ -100,7 +99,7 @@ def _check(schema: Mapping[str, Any]) -> None:
         if name in schema:
             raise SchemaError(f"the keyword {name} is not supported; use {replacement}")
     for name in _UNSUPPORTED:
-        if name in schema and not (name == "uniqueItems" and schema[name] is False):
+        if name in schema:
             raise SchemaError(f"the keyword {name} is not supported")
     if _METASCHEMAS in str(schema.get("$ref")):  # llguidance has them, but has them unchecked
         raise SchemaError(f"the keyword $ref cannot lead to a schema of {_METASCHEMAS}")
@@ -124,7 +123,7 @@ def _check_min_properties(schema: Mapping[str, Any]) -> None:
 
 def _check_number_format(schema: Mapping[str, Any]) -> None:
     """Refuse a format of numbers that is not known; llguidance looks at those of strings only."""
-    name, types = schema.get("format"), _types(schema)
+    name, types = schema.get("format"), types_of(schema)
     known = name in INTEGER_FORMATS or name in _FORMATS_OF_ANY_NUMBER
     if isinstance(name, str) and not known and "string" not in types and types & _NUMBERS:
         raise SchemaError(f"the format {name} is not supported")
@@ -143,23 +142,16 @@ def _check_draft(schemas: Sequence[Mapping[str, Any]]) -> None:
 def _rewrite(schema: dict[str, Any]) -> None:
     """Change a schema in place into one that means the same and that llguidance enforces."""
     schema.pop("x-guidance", None)  # options of llguidance, some of which weaken the schema
-    schema.pop("uniqueItems", None)  # false
     for name in _COUNTS:
         if name in schema:
             schema[name] = int(schema[name])
     if "additionalItems" in schema and "items" in schema:  # ignored if they are apart
         for name in ("items", "additionalItems"):
             schema[name] = schema.pop(name)
-    if schema.get("format") in INTEGER_FORMATS and "string" not in _types(schema):
+    if schema.get("format") in INTEGER_FORMATS and "string" not in types_of(schema):
         smallest, largest = INTEGER_FORMATS[schema["format"]]
         bounds = {"minimum": smallest, "maximum": largest}
         schema["allOf"] = [*schema.get("allOf", []), bounds]
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema names; all if it names none."""
-    types = schema.get("type", _ALL_TYPES)
-    return {types} if isinstance(types, str) else {str(name) for name in types}
 
 
 def _describes_object(schema: Mapping[str, Any]) -> bool:

@@ -7,16 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paged_backend.grammar.schema_simplify import ANNOTATIONS, allows_all
 from paged_backend.grammar.schema_walk import SchemaError
 from paged_backend.grammar.writer import GrammarWriter
 
-# Keywords that allow and forbid nothing.
-_ANNOTATIONS = frozenset(
-    (
-        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("$schema", "$id", "$comment"),
-    )
-)
+_IDENTIFIERS = frozenset(("$schema", "$id"))
 _KEYWORDS = frozenset(
     (
         *("type", "const", "enum", "anyOf", "items", "properties", "required"),
@@ -224,7 +219,7 @@ def properties_of(schema: Schema) -> Mapping[str, Any] | None:
     """
     properties = schema.get("properties")
     more = schema.get("additionalProperties", True)
-    if properties is None and more is not True:
+    if properties is None and not allows_all(more):
         if more is not False:
             raise SchemaError("the keyword additionalProperties needs properties beside it")
         properties = {}
@@ -279,7 +274,7 @@ def check_keywords(schema: Schema, known: Iterable[str]) -> None:
         SchemaError: naming another one.
     """
     for name in schema:
-        if name not in known and name not in _ANNOTATIONS:
+        if name not in known and name not in ANNOTATIONS | _IDENTIFIERS:
             raise SchemaError(
                 f"the keyword {name} is not supported in the format of this model's tool calls"
             )

@@ -44,6 +44,7 @@ _FORMATS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}[tT]{_TIME}$",
+    "byte": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",  # OpenAPI's base64
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
 }
 _MAX_HOSTNAME = 253  # characters

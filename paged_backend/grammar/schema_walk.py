@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,6 +12,9 @@ _SCHEMA = ("items", "additionalItems", "additionalProperties")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED_SCHEMAS = ("properties", "patternProperties")
 _DEFINITIONS = ("$defs", "definitions")  # only matter if a $ref leads to them
+
+
+_ALL_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 class SchemaError(ValueError):
@@ -92,6 +95,12 @@ def follow(value: Any, reference: str) -> Any:
         else:
             return None
     return value
+
+
+def types_of(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema names; all if it names none."""
+    types = schema.get("type", _ALL_TYPES)
+    return {types} if isinstance(types, str) else {str(name) for name in types}
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -130,7 +130,7 @@ class EngineSupervisor:
         """
         self._blocked.check(tenant, time.monotonic())
 
-    def check_room(self, num_open: int, num_preparing: int) -> None:
+    def check_room(self, num_open: int, num_preparing: int, num_own: int = 0) -> None:
         """Refuse a request before any work is done for it, if the queue is full.
 
         While no engine is ready, all open requests of this front end count as waiting.
@@ -139,6 +139,7 @@ class EngineSupervisor:
             num_open: number of open requests of this front end; ignored while an engine is ready.
             num_preparing: number of requests that this front end prepares and has not sent to the
                 engine yet; ``num_open`` does not include them.
+            num_own: number of these that are of the tenant of the request.
 
         Raises:
             RequestRefused: the error says when to retry.
@@ -150,6 +151,7 @@ class EngineSupervisor:
                 queue, retry_after_s = page.queue, page.retry_after_s
         queue = queue._replace(num_waiting=queue.num_waiting + num_preparing)
         self._bounds.check(queue, 1, retry_after_s)
+        self._bounds.check_share(queue, num_own, retry_after_s)
 
     def close(self) -> None:
         """Disconnect from the engine.

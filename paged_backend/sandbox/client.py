@@ -1,192 +1,150 @@
-"""Asks a sandbox: a process with limits, which is started again when it has ended."""
+"""Asks a sandbox: processes with limits, which are started again when they have ended."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
-import signal
-import subprocess
 import sys
 import threading
-import time
-import weakref
-from collections.abc import Callable, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import Any
 
 from paged_backend.errors import RequestRefused
+from paged_backend.sandbox.process import NoAnswer, ProcessLost, SandboxProcess
+
+__all__ = ["NoAnswer", "Sandbox"]
 
 ANSWER_LIMIT_S = 10.0  # wall-clock time, because a stopped process uses no processor time
-START_LIMIT_S = 60.0  # for a new process to be ready, on a busy machine
 TURN_LIMIT_S = 30.0  # for which a caller waits for the callers before it
-_KILL_LIMIT_S = 5.0
-_PIECE = 2**20  # bytes
-
-
-class NoAnswer(Exception):
-    """The process ended or did not answer, as the message says."""
-
-    def __init__(self, problem: str, *, timed_out: bool = False) -> None:
-        super().__init__(problem)
-        self.timed_out = timed_out  # the request used up its processor time
+ATTEMPTS = 2  # a request is repeated once if its process was ended or stopped from outside
 
 
 class Sandbox:
-    """Answers one request at a time; any thread may use it.
+    """Answers requests, each in a process that has no other request; any thread may use it.
+
+    Beside the processes in use there is a spare one if the limit of processes allows it, so that
+    a request that ends its process does not make the next one wait for a new process.
 
     Args:
-        module: the module that the process runs; see :mod:`paged_backend.sandbox.server`.
+        module: the module that the processes run; see :mod:`paged_backend.sandbox.server`.
         arguments: of its command line.
         subject: what a request is, such as "chat template", for messages.
-        time_limit_s: processor time of one answer, for messages.
+        time_limit_s: processor time of one answer.
+        max_processes: requests that can be answered at the same time.
     """
 
     def __init__(
-        self, module: str, *, subject: str, time_limit_s: float, arguments: Sequence[str] = ()
+        self,
+        module: str,
+        *,
+        subject: str,
+        time_limit_s: float,
+        arguments: Sequence[str] = (),
+        max_processes: int = 2,
     ) -> None:
         # -P: nothing is imported from the working directory, which others may be able to write.
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._subject = subject
         self._time_limit_s = time_limit_s
+        self._max_processes = max_processes
+        self._turns = threading.BoundedSemaphore(max_processes)
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._idle: list[SandboxProcess] = []  # the oldest first
+        self._num_used = 0
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that no request uses at present."""
+        with self._lock:
+            return [process.pid for process in self._idle]
 
     def start(self) -> None:
-        """Start the process, so that the first request need not wait for it."""
+        """Start a process, so that the first request need not wait for it."""
         with self._lock:
-            self._running()
+            if not self._idle and not self._num_used:
+                self._idle.append(self._new())
 
-    def ask(self, request: Any) -> dict[str, Any]:
+    def ask(
+        self, request: Any, *, time_limit_s: float | None = None, leaves_ready: bool = False
+    ) -> dict[str, Any]:
         """Return the answer to a request, both JSON values.
 
+        Args:
+            request: the question.
+            time_limit_s: less processor time than the usual limit.
+            leaves_ready: wait for a process that is starting rather than take the last one that
+                is ready. Requests that will probably end their process leave it to others.
+
         Raises:
-            NoAnswer: the process ended, or did not answer in time.
-            RequestRefused: the requests of other clients took all of the time.
+            NoAnswer: the request used up its time, or ended the process.
+            RequestRefused: the requests of other clients took all of the time, or the process was
+                ended or stopped from outside, again and again.
         """
         line = json.dumps(request).encode() + b"\n"
-        if not self._lock.acquire(timeout=TURN_LIMIT_S):
+        limit_s = self._time_limit_s if time_limit_s is None else time_limit_s
+        if not self._turns.acquire(timeout=TURN_LIMIT_S):
             raise RequestRefused(
                 "queue_full",
                 f"other {self._subject}s took over {TURN_LIMIT_S:g} s; retry after 10 s",
             )
         try:
-            reply = self._exchange(line)
+            reply = self._answer(line, limit_s, leaves_ready=leaves_ready)
         finally:
-            self._lock.release()
+            self._turns.release()
         answer: dict[str, Any] = json.loads(reply)
         return answer
 
-    def _exchange(self, line: bytes) -> bytes:
-        process = self._running()
-        try:
-            return process.exchange(line)
-        except NoAnswer:
-            process.end()
-            self._running()  # so that the next caller need not wait for a new process
-            raise
-
-    def _running(self) -> _Process:
-        if self._process is None or self._process.has_ended():
-            self._process = _Process(self._command, self._subject, self._time_limit_s)
-        return self._process
-
-
-class _Process:
-    """One run of the process."""
-
-    def __init__(self, command: list[str], subject: str, time_limit_s: float) -> None:
-        self._subject = subject
-        self._time_limit_s = time_limit_s
-        self._process = subprocess.Popen(
-            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.end: Callable[[], object] = weakref.finalize(self, _end, self._process)
-        self._is_ready = False
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    def has_ended(self) -> bool:
-        """Return True if the process has ended; if so, its pipes are closed."""
-        if self._process.poll() is None:
-            return False
-        self.end()
-        return True
-
-    def exchange(self, line: bytes) -> bytes:
-        """Return the answer to a line.
-
-        Raises:
-            NoAnswer: there is none.
-        """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        name = f"the process of {self._subject}s"
-        if not self._is_ready:
-            problem = f"{name} did not start in {START_LIMIT_S:g} s"
-            self._read_line(stdout, _Limit(START_LIMIT_S, problem))
-            self._is_ready = True
-        limit = _Limit(ANSWER_LIMIT_S, f"{name} gave no answer in {ANSWER_LIMIT_S:g} s")
-        self._write(stdin, line, limit)
-        return self._read_line(stdout, limit)
-
-    def _write(self, pipe: IO[bytes], line: bytes, limit: _Limit) -> None:
-        os.set_blocking(pipe.fileno(), False)  # a pipe whose reader is stopped becomes full
-        left = memoryview(line)
-        while left:
-            limit.wait_for(pipe, select.POLLOUT)
+    def _answer(self, line: bytes, limit_s: float, *, leaves_ready: bool) -> bytes:
+        problem = ""
+        for _ in range(ATTEMPTS):
+            process = self._take(leaves_ready=leaves_ready)
             try:
-                left = left[os.write(pipe.fileno(), left[:_PIECE]) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise self._epitaph() from None
+                return process.exchange(line, limit_s, ANSWER_LIMIT_S)
+            except ProcessLost as error:
+                process.end()  # it may be stopped
+                problem = str(error)
+                if error.is_slow:
+                    break
+            except BaseException:
+                process.end()
+                raise
+            finally:
+                self._put_back(process)
+        raise RequestRefused("process_lost", f"{problem}; retry after 1 s")
 
-    def _read_line(self, pipe: IO[bytes], limit: _Limit) -> bytes:
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            limit.wait_for(pipe, select.POLLIN)
-            piece = os.read(pipe.fileno(), _PIECE)
-            if not piece:
-                raise self._epitaph()
-            line += piece
-        return bytes(line)
+    def _take(self, *, leaves_ready: bool) -> SandboxProcess:
+        """Return a process for a request; there is one for each turn."""
+        with self._lock:
+            self._replace_lost()
+            if not self._idle:
+                self._idle.append(self._new())
+            # The one that was used last comes first, so that the spare one stays as it is.
+            in_order = sorted(self._idle, key=lambda process: not process.is_ready())
+            process = in_order[-1 if leaves_ready else 0]
+            self._idle.remove(process)
+            self._num_used += 1
+            if process.is_ready():  # otherwise it comes first, to be ready soon
+                self._keep(1)
+            return process
 
-    def _epitaph(self) -> NoAnswer:
-        try:
-            status = self._process.wait(_KILL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return NoAnswer(f"the {self._subject} closed its process's pipes")
-        if status == -signal.SIGPROF:
-            problem = f"the {self._subject} took over {self._time_limit_s:g} s"
-            return NoAnswer(problem, timed_out=True)
-        return NoAnswer(f"the {self._subject} ended its process (exit status {status})")
+    def _put_back(self, process: SandboxProcess) -> None:
+        with self._lock:
+            self._num_used -= 1
+            self._idle.insert(0, process)
+            self._replace_lost()
+            self._keep(2)
 
+    def _replace_lost(self) -> None:
+        """Start other processes in place of those that have ended or were stopped."""
+        lost = [process for process in self._idle if process.is_lost()]
+        for process in lost:
+            process.end()
+            self._idle.remove(process)
+            self._idle.append(self._new())
 
-class _Limit:
-    """A deadline, and the error message after it."""
+    def _keep(self, number: int) -> None:
+        """Start processes until that number is idle, or no more may be there."""
+        while len(self._idle) < min(number, self._max_processes - self._num_used):
+            self._idle.append(self._new())
 
-    def __init__(self, seconds: float, problem: str) -> None:
-        self._end_s = time.monotonic() + seconds
-        self._problem = problem
-
-    def wait_for(self, pipe: IO[bytes], event: int) -> None:
-        """Wait until a pipe can be used. Raises NoAnswer after the deadline."""
-        poll = select.poll()
-        poll.register(pipe, event)
-        left_s = self._end_s - time.monotonic()
-        if left_s <= 0 or not poll.poll(1e3 * left_s):
-            raise NoAnswer(self._problem)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    # A process in an uninterruptible system call is not waited for.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_KILL_LIMIT_S)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+    def _new(self) -> SandboxProcess:
+        return SandboxProcess(self._command, self._subject)

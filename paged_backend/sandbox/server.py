@@ -22,11 +22,14 @@ MAX_PROBLEM_LENGTH = 1000  # characters
 def answer_lines(
     prepare: Callable[[], Callable[[Any], Answer]], *, time_limit_s: float, memory_limit: int
 ) -> None:
-    """Answer each line of stdin, a JSON value, with a JSON object, until stdin is closed.
+    """Answer each line of stdin with a line, a JSON object, until stdin is closed.
+
+    A line begins with the time limit of its answer in seconds; a space and a JSON value follow.
 
     Args:
         prepare: imports and loads what is needed; returns the function that answers a request.
-        time_limit_s: processor time of one answer; the process ends if it takes longer.
+        time_limit_s: processor time of one answer; the process ends if it takes longer. A line
+            may have a lower limit.
         memory_limit: bytes in addition to what the process uses after ``prepare``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server
@@ -39,8 +42,9 @@ def answer_lines(
         _limit_memory(memory_limit)
         _send(answers, b"")
         for line in sys.stdin.buffer:
-            signal.setitimer(signal.ITIMER_PROF, time_limit_s)
-            reply = _answer(answer, line, memory_limit)
+            limit, _, request = line.partition(b" ")
+            signal.setitimer(signal.ITIMER_PROF, min(time_limit_s, float(limit)))
+            reply = _answer(answer, request, memory_limit)
             signal.setitimer(signal.ITIMER_PROF, 0)
             _send(answers, reply)
 

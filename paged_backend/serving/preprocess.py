@@ -17,7 +17,7 @@ from paged_backend.serving import triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
-from paged_backend.serving.requests.preparation import Load, Preparation
+from paged_backend.serving.requests.preparation import Load, Preparation, tenant_of
 from paged_backend.serving.requests.prompts import SOURCES
 
 INPUTS = named(
@@ -62,7 +62,9 @@ class TritonPythonModel:
                 tensors = triton.read_tensors(request, INPUTS)
                 parameters = triton.read_parameters(request)
                 work = partial(self._answer, tensors, parameters, sender)
-                self._preparation.run(Load.of(tensors, parameters), work)
+                load = Load.of(tensors, parameters)
+                tenant = "" if load.is_small else tenant_of(tensors, parameters)
+                self._preparation.run(load, work, tenant)
             # An exception that leaves this method would fail every request of the batch.
             except Exception as error:
                 triton.send_only(sender, triton.error_response(error))

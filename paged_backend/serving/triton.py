@@ -25,7 +25,7 @@ from paged_backend.serving.contract import Array
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
 
 # How the messages of refused requests, and of requests with a wrong field, begin.
-_REFUSALS = ("queue_full", "rate_limited", "draining", "engine_dead")
+_REFUSALS = ("queue_full", "rate_limited", "process_lost", "draining", "engine_dead")
 _FIELD = re.compile(r"[A-Za-z_.]+")
 
 

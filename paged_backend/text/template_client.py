@@ -11,16 +11,19 @@ from paged_backend.text.template_process import TIME_LIMIT_S
 from paged_backend.validation import shorten
 
 MAX_PROBLEM_LENGTH = 240  # characters
+# A client can use two at once, with a chat and with one that has a constraint on its answer.
+MAX_PROCESSES = 3
 
 
 class TemplateClient:
-    """Renders one template at a time; any thread may use it."""
+    """Renders templates, each in a process that renders no other; any thread may use it."""
 
     def __init__(self) -> None:
         self._sandbox = Sandbox(
             "paged_backend.text.template_process",
             subject="chat template",
             time_limit_s=TIME_LIMIT_S,
+            max_processes=MAX_PROCESSES,
         )
 
     def start(self) -> None:
@@ -31,9 +34,9 @@ class TemplateClient:
         """Render a template with `transformers`.
 
         Raises:
-            InvalidRequest: the template refuses these messages, or takes too long or too much; or
-                the process does not answer in time.
-            RequestRefused: the requests of other clients took all of the time.
+            InvalidRequest: the template refuses these messages, or takes too long or too much.
+            RequestRefused: the requests of other clients took all of the time, or the process was
+                ended from outside.
         """
         try:
             answer = self._sandbox.ask(dict(arguments))

@@ -18,6 +18,7 @@ from bad_constraints import CONSTRAINTS, Bad
 from bad_constraints import GATEWAY as GATEWAY_FORMS
 from bad_constraints import TRITON as TRITON_FORMS
 from bad_constraints import Request as BadRequest
+from hostile_schemas import hostile_schema
 
 MODEL = "paged_llm"
 MIB = 2**20
@@ -44,6 +45,13 @@ def _constraints(form: Callable[[Bad], BadRequest | None]) -> list[Request]:
     return [(request.path, json.dumps(request.body).encode()) for request in requests]
 
 
+def _hostile_constraints() -> list[Request]:
+    """Constraints that take too much time, each another one."""
+    constraints = ({"json": hostile_schema(number)} for number in range(200))
+    fields = {"text_input": "x", "max_tokens": 1}
+    return [_generate(fields | {"structured_outputs": json.dumps(one)}) for one in constraints]
+
+
 def _long_note(size: int) -> Request:
     """D3: a note that comes back with each token, of a stream that is hardly read."""
     fields = {"text_input": "What does", "max_tokens": 200, "ignore_eos": True}
@@ -61,6 +69,7 @@ TRITON: dict[str, Callable[[], list[Request]]] = {
     "a long note, hardly read": lambda: [_long_note(4096), _long_note(8 * MIB)],
     "a long text": lambda: [_generate({"text_input": _WORDS * 900, "max_tokens": 1})],
     "bad constraints": lambda: _constraints(TRITON_FORMS["generate"]),
+    "hostile constraints": _hostile_constraints,
     "a long name": lambda: [_generate({"text_input": "x", "y" * MIB: 1})],
 }
 GATEWAY: dict[str, Callable[[], list[Request]]] = {
@@ -104,6 +113,8 @@ def main() -> None:
     while time.monotonic() < until:
         for path, body in requests:
             seen[_send(address, path, body)] += 1
+            if time.monotonic() > until:
+                break
     print(json.dumps(seen))
 
 

@@ -211,6 +211,10 @@ def test_fields_without_a_meaning_here_change_nothing(api):
         response_format={"type": "text"},
         modalities=["text"],
         parallel_tool_calls=True,
-        extra_body={"tools": None, "top_k": 5, "min_p": 0.0, "priority": 0, "cache_salt": "s"},
+        extra_body={"tools": None, "top_k": 5, "min_p": 0.0, "priority": 0, "cache_salt": "s"}
+        | {"best_of": 1, "use_beam_search": False, "length_penalty": 1, "early_stopping": False}
+        | {"detokenize": True, "echo": False, "logits_processors": [], "vllm_xargs": {}}
+        | {"guided_decoding": None, "guided_json_object": False, "watermarking": False},
+        verbosity="medium",
     )
     assert answer.choices[0].message.content == QUESTIONS[0].answer

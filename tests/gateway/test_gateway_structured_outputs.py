@@ -6,6 +6,7 @@ import json
 from typing import Literal
 
 import pytest
+from constraint_forms import forms_of
 from gateways import MODEL
 from pydantic import BaseModel
 
@@ -68,6 +69,19 @@ def test_completions_take_the_same_formats(api):
     assert answer.choices[0].text.startswith("{")
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].text), dict)
+
+
+def test_each_form_means_the_same_in_chats_and_completions(gateway):
+    prompts = {"completions": {"prompt": "x"}, "chat/completions": {"messages": MESSAGES}}
+    for path, prompt in prompts.items():
+        texts = {}
+        for form, fields in forms_of(SCHEMA).items():
+            response = gateway.post(f"/v1/{path}", {"model": MODEL, **prompt, **OPTIONS, **fields})
+            assert response.status == 200, (path, form, response.body)
+            choice = response.json["choices"][0]
+            texts[form] = choice["text"] if "text" in choice else choice["message"]["content"]
+        assert len(set(texts.values())) == 1, texts
+        Module.model_validate_json(texts["vllm"])
 
 
 def test_a_schema_that_cannot_be_enforced_is_named(gateway):

@@ -278,7 +278,7 @@ def test_another_fault_is_not_blamed_on_a_tool(grammars: Grammars) -> None:
         ({"properties": {"a": {"anyOf": [{"type": "string"}], "minLength": 3}}}, "minLength"),
         ({"properties": {"a": {"enum": ["x"], "minLength": 3}}}, "minLength"),
         ({"properties": {"a": {"type": "string", "enum": [3]}}}, "enum"),
-        ({"properties": {"a": {"type": "object", "additionalProperties": {}}}}, "additionalP"),
+        ({"properties": {"a": {"additionalProperties": {"type": "null"}}}}, "additionalP"),
         ({"properties": {}, "required": ["a"]}, "required"),
         ({"properties": {"a": {"$ref": "#"}}}, r"\$ref"),
         ({"properties": {"a": {"type": "thing"}}}, "thing"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher
@@ -134,7 +136,22 @@ def test_grammars_that_were_not_used_for_long_are_forgotten(compiler):
     for grammar in (MANY_STATES, *others[:-1], MANY_STATES, others[-1]):
         compiler.start(request(grammar), ()).result()
     assert compiler.start(request(MANY_STATES), ()).done()
-    assert compiler._shared.get(others[0]) is None
+    assert compiler._shared.get(("", others[0])) is None
+
+
+def test_requests_with_other_salts_share_no_matcher(compiler):
+    """Or a tenant learns from the time of an answer what another one asks for."""
+    compiler.start(replace(request(MANY_STATES), cache_salt="alice"), ()).result()
+    over = threading.Event()
+    compiler._thread.submit(over.wait)  # so that what must be compiled is not done
+    try:
+        again, *others = (
+            compiler.start(replace(request(MANY_STATES), cache_salt=salt), ())
+            for salt in ("alice", "bob", "")
+        )
+        assert again.done() and not any(other.done() for other in others)
+    finally:
+        over.set()
 
 
 def test_the_vocabulary_can_be_loaded_before_the_first_grammar(compiler, tmp_path):

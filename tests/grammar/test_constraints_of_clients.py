@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from constraint_forms import forms_of
 
 from paged_backend import LLM, SamplingParams
 from paged_backend.errors import InvalidRequest
@@ -17,14 +18,14 @@ TEXT = json.dumps(SCHEMA)
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
-        ({"structured_outputs": {"json": SCHEMA}}, {"json": TEXT}),
-        ({"structured_outputs": {"json": TEXT}}, {"json": TEXT}),
+        *((form, {"json": TEXT}) for form in forms_of(SCHEMA).values()),
         ({"structured_outputs": json.dumps({"choice": ["a", "b"]})}, {"choice": ["a", "b"]}),
         (
             {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
             {"regex": "a", "disable_any_whitespace": True},
         ),
-        ({"guided_json": SCHEMA}, {"json": TEXT}),
+        ({"guided_decoding": {"regex": "a", "backend": "auto"}}, {"regex": "a"}),
+        ({"guided_json_object": True}, {"json_object": True}),
         ({"guided_regex": "[a-z]"}, {"regex": "[a-z]"}),
         ({"guided_choice": ["a"], "guided_regex": None}, {"choice": ["a"]}),
         ({"guided_grammar": "start: /a/"}, {"grammar": "start: /a/"}),
@@ -33,26 +34,27 @@ TEXT = json.dumps(SCHEMA)
             {"json": TEXT, "whitespace_pattern": " ?"},
         ),
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "strict": True, "schema": SCHEMA},
-                }
-            },
-            {"json": TEXT},
-        ),
     ],
 )
 def test_all_forms_mean_the_same(values, wanted):
     params = SamplingParams.from_mapping(values)
     assert params.structured_outputs == StructuredOutputsParams(**wanted)
     assert params == SamplingParams.from_mapping({"structured_outputs": wanted})
+    assert params == SamplingParams(**values)
 
 
-def test_no_constraint():
-    for values in ({}, {"response_format": {"type": "text"}}, {"structured_outputs": None}):
-        assert SamplingParams.from_mapping(values).structured_outputs is None
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        dict.fromkeys(("structured_outputs", "guided_decoding", "response_format", "guided_json")),
+        {"guided_json_object": False, "guided_decoding_backend": "auto"},
+        {"guided_decoding_guide_type": None, "guided_decoding_guide": None},
+    ],
+)
+def test_no_constraint(values):
+    assert SamplingParams.from_mapping(values) == SamplingParams(**values) == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,23 @@ CHOICES = [f"choice {index}" for index in range(10_000)]
             r"structured_outputs\.whitespace_pattern: must be a string",
         ),
         ({"guided_choice": "a"}, "guided_choice: must be a list"),
+        (
+            {"guided_json": TEXT, "guided_whitespace_pattern": 3},
+            "guided_whitespace_pattern: must be a string",
+        ),
+        ({"guided_decoding": {"regexp": "a"}}, r"guided_decoding\.regexp: .* regex\?"),
+        ({"guided_decoding": {"choice": "a"}}, r"guided_decoding\.choice: must be a list"),
+        ({"guided_decoding": {}}, "guided_decoding: must have exactly one of json, regex"),
+        (
+            {"guided_decoding": {"regex": "a", "backend": "outlines"}},
+            r"guided_decoding\.backend: must be auto or guidance, got 'outlines': constraints are",
+        ),
+        (
+            {"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs and guided_decoding: exclude each other",
+        ),
+        ({"guided_decoding_guide": "a"}, "guided_decoding_guide_type: is missing"),
+        ({"guided_decoding_guide_type": []}, "guided_decoding_guide_type: must be one of json, "),
         ({"response_format": {"type": "yaml"}}, r"response_format\.type: must be one of text, js"),
         ({"response_format": {"type": "json_schema"}}, r"response_format\.json_schema: must be an"),
         (

@@ -42,7 +42,7 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProp
         ({"prefixItems": [{"type": "string"}], "additionalItems": False}, "prefixItems"),
         # Schemas that only a reference leads to.
         ({"$ref": "#/parts/a", "parts": {"a": {"divisibleBy": 2}}}, "divisibleBy"),
-        ({"$ref": "#/parts/a", "parts": {"a": {"$schema": DRAFT_6, "if": {}}}}, "if"),
+        ({"$ref": "#/parts/a", "parts": {"a": {"$schema": DRAFT_6, "not": {"const": 1}}}}, "not"),
         ({"$ref": "#/a~1b/0", "a/b": [{"$schema": DRAFT_4, "contains": {}}]}, "contains"),
         ({"$ref": "#x", "$defs": {"x": {"$anchor": "x", "divisibleBy": 2}}}, "divisibleBy"),
         (

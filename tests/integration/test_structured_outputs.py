@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from constraint_forms import forms_of
 from demo_server import Server
 from jsonschema import Draft202012Validator
 from paged_client import Client
@@ -34,14 +35,7 @@ SCHEMA = {
     "required": ["module", "calls"],
     "additionalProperties": False,
 }
-FORMS: dict[str, dict[str, Any]] = {
-    "vllm": {"structured_outputs": {"json": SCHEMA}},
-    "vllm as text": {"structured_outputs": json.dumps({"json": SCHEMA})},
-    "older vllm": {"guided_json": SCHEMA},
-    "openai": {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-    },
-}
+FORMS = forms_of(SCHEMA)
 SAMPLED = {"temperature": 1.0, "seed": 11, "max_tokens": 1800}
 
 
@@ -61,6 +55,20 @@ def document(client: Client) -> str:
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_constrains_the_answer_alike(client: Client, document: str, form: str) -> None:
     assert generate(client, **FORMS[form]).text == document
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_in_the_parameters_of_a_plain_request(
+    server: Server, document: str, form: str
+) -> None:
+    fields = {"text_input": "Answer in JSON:", "exclude_input_in_output": True, **SAMPLED}
+    constraint = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in FORMS[form].items()
+        if value is not None  # Triton has no parameter of this kind
+    }
+    status, body = server.post("generate", fields | constraint)
+    assert (status, json.loads(body).get("text_output")) == (200, document), body
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])

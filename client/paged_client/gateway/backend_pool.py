@@ -30,7 +30,7 @@ FIRST_BACKOFF_S = 0.5  # without requests to a server that was unavailable; doub
 MAX_BACKOFF_S = 5.0
 PROBE_TIMEOUT_S = 5.0
 ATTEMPTS = 2  # a request to an unavailable server is retried on one other
-_REFUSALS = {"queue_full", "rate_limited"}  # from a healthy server
+_REFUSALS = {"queue_full", "rate_limited", "process_lost"}  # from a healthy server
 
 T = TypeVar("T")
 

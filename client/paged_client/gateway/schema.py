@@ -59,12 +59,21 @@ _NOT_SUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("tools", "functions"), []),
     **dict.fromkeys(("tool_choice", "function_call"), "none"),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), None),
-    **dict.fromkeys(("verbosity", "logits_processors", "documents"), None),
-    "guided_decoding": None,
+    **dict.fromkeys(("documents", "media_io_kwargs", "mm_processor_kwargs"), None),
     **dict.fromkeys(("chat_template", "truncate_prompt_tokens", "prompt_embeds"), None),
+    **dict.fromkeys(("truncation_side", "kv_transfer_params", "ec_transfer_params"), None),
     **dict.fromkeys(("use_beam_search", "early_stopping", "return_token_strs"), False),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False),
+    **dict.fromkeys(("return_prompt_text", "return_token_offsets", "return_mm_kwargs"), False),
+    **dict.fromkeys(("echo", "watermarking", "flat_logprobs"), False),
+    **dict.fromkeys(("logits_processors", "logprob_token_ids"), []),
+    **dict.fromkeys(("vllm_xargs", "repetition_detection"), {}),
+    "detokenize": True,
+    "routed_experts_prompt_start": 0,
+    "guided_decoding_backend": "auto",
     "modalities": ["text"],
+    "verbosity": "medium",
+    **dict.fromkeys(("best_of", "beam_width"), 1),
     "length_penalty": 1.0,
     "suffix": "",
 }
@@ -258,11 +267,15 @@ class GenerateRequest(SamplingFields):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # The engine reads these; each is an object, some also its text.
     response_format: dict[str, Any] | None = None
+    guided_decoding: dict[str, Any] | str | None = None
     guided_json: dict[str, Any] | str | None = None
+    guided_json_object: bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, max_length=MAX_CHOICES, fail_fast=True)
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = Field(None, max_length=256)
+    guided_decoding_guide_type: str | None = Field(None, max_length=64)
+    guided_decoding_guide: str | None = None
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""

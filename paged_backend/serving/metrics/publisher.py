@@ -92,7 +92,7 @@ _WHOLE_REQUEST_S = (
 _LENGTHS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _NUM_ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
-REFUSALS = ("queue_full", "rate_limited", "draining")
+REFUSALS = ("queue_full", "rate_limited", "process_lost", "draining")
 VLLM_PREFIX = "vllm:"
 
 _FIRST_TOKEN = "time_to_first_token_seconds"

@@ -8,6 +8,7 @@ from functools import partial
 
 from paged_backend.errors import DeadlineExceeded, RequestRefused, as_exception
 from paged_backend.process import wire
+from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.requests.answer import Answer
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
@@ -19,7 +20,7 @@ from paged_backend.serving.requests.open_requests import (
 )
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.pooling import PoolingAnswer, parse_pooling
-from paged_backend.serving.requests.preparation import Preparation
+from paged_backend.serving.requests.preparation import Preparation, tenant_of
 from paged_backend.serving.requests.request_table import Cancel, RequestTable
 from paged_backend.serving.requests.tasks import (
     CancelTask,
@@ -78,6 +79,8 @@ class Intake:
         task = self._parser.read(arrival.tensors, arrival.parameters_json)
         if not isinstance(task, CancelTask):
             self._table.check_open()  # for tasks, too: a health probe must see that it is closed
+        if not arrival.load.is_small:
+            arrival.tenant = tenant_of(arrival.tensors, arrival.parameters_json)
         match task:
             case CancelTask():
                 self._cancel(Cancel(task.call_id, arrival.sender))
@@ -86,15 +89,38 @@ class Intake:
             case GenerateTask() | EmbedTask() | ScoreTask():
                 arrival.call_id = task.call_id
                 arrival.needs_engine = True
-                self._link.check_room(len(self._table), self._table.num_starting)
+                self._check_room(arrival)
                 scores = isinstance(task, ScoreTask)
                 start = partial(self._start_pooling, scores=scores)
                 self._prepare(arrival, self._start if isinstance(task, GenerateTask) else start)
             case TokenizerTask():
-                if self._preparation.num_waiting >= MAX_WAITING_TASKS:
-                    problem = f"{MAX_WAITING_TASKS} requests wait to be tokenized; retry after 1 s"
-                    raise RequestRefused("queue_full", problem)
+                self._check_tasks(arrival.tenant)
                 self._prepare(arrival, partial(self._answer_task, task))
+
+    def _check_room(self, arrival: Arrival) -> None:
+        """Refuse a request for the engine if the queue is full, or full of its tenant's requests.
+
+        Raises:
+            RequestRefused: the error says when to retry.
+        """
+        num_own = 0  # a small request is in the queue at once, where its tenant's share is checked
+        if not arrival.load.is_small:
+            num_own = self._preparation.num_waiting_of(arrival.tenant)
+        self._link.check_room(len(self._table), self._table.num_starting, num_own)
+
+    def _check_tasks(self, tenant: str) -> None:
+        """Refuse a request that needs no engine if too many wait to be prepared.
+
+        As in the queue of the engine, a tenant can fill about 8/9 of the places.
+
+        Raises:
+            RequestRefused: there is no place, or none for this tenant.
+        """
+        num_free = MAX_WAITING_TASKS - self._preparation.num_waiting
+        num_own = self._preparation.num_waiting_of(tenant)
+        if num_free <= 0 or num_own > PLACES_FOR_ONE_LEFT * num_free:
+            problem = f"{MAX_WAITING_TASKS - num_free} requests wait to be tokenized"
+            raise RequestRefused("queue_full", f"{problem}; retry after 1 s")
 
     def _cancel(self, cancel: Cancel) -> None:
         """Cancel the requests of a name.
@@ -118,7 +144,7 @@ class Intake:
 
         self._table.begin_preparing(arrival)
         try:
-            self._preparation.run(arrival.load, work)
+            self._preparation.run(arrival.load, work, arrival.tenant)
         except RequestRefused:
             self._table.end_preparing(arrival)
             raise

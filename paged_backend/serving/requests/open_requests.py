@@ -89,6 +89,7 @@ class Arrival:
     call_id: str | None = None
     needs_engine: bool = False  # others need the tokenizer only
     is_cancelled: bool = False  # canceled by its name, before the engine knew it
+    tenant: str = ""  # that its preparation is charged to, unless it is small
     load: Load = field(init=False)
 
     def __post_init__(self) -> None:

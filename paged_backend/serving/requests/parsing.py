@@ -198,7 +198,7 @@ class RequestParser:
         constraint = self._tool_use.constraint(
             params, tools, prompt, own.thinking_token_budget, is_parsed=is_parsed
         )
-        grammar = self._grammar(params, constraint)
+        grammar = self._grammar(params, constraint, own)
         if grammar:  # the constraint has become the grammar
             params = replace(params, structured_outputs=None)
         request = Request(
@@ -220,17 +220,20 @@ class RequestParser:
             new_reader=partial(self._tool_use.reader, tools, prompt),
         )
 
-    def _grammar(self, params: SamplingParams, constraint: OutputConstraint | None) -> str:
+    def _grammar(
+        self, params: SamplingParams, constraint: OutputConstraint | None, own: RequestOptions
+    ) -> str:
         """Return the grammar of a request's constraint; empty without one.
 
         Raises:
             InvalidRequest: the constraint cannot be enforced, or ``min_tokens`` contradicts it.
+            RequestRefused: it cannot be checked at present.
         """
         if constraint is None or self._grammars is None:
             return ""
         if params.min_tokens > 0:
             raise InvalidRequest("min_tokens", "must be 0: tools decide where the answer may end")
-        return self._grammars.grammar(constraint)
+        return self._grammars.grammar(constraint, tenant=own.tenant, salt=own.cache_salt)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
         """Return the sampling parameters of a request by name.
@@ -253,7 +256,9 @@ class RequestParser:
                 for name, value in values.items()
                 if name != CALL_ID and not name.startswith(RESERVED_PREFIX)
             }
-        if "lora_name" in values:  # vllm_backend's wording, which its clients compare
+        if (
+            values.pop("lora_name", None) is not None
+        ):  # vllm_backend's wording, which its clients compare
             raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
         for name in _PROMPT_ELSEWHERE:
             if name in values:

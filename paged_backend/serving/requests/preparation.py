@@ -1,37 +1,30 @@
 """Runs the work before a request reaches the engine, and limits how much of it may wait.
 
 Triton's thread admits every request of an instance, so only small requests are prepared on it.
-There are three other threads. One prepares the requests with a constraint on their output, one the
-other requests with chat messages, which need the chat template, and one the other large requests.
+There are three lanes of other threads. One prepares the requests with a constraint on their output,
+one the other requests with chat messages, which need the chat template, and one the other large
+requests. Each lane is fair among tenants.
 """
 
 from __future__ import annotations
 
-import heapq
-import sys
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import count
+import contextlib
+from dataclasses import dataclass
 
-from paged_backend.errors import RequestRefused, place_of
+import msgspec
+
+from paged_backend.errors import RequestRefused
+from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
+from paged_backend.serving.requests.lane import Lane, Work
 
 # Maximum characters of a request that is prepared at once, which takes about a millisecond.
 SMALL = 4096
 # Estimated characters per token, before the text is tokenized.
 CHARACTERS_PER_TOKEN = 4
 _MAX_COUNTED = 256  # strings of a tensor that are measured; a request with more is not small
-# Requests that are smaller by this and arrive within a second after a large one overtake it.
-_CHARACTERS_PER_S = 100_000
-_MAX_PASSED_S = 1.0
 _RETRY_AFTER_S = 1
-
-Work = Callable[[], None]
-"""The preparation of one request. It must not raise."""
-
 
 # Names in the parameters, or beginnings of names.
 _CONSTRAINTS = ("structured_outputs", "response_format", "guided_", "thinking_token_budget")
@@ -76,6 +69,30 @@ def _size(tensor: Array) -> int:
     return sum(map(len, tensor.reshape(-1).tolist()))
 
 
+class _Tenant(msgspec.Struct):
+    tenant: str = ""
+
+
+_TENANT = msgspec.json.Decoder(_Tenant)
+
+
+def tenant_of(tensors: Tensors, parameters_json: str) -> str:
+    """Return the tenant that a request is charged to; empty if its parameters cannot be read.
+
+    This skips what else the parameters hold, which takes 1 ms for a megabyte. They are checked when
+    the request is prepared.
+    """
+    source: str | bytes = parameters_json
+    if "sampling_parameters" in tensors:
+        tensor = tensors["sampling_parameters"].reshape(-1)
+        source = tensor[0] if tensor.size == 1 else ""
+    name: str | bytes = b'"tenant"' if isinstance(source, bytes) else '"tenant"'
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError, TypeError):
+        if name in source:  # type: ignore[operator]  # both are text, or bytes
+            return _TENANT.decode(source).tenant
+    return ""
+
+
 class Preparation:
     """Prepares requests: small requests at once, and the others on threads.
 
@@ -96,8 +113,17 @@ class Preparation:
         """The number of requests that have not been prepared yet."""
         return sum(lane.num_jobs for lane in self._lanes)
 
-    def run(self, load: Load, work: Work) -> None:
+    def num_waiting_of(self, tenant: str) -> int:
+        """Return the number of a tenant's requests that have not been prepared yet."""
+        return sum(lane.share_of(tenant)[0] for lane in self._lanes)
+
+    def run(self, load: Load, work: Work, tenant: str = "") -> None:
         """Prepare a request now if it is small, and otherwise in its turn.
+
+        Args:
+            load: of the request.
+            work: prepares it; it must not raise.
+            tenant: the account that its preparation is charged to.
 
         Raises:
             RequestRefused: too much waits already; nothing was started.
@@ -105,14 +131,29 @@ class Preparation:
         if load.is_small:
             work()
             return
+        if load.size > SMALL:
+            self._check_room(load.size, tenant)
+        self._lane(load).put(work, load.size, tenant)
+
+    def _check_room(self, size: int, tenant: str) -> None:
+        """Refuse a large request if too much text waits, or too much of its tenant.
+
+        As in the queue of the engine, a tenant can fill about 8/9 of the room.
+        """
         waiting = sum(lane.size for lane in self._lanes)
-        if load.size > SMALL and waiting and waiting + load.size > self._max_size:
-            raise RequestRefused(
-                "queue_full",
-                f"{waiting} characters wait to be tokenized already (max_waiting_tokens); "
-                f"retry after {_RETRY_AFTER_S} s",
-            )
-        self._lane(load).put(work, load.size)
+        own = sum(lane.share_of(tenant)[1] for lane in self._lanes)
+        left = self._max_size - waiting - size
+        if waiting and left < 0:
+            whose, length = "", waiting
+        elif own and own + size > PLACES_FOR_ONE_LEFT * left:
+            whose, length = " of this tenant", own
+        else:
+            return
+        raise RequestRefused(
+            "queue_full",
+            f"{length} characters{whose} wait to be tokenized already (max_waiting_tokens); "
+            f"retry after {_RETRY_AFTER_S} s",
+        )
 
     def _lane(self, load: Load) -> Lane:
         if load.needs_grammar:
@@ -123,63 +164,3 @@ class Preparation:
         """Prepare the waiting requests, and end the threads."""
         for lane in self._lanes:
             lane.close()
-
-
-@dataclass(order=True, slots=True)
-class _Job:
-    due_s: float
-    number: int
-    work: Work = field(compare=False)
-    size: int = field(compare=False)
-
-
-class Lane:
-    """A thread that runs one job after the other.
-
-    A job is due after a delay that grows with its size, up to ``_MAX_PASSED_S`` seconds. The job
-    that is due first runs first. So small jobs overtake large ones, but only for a limited time.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: list[_Job] = []  # a heap
-        self._changed = threading.Condition()
-        self._numbers = count()
-        self._closed = False
-        self.size = 0  # of all jobs that wait or run
-        self.num_jobs = 0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, work: Work, size: int) -> None:
-        """Add a job."""
-        due_s = time.monotonic() + min(size / _CHARACTERS_PER_S, _MAX_PASSED_S)
-        with self._changed:
-            self.size += size
-            self.num_jobs += 1
-            heapq.heappush(self._jobs, _Job(due_s, next(self._numbers), work, size))
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Run the remaining jobs, and end the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
-            try:
-                job.work()
-            except BaseException as error:  # an internal error of one request
-                print(
-                    f"paged-backend: internal error: {place_of(error)}", file=sys.stderr, flush=True
-                )
-            with self._changed:
-                self.size -= job.size
-                self.num_jobs -= 1
-
-    def _next(self) -> _Job | None:
-        """Wait for the next job; None once the lane is closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._closed)
-            return heapq.heappop(self._jobs) if self._jobs else None

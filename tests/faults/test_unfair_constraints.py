@@ -1,0 +1,118 @@
+"""Hostile constraints of one tenant, which another one hardly notices, and lost processes."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import psutil
+import pytest
+from gateway.gateways import Gateway, Response, running_gateway
+from hostile_schemas import hostile_schema
+from servers import MODEL, processes_of, serve_demo
+
+from paged_backend.launch.server_process import RunningServer
+
+pytestmark = pytest.mark.server
+KEYS = "mallory m, alice a"
+NUM_HOSTILE = 40
+# More than its time without the others; half a second on a quiet machine, where it took 45 s when
+# one process answered in the order of arrival.
+MAX_LATER_S = 4.0
+NUMBERS = count()
+
+
+@dataclass
+class Served:
+    server: RunningServer
+    gateway: Gateway
+
+    def ask(self, key: str, schema: dict[str, Any], **fields: Any) -> Response:
+        body = {"model": MODEL, "max_tokens": 2, "structured_outputs": {"json": schema}}
+        headers = {"Authorization": f"Bearer {key}"}
+        prompt = {"messages": [{"role": "user", "content": "x"}]}
+        return self.gateway.post("/v1/chat/completions", body | prompt | fields, **headers)
+
+    def time_of_new(self, key: str) -> float:
+        """The seconds for a request with a constraint that nobody has used before."""
+        started = time.monotonic()
+        name = f"p{next(NUMBERS)}"
+        response = self.ask(key, {"type": "object", "properties": {name: {"type": "string"}}})
+        assert response.status == 200, response.body
+        return time.monotonic() - started
+
+    def sandboxes(self) -> list[psutil.Process]:
+        """The processes that check constraints."""
+        found = processes_of(self.server)
+        return [process for process in found if "compile_process" in " ".join(process.cmdline())]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with (
+        serve_demo(tmp_path_factory.mktemp("unfair")) as server,
+        running_gateway("--triton", server.grpc_url, keys=KEYS) as gateway,
+    ):
+        yield Served(server, gateway)
+
+
+@pytest.mark.timeout(300)
+def test_hostile_constraints_of_one_key_do_not_delay_those_of_another(served: Served) -> None:
+    alone = statistics.median(served.time_of_new("a") for _ in range(5))
+    with ThreadPoolExecutor(NUM_HOSTILE) as pool:
+        hostile = [
+            pool.submit(served.ask, "m", hostile_schema(next(NUMBERS))) for _ in range(NUM_HOSTILE)
+        ]
+        beside = []
+        while not all(future.done() for future in hostile) or len(beside) < 5:
+            beside.append(served.time_of_new("a"))
+            time.sleep(0.05)
+    statuses = [future.result().status for future in hostile]
+    print(f"alone {alone:.3f} s, beside p50 {statistics.median(beside):.3f}, max {max(beside):.3f}")
+    assert max(beside) < alone + MAX_LATER_S
+    assert statuses.count(400) == 3 and statuses.count(429) == NUM_HOSTILE - 3
+    refused = served.ask("m", hostile_schema(next(NUMBERS)))
+    assert refused.error["code"] == "rate_limited"
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_constraint_is_checked_though_all_processes_were_lost(
+    served: Served, signal_: signal.Signals
+) -> None:
+    served.time_of_new("a")
+    lost = served.sandboxes()
+    assert lost
+    for process in lost:
+        process.send_signal(signal_)
+    served.time_of_new("a")
+    assert not {process.pid for process in lost} & {found.pid for found in served.sandboxes()}
+
+
+@pytest.mark.timeout(120)
+def test_a_constraint_whose_process_is_ended_while_it_works_is_not_to_blame(
+    served: Served,
+) -> None:
+    """Each process is killed as soon as it works for long, so that the request is refused."""
+    schema = hostile_schema(next(NUMBERS))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(served.ask, "a", schema)
+        idle_s: dict[psutil.Process, float] = {}
+        while not answer.done():
+            for process in served.sandboxes():
+                try:
+                    used_s = process.cpu_times().user
+                    if used_s > idle_s.setdefault(process, used_s) + 0.1 and used_s > 0.3:
+                        process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            time.sleep(0.01)
+    response = answer.result()
+    assert (response.status, response.error["code"]) == (503, "process_lost"), response.body
+    served.time_of_new("a")
