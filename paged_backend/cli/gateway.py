@@ -77,6 +77,22 @@ def add_parser(subparsers: Subparsers) -> None:
         help="of a stream that may wait for its reader, which is ended beyond it (default: 4096)",
     )
     parser.add_argument(
+        "--max-connections",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="connections open at once, from 1; beyond it idle ones are closed for new ones, and "
+        "if none is idle, new ones are refused. At most the number of open files that this "
+        "process may have, less 64 (default: 8192)",
+    )
+    parser.add_argument(
+        "--max-connections-per-address",
+        type=int,
+        metavar="N",
+        help="connections of one address open at once, from 1; an IPv6 network of 64 bits is one "
+        "address (default: half of --max-connections, and no limit for loopback addresses)",
+    )
+    parser.add_argument(
         "--drain-timeout",
         type=float,
         default=20.0,
@@ -132,6 +148,12 @@ def run(args: argparse.Namespace) -> int:
         )
     if not 0 <= args.drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout: must be at least 0, got {args.drain_timeout:g}")
+    for flag, number in (
+        ("--max-connections", args.max_connections),
+        ("--max-connections-per-address", args.max_connections_per_address),
+    ):
+        if number is not None and number < 1:
+            raise ConfigError(f"{flag}: must be at least 1, got {number}")
     options = GatewayOptions(
         triton,
         keys,
@@ -142,6 +164,8 @@ def run(args: argparse.Namespace) -> int:
         share_prefix_cache=args.share_prefix_cache,
         triton_metrics=tuple(args.triton_metrics),
         restrictions=restrictions,
+        max_connections=args.max_connections,
+        max_connections_per_address=args.max_connections_per_address,
     )
     if args.fd is None:
         listener = bind(args.host, args.port, "port")

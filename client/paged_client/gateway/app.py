@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from paged_client import ClientError, InvalidRequest, Unavailable
-from paged_client.gateway.auth import RequireApiKey, tenant_of
+from paged_client.gateway.auth import OPEN_PATHS, RequireApiKey, tenant_of
 from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
@@ -88,7 +88,9 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     _add_routes(app)
     document(app, _BODIES, with_keys=bool(options.api_keys))
     _add_error_handlers(app)
-    guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
+    guarded: ASGIApp = RequestMetrics(
+        RequestLimits(app, options.max_body_bytes, OPEN_PATHS), metrics
+    )
     if options.restrictions:
         guarded = RestrictRoutes(guarded, options.restrictions)
     # The key is checked before anything else is read or inspected.

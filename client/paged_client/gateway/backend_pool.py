@@ -160,7 +160,7 @@ class BackendPool:
         if model is None or model not in self._known_models():
             await self._refresh()
         known = self._known_models()
-        if not known and not any(backend.is_available for backend in self._backends.values()):
+        if not known and not any(backend.is_up for backend in self._backends.values()):
             raise Unavailable("no server is there")
         if model is None and len(known) == 1:
             return known[0]

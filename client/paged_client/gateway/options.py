@@ -22,6 +22,9 @@ class GatewayOptions:
     no salt.
     ``triton_metrics``: addresses of servers whose metrics ``/metrics`` has, too.
     ``restrictions``: routes that require a header.
+    ``max_connections``: limit on open connections; lower if the process may open fewer files.
+    ``max_connections_per_address``: limit on those of one address; default: half of all, without a
+    limit for loopback addresses.
     """
 
     triton: tuple[str, ...] = ("127.0.0.1:8001",)
@@ -33,3 +36,5 @@ class GatewayOptions:
     share_prefix_cache: bool = False
     triton_metrics: tuple[str, ...] = ()
     restrictions: Restrictions = field(default_factory=dict)
+    max_connections: int = 8192
+    max_connections_per_address: int | None = None
