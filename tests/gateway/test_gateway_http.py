@@ -242,3 +242,19 @@ def test_a_response_may_be_pending_while_the_next_request_is_invalid(guarded):
     request = ROUTE + KEY + b"Content-Length: %d\r\n\r\n" % len(body) + body
     answer = raw(guarded, request + b"not HTTP\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 503 ") and b"HTTP/1.1 400 " in answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("POST", "/classify", 404, "no route /classify; the page /docs lists the routes"),
+        ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/completions", 404, "did you mean /v1/completions?"),
+        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
+        ("GET", f"/{'x' * 1000}", 404, "xxx...; the page /docs"),
+        ("GET", "/%00%C3%A9", 404, r"/\x00\xe9"),
+    ],
+)
+def test_an_error_names_the_route_that_is_missing(guarded, method, path, status, message):
+    response = guarded.request(method, path, None, {"x-api-key": "secret"})
+    assert response.status == status and message in response.error["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paged_client import ClientError, InvalidRequest, Unavailable
@@ -24,9 +26,17 @@ from paged_client.gateway.bodies import BodyReader, body_of
 from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.documentation import document
 from paged_client.gateway.drain import GatewayDrain
-from paged_client.gateway.embeddings_api.route import embed, rerank, score
+from paged_client.gateway.embeddings_api.route import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    embed,
+    pool,
+    rerank,
+    score,
+)
 from paged_client.gateway.embeddings_api.schema import (
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
@@ -45,12 +55,14 @@ from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.restrictions import RestrictRoutes
 from paged_client.gateway.schema import (
+    MAX_NAME_LENGTH,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     RequestBody,
     TextOrIds,
     TokenizeRequest,
+    short,
 )
 from paged_client.gateway.server_metrics import fetch_pages, join_pages
 from paged_client.gateway.version import VERSION
@@ -105,8 +117,9 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/embeddings": EmbeddingRequest,
-    "/v1/score": ScoreRequest,
-    "/v1/rerank": RerankRequest,
+    "/pooling": PoolingRequest,
+    **dict.fromkeys(SCORE_PATHS, ScoreRequest),
+    **dict.fromkeys(RERANK_PATHS, RerankRequest),
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -119,8 +132,11 @@ def _add_routes(app: FastAPI) -> None:
     app.post("/v1/messages")(create_message)
     app.post("/v1/messages/count_tokens")(count_tokens)
     app.post("/v1/embeddings")(embed)
-    app.post("/v1/score")(score)
-    app.post("/v1/rerank")(rerank)
+    app.post("/pooling")(pool)
+    for path in SCORE_PATHS:
+        app.post(path)(score)
+    for path in RERANK_PATHS:
+        app.post(path)(rerank)
     app.get("/v1/models")(list_models)
     app.get("/v1/models/{model}")(show_model)
     app.post("/tokenize")(tokenize)
@@ -290,6 +306,16 @@ async def _model_card(servers: BackendPool, model: str) -> dict[str, Any]:
     }
 
 
+def _no_route(app: FastAPI, path: str) -> str:
+    """Return an error that names the route, and one that may be meant."""
+    hint = "the page /docs lists the routes"
+    if len(path) <= MAX_NAME_LENGTH:
+        paths = [route.path for route in app.routes if isinstance(route, Route)]
+        near = difflib.get_close_matches(path, paths, n=1)
+        hint = f"did you mean {near[0]}?" if near else hint
+    return f"there is no route {short(path)}; {hint}"
+
+
 def _add_error_handlers(app: FastAPI) -> None:
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -301,7 +327,14 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        refusal = ApiError(error.status_code, str(error.detail), headers=error.headers)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = _no_route(app, request.scope["path"])
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "other methods")
+            path = short(request.scope["path"])
+            message = f"{path} takes {allowed}, not {short(request.method)}"
+        refusal = ApiError(error.status_code, message, headers=error.headers)
         return refusal.response(request.scope)
 
     async def client_gone(request: Request, error: Exception) -> Response:
