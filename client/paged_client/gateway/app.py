@@ -23,6 +23,7 @@ from paged_client.gateway.auth import OPEN_PATHS, RequireApiKey, tenant_of
 from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
+from paged_client.gateway.cors import with_cors
 from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.documentation import document
 from paged_client.gateway.drain import GatewayDrain
@@ -64,6 +65,7 @@ from paged_client.gateway.schema import (
     TokenizeRequest,
     short,
 )
+from paged_client.gateway.served_names import ServedNames
 from paged_client.gateway.server_metrics import fetch_pages, join_pages
 from paged_client.gateway.version import VERSION
 
@@ -85,7 +87,10 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(log_unhandled)
-        async with BackendPool(options.triton, metrics, drain, options.request_timeout_s) as pool:
+        names = ServedNames(options.served_names)
+        async with BackendPool(
+            options.triton, metrics, drain, options.request_timeout_s, names
+        ) as pool:
             app.state.pool = pool
             with contextlib.closing(app.state.bodies):
                 yield
@@ -107,7 +112,7 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
         guarded = RestrictRoutes(guarded, options.restrictions)
     # The key is checked before anything else is read or inspected.
     keyed = RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded
-    return Faults(RequestIds(keyed))
+    return Faults(RequestIds(with_cors(keyed, options.cors)))
 
 
 _BODIES: dict[str, type[RequestBody]] = {
@@ -138,7 +143,7 @@ def _add_routes(app: FastAPI) -> None:
     for path in RERANK_PATHS:
         app.post(path)(rerank)
     app.get("/v1/models")(list_models)
-    app.get("/v1/models/{model}")(show_model)
+    app.get("/v1/models/{model:path}")(show_model)
     app.post("/tokenize")(tokenize)
     app.post("/detokenize")(detokenize)
     app.get("/health")(health)
@@ -160,7 +165,7 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
         with_prompt_logprobs=body.prompt_logprobs is not None,
         with_reasoning=body.include_reasoning,
     )
-    response_format = ChoicesFormat(model, choices, body.stream_options)
+    response_format = ChoicesFormat(servers.shown_name(model), choices, body.stream_options)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])
     return await respond(request, response, stream=body.stream)
 
@@ -187,7 +192,7 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
     streams = [servers.stream(backend_request) for backend_request in backend_requests]
-    response_format = ChoicesFormat(model, choices, body.stream_options)
+    response_format = ChoicesFormat(servers.shown_name(model), choices, body.stream_options)
     response = GatewayResponse(response_format, streams)
     return await respond(request, response, stream=body.stream)
 
@@ -195,15 +200,15 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
 async def list_models(servers: Servers) -> Response:
     """List all models that are available now."""
     data = []
-    for model in await servers.models():
+    for name, model in (await servers.models()).items():
         with contextlib.suppress(Unavailable):
-            data.append(await _model_card(servers, model))
+            data.append(await _model_card(servers, name, model))
     return JSONResponse({"object": "list", "data": data})
 
 
 async def show_model(model: str, servers: Servers) -> Response:
     """Describe one model."""
-    return JSONResponse(await _model_card(servers, await servers.resolve(model)))
+    return JSONResponse(await _model_card(servers, model, await servers.resolve(model)))
 
 
 async def tokenize(request: Request, body: TokenizeBody, servers: Servers) -> Response:
@@ -294,10 +299,10 @@ async def _first_token(
     return await _text(servers, model, array("i", ids[:1]), tenant)
 
 
-async def _model_card(servers: BackendPool, model: str) -> dict[str, Any]:
+async def _model_card(servers: BackendPool, name: str, model: str) -> dict[str, Any]:
     info = await servers.info(model)
     return {
-        "id": model,
+        "id": name,
         "object": "model",
         "created": _STARTED_AT,
         "owned_by": "paged-backend",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paged_client.gateway.auth import ApiKey
+from paged_client.gateway.cors import Cors
 from paged_client.gateway.limits import DEFAULT_BODY_BYTES
 from paged_client.gateway.restrictions import Restrictions
 
@@ -25,6 +27,8 @@ class GatewayOptions:
     ``max_connections``: limit on open connections; lower if the process may open fewer files.
     ``max_connections_per_address``: limit on those of one address; default: half of all, without a
     limit for loopback addresses.
+    ``cors``: which web pages may call the gateway.
+    ``served_names``: models by the names that clients know; None stands for the only model.
     """
 
     triton: tuple[str, ...] = ("127.0.0.1:8001",)
@@ -38,3 +42,5 @@ class GatewayOptions:
     restrictions: Restrictions = field(default_factory=dict)
     max_connections: int = 8192
     max_connections_per_address: int | None = None
+    cors: Cors = field(default_factory=Cors)
+    served_names: Mapping[str, str | None] = field(default_factory=dict)

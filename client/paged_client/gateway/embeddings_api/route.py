@@ -83,7 +83,7 @@ async def _answer(
         "object": "list",
         "id": f"{form.id_prefix}{uuid.uuid4().hex}",
         "created": int(time.time()),
-        "model": model,
+        "model": servers.shown_name(model),
         "usage": _usage(found),
     }
     if not as_base64 and sum(len(item.vector) for item in found) > _MANY_NUMBERS:
@@ -112,7 +112,7 @@ async def score(request: Request, body: ScoreBody, servers: Servers) -> Response
         "id": f"score-{uuid.uuid4().hex}",
         "object": "list",
         "created": int(time.time()),
-        "model": model,
+        "model": servers.shown_name(model),
         "data": [
             {"index": index, "object": "score", "score": value}
             for index, value in enumerate(scores)
@@ -133,7 +133,7 @@ async def rerank(request: Request, body: RerankBody, servers: Servers) -> Respon
     version = "2" if request.scope["path"].startswith("/v2/") else "1"
     content = {
         "id": f"rerank-{uuid.uuid4().hex}",
-        "model": model,
+        "model": servers.shown_name(model),
         "usage": usage,
         "results": [
             {
