@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import fields
+
 import pytest
 from gateways import Gateway, running_gateway
+from paged_client.gateway import GatewayOptions
 
-from paged_backend.cli import main
+from paged_backend.cli import gateway as gateway_command
+from paged_backend.cli import main, serve
+from paged_backend.cli.gateway_options import gateway_flags, gateway_values
 
 pytestmark = pytest.mark.server
 PAGE, OTHER = "https://chat.example.org", "https://evil.example.org"
@@ -109,3 +115,36 @@ def test_wrong_values_are_refused_by_name(capsys, flags, message):
         assert message in capsys.readouterr().err
         assert main(["serve", *flags]) != 0
         assert f"{flags[0]}: needs --openai-port" in capsys.readouterr().err
+
+
+def parsed(command: str, *flags: str) -> argparse.Namespace:
+    """The arguments of a command."""
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    for module in (serve, gateway_command):
+        module.add_parser(subparsers)
+    return parser.parse_args([command, *flags])
+
+
+def test_serve_passes_the_gateways_flags_on(tmp_path):
+    """All flags, so that a new one is not forgotten."""
+    keys = tmp_path / "keys"
+    keys.write_text("alice sk-one\n")
+    flags = (
+        *("--api-key-file", str(keys), "--request-timeout", "2.5", "--share-prefix-cache"),
+        *("--openai-restricted-api", "inference", "X-One", "1"),
+        *("--openai-restricted-api", "metrics,health", "X-Two", "-2"),
+        *("--max-body-bytes", "2048", "--max-stream-backlog", "7"),
+        *("--max-connections", "9", "--max-connections-per-address", "3"),
+        *("--allowed-origins", f'["{PAGE}"]', "--allowed-methods", '["GET"]'),
+        *("--allowed-headers", '["X-One"]', "--allow-credentials"),
+    )
+    passed_on = parsed("gateway", *gateway_flags(parsed("serve", *flags)))
+    values = gateway_values(passed_on)
+    assert values == gateway_values(parsed("gateway", *flags))
+    names = {spec.name for spec in fields(GatewayOptions)}
+    own = {"triton", "triton_metrics", "drain_timeout_s", "served_names"}
+    assert values.keys() == names - own
+    changed = GatewayOptions(**values)
+    assert all(getattr(changed, name) != getattr(GatewayOptions(), name) for name in values)
+    assert gateway_flags(parsed("serve")) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import h11
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from paged_client.gateway.http_body import (
     LengthBody,
 )
 from paged_client.gateway.http_head import MAX_HEADER_BYTES, MAX_HEADERS, HeadReader
+from paged_client.gateway.turns import Turns
 
 NEXT = b"GET / HTTP/1.1\r\n"
 EXTENSIONS = st.sampled_from([b"", b";a=b", b" "])
@@ -171,3 +174,43 @@ def test_heads_that_could_be_read_in_two_ways_are_refused(content, problem):
             for piece in pieces:
                 received += piece
                 reader.take(received)
+
+
+class Reader:
+    """A connection with a number of turns to take, of which one may fail."""
+
+    def __init__(self, name, turns, order, number, fails=False):
+        self.name, self.turns, self.order = name, turns, order
+        self.number, self.fails = number, fails
+
+    def take_turn(self):
+        self.order.append(self.name)
+        self.number -= 1
+        if self.number:
+            self.turns.join(self)
+        if self.fails:
+            raise ValueError
+
+
+def test_one_connection_takes_a_turn_while_others_run():
+    order: list[str] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        turns = Turns()
+        readers = [
+            Reader("a", turns, order, 3),
+            Reader("b", turns, order, 1, fails=True),
+            Reader("c", turns, order, 2),
+            Reader("gone", turns, order, 9),
+        ]
+        for reader in readers:
+            turns.join(reader)
+            turns.join(reader)
+        turns.leave(readers[-1])
+        for _ in range(8):
+            await asyncio.sleep(0)
+            order.append("-")
+
+    asyncio.run(run())
+    assert "".join(order) == "a-b-c-a-c-a---"
