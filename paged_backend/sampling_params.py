@@ -14,7 +14,7 @@ from paged_backend.validation import Rule, check_fields, check_known, checked, i
 
 MAX_N = 64
 DEFAULT_MAX_TOKENS = 16
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 256  # the highest value of max_stop_strings, which is 16 by default
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20

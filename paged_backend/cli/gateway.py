@@ -6,8 +6,8 @@ import argparse
 import math
 import re
 import socket
-from pathlib import Path
 
+from paged_backend.cli.gateway_options import add_gateway_options, gateway_values
 from paged_backend.cli.options import Subparsers
 from paged_backend.errors import ConfigError
 
@@ -37,45 +37,15 @@ def add_parser(subparsers: Subparsers) -> None:
     # The second name of an option is that of Triton's OpenAI frontend.
     parser.add_argument("--port", "--openai-port", type=int, default=9000, help="default: 9000")
     parser.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="KEY or TENANT KEY on each line; default: those in PAGED_API_KEYS, with commas "
-        "between them. Without any, everybody is let in",
-    )
-    parser.add_argument(
-        "--openai-restricted-api",
-        nargs=3,
-        action="append",
+        "--served-model-name",
+        nargs="+",
+        action="extend",
         default=[],
-        metavar=("APIS", "HEADER", "VALUE"),
-        help="require a header of requests to these routes, one or more of inference, "
-        "model-repository, metrics and health with commas between them; may be repeated. Other "
-        "users of this machine can see the value in the list of processes",
+        metavar="NAME",
+        help="names under which clients know the only model, or NAME=MODEL, for one of several; "
+        "answers have the first one (default: the models' names on their servers)",
     )
-    parser.add_argument("--request-timeout", type=float, help="seconds for a whole answer")
-    parser.add_argument(
-        "--share-prefix-cache",
-        action="store_true",
-        help="with API keys: prompts without a cache_salt share cached blocks across tenants, who "
-        "then learn from cached_tokens which prompts others have sent. Default: each tenant has a "
-        "salt, and no two tenants share blocks",
-    )
-    parser.add_argument(
-        "--max-body-bytes",
-        "--http-max-input-size",
-        type=int,
-        default=2**20,
-        metavar="BYTES",
-        help="of a request's body, from 1024 to 16777216 (default: 1048576)",
-    )
-    parser.add_argument(
-        "--max-stream-backlog",
-        type=int,
-        default=4096,
-        metavar="TOKENS",
-        help="of a stream that may wait for its reader, which is ended beyond it (default: 4096)",
-    )
+    add_gateway_options(parser)
     parser.add_argument(
         "--drain-timeout",
         type=float,
@@ -92,13 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from paged_backend.launch.ports import bind, listen
 
     try:
-        from paged_client.gateway import (
-            GatewayOptions,
-            limits,
-            read_keys,
-            read_restrictions,
-            serve,
-        )
+        from paged_client.gateway import GatewayOptions, read_served_names, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}: pip install 'paged-backend[gateway]'") from None
     triton = tuple(args.triton or ["127.0.0.1:8001"])
@@ -112,36 +76,17 @@ def run(args: argparse.Namespace) -> int:
                     f"{option}: must be host:port of a {kind} endpoint, got {address!r}"
                 )
     try:
-        restrictions = read_restrictions(args.openai_restricted_api)
+        names = read_served_names(args.served_model_name)
     except ValueError as error:
-        raise ConfigError(f"--openai-restricted-api: {error}") from None
-    try:
-        keys = read_keys(args.api_key_file)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if args.request_timeout is not None and args.request_timeout <= 0:
-        raise ConfigError(f"--request-timeout: must be above 0, got {args.request_timeout:g}")
-    low, high = limits.MIN_BODY_BYTES, limits.MAX_BODY_BYTES
-    if not low <= args.max_body_bytes <= high:
-        raise ConfigError(
-            f"--max-body-bytes: must be from {low} to {high}, got {args.max_body_bytes}"
-        )
-    if args.max_stream_backlog < 1:
-        raise ConfigError(
-            f"--max-stream-backlog: must be at least 1, got {args.max_stream_backlog}"
-        )
+        raise ConfigError(f"--served-model-name: {error}") from None
     if not 0 <= args.drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout: must be at least 0, got {args.drain_timeout:g}")
     options = GatewayOptions(
         triton,
-        keys,
-        args.request_timeout,
-        args.max_body_bytes,
-        max_stream_backlog=args.max_stream_backlog,
         drain_timeout_s=args.drain_timeout,
-        share_prefix_cache=args.share_prefix_cache,
         triton_metrics=tuple(args.triton_metrics),
-        restrictions=restrictions,
+        served_names=names,
+        **gateway_values(args),
     )
     if args.fd is None:
         listener = bind(args.host, args.port, "port")

@@ -6,6 +6,11 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
+from paged_backend.cli.gateway_options import (
+    add_gateway_options,
+    gateway_flags,
+    gateway_values,
+)
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
@@ -63,7 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--openai-port",
         type=int,
         metavar="PORT",
-        help="speak OpenAI's HTTP API there, too; API keys: see `paged-backend gateway --help`",
+        help="speak OpenAI's HTTP API there, too, with the options of the OpenAI gateway",
     )
     group.add_argument(
         "--model-repository",
@@ -78,6 +83,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FOLDER",
         help="only write the model repository there and print the tritonserver command for it",
     )
+    add_gateway_options(parser.add_argument_group("OpenAI gateway, with --openai-port"))
     parser.set_defaults(run=run)
 
 
@@ -86,6 +92,11 @@ def run(args: argparse.Namespace) -> int:
     from paged_backend.launch import ports, serve, storage
 
     options = engine_options(args)
+    flags = gateway_flags(args)
+    if args.openai_port is not None:
+        gateway_values(args)  # raises ConfigError before the model is loaded
+    elif flags:
+        raise ConfigError(f"{flags[0].partition('=')[0]}: needs --openai-port")
     if args.model_repository is not None:
         _check_alone(args, options)
     if args.write_to is not None:
@@ -115,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
         openai_port=args.openai_port,
         verbose=args.verbose,
         note=None if args.model_repository else _what_to_ask(str(options["model"])),
+        gateway_flags=flags,
     )
     return 0
 

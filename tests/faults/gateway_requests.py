@@ -195,7 +195,7 @@ _WRONG_IN_CHAT = _WRONG_IN_BOTH | {
     "messages": _WRONG_MESSAGES,
     "max_completion_tokens": st.one_of(_NOT_INT, st.integers(2**31), st.integers(max_value=0)),
     "logprobs": _NOT_BOOL,
-    "top_logprobs": st.one_of(_NOT_INT, st.integers(0), st.integers(max_value=-1)),
+    "top_logprobs": st.one_of(_NOT_INT, st.integers(1), st.integers(max_value=-1)),
     "add_special_tokens": st.one_of(_NOT_BOOL, st.just(True)),
     "add_generation_prompt": _NOT_BOOL,
     "continue_final_message": _NOT_BOOL,

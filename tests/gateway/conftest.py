@@ -29,7 +29,8 @@ def tools_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]
     """A gateway in front of a model that can be made to reason and to call tools."""
     folder = tmp_path_factory.mktemp("tools")
     model = write_thinking_model(folder / "model")
-    write_model_repository(folder / "repository", MODEL, {"model": str(model)}, instances=1)
+    options = {"model": str(model), "max_stop_strings": 40}
+    write_model_repository(folder / "repository", MODEL, options, instances=1)
     with (
         start_server(folder / "repository") as server,
         running_gateway("--triton", server.grpc_url) as gateway,

@@ -131,7 +131,9 @@ def test_scores_are_cosine_similarities(door, vectors):
 def test_documents_are_ranked(door, vectors):
     a, b, c = map(np.array, vectors)
     body = {"query": TEXTS[0], "documents": TEXTS}
-    results = door.post("/v1/rerank", body).json["results"]
+    answer = door.post("/v1/rerank", body).json
+    assert answer["meta"]["tokens"]["input_tokens"] == answer["usage"]["total_tokens"] > 3
+    results = answer["results"]
     by_index = {item["index"]: item["relevance_score"] for item in results}
     assert [by_index[i] for i in range(3)] == pytest.approx([1, a @ b, a @ c], abs=1e-6)
     scores = [item["relevance_score"] for item in results]
@@ -144,6 +146,66 @@ def test_documents_are_ranked(door, vectors):
     assert top.keys() == {"index", "relevance_score"}
     refused = door.post("/v1/rerank", {**body, "documents": []})
     assert (refused.status, refused.error["param"]) == (400, "documents")
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_clients_of_others_rank_documents_in_their_forms(door, path):
+    body = {"query": TEXTS[0], "documents": TEXTS}
+    wanted = door.post("/v1/rerank", body).json["results"]
+    forms = (
+        [{"text": text} for text in TEXTS],
+        [TEXTS[0], {"text": TEXTS[1]}, {"content": TEXTS[2]}],
+        [{"content": [{"type": "text", "text": text}]} for text in TEXTS],
+    )
+    for documents in forms:
+        more = {"top_n": 100, "rank_fields": ["text"], "max_tokens_per_doc": 0, "user": "a"}
+        answer = door.post(path, {**body, "documents": documents, **more}).json
+        assert answer["results"] == wanted
+        assert answer["meta"]["api_version"]["version"] == ("2" if "v2" in path else "1")
+    query = {"text": TEXTS[0]}
+    (one,) = door.post(path, {"query": query, "documents": {"text": TEXTS[0]}}).json["results"]
+    assert one["document"] == {"text": TEXTS[0]}
+    for number, wrong in enumerate(
+        (1, {"text": 1}, {"text": "a", "title": "b"}, {"content": [{"type": "image_url"}]}, {})
+    ):
+        documents = ["a"] * number + [wrong]
+        refused = door.post(path, {"query": "a", "documents": documents})
+        assert (refused.status, refused.error["param"]) == (400, f"documents[{number}]")
+        assert 'must be a text, {"text": TEXT}' in refused.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_scores_take_all_names_of_vllm(door, path):
+    wanted = door.post("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json["data"]
+    pairs = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"))
+    for first, second in (*pairs, ("data_1", "data_2")):
+        for documents in (TEXTS, [{"content": text} for text in TEXTS]):
+            answer = door.post(path, {first: TEXTS[0], second: documents})
+            assert answer.json["data"] == wanted
+        refused = door.post(path, {first: "a", second: ["b", ""]})
+        assert (refused.status, refused.error["param"]) == (400, f"{second}[1]")
+        refused = door.post(path, {first: ["a", "a"], second: ["b"] * 3})
+        assert (refused.status, refused.error["param"]) == (400, first)
+    for fields, param in (
+        ({}, "text_1"),
+        ({"text_1": "a"}, "text_2"),
+        ({"documents": "a"}, "queries"),
+        ({"queries": "a", "text_2": "b"}, "text_1"),
+        ({"text_1": "a", "text_2": "b", "items": "c"}, "text_2"),
+    ):
+        refused = door.post(path, fields)
+        assert (refused.status, refused.error["param"]) == (400, param)
+        assert "queries and documents" in refused.error["message"]
+
+
+def test_pooling_returns_embeddings(door, vectors):
+    body = {"model": MODEL, "input": TEXTS}
+    answer = door.post("/pooling", {**body, "task": "embed"}).json
+    assert answer["id"].startswith("pool-") and answer["usage"]["prompt_tokens"] > 3
+    assert [item["data"] for item in answer["data"]] == vectors
+    assert {item["object"] for item in answer["data"]} == {"pooling"}
+    refused = door.post("/pooling", {**body, "task": "token_embed"})
+    assert (refused.status, refused.error["param"]) == (400, "task")
 
 
 def test_a_model_does_one_or_the_other(door, gateway):
@@ -175,11 +237,13 @@ def test_with_api_keys_the_tenant_is_that_of_the_key(embedder):
 def test_the_routes_are_a_group_that_can_be_restricted(embedder):
     restricted = ("--openai-restricted-api", "embedding", "key", "secret")
     with running_gateway("--triton", embedder.grpc_url, *restricted) as gateway:
-        for path in ("/v1/embeddings", "/v1/score", "/v1/rerank"):
+        paths = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank", "/v2/rerank")
+        for path in (*paths, "/pooling"):
             assert gateway.post(path, {"input": "a"}).status == 401
         assert gateway.post("/v1/embeddings", {"input": "a"}, key="secret").status == 200
         document = json.loads(gateway.get("/openapi.json").body)
         assert "requestBody" in document["paths"]["/v1/rerank"]["post"]
+        assert "requestBody" in document["paths"]["/rerank"]["post"]
 
 
 def test_the_curl_commands_of_the_documents_are_answered(embedder, door):

@@ -297,3 +297,18 @@ def test_other_errors_have_the_format_too(claude, tools_gateway):
     assert caught.value.body["error"]["type"] == "not_found_error"
     response = tools_gateway.post("/v1/messages", b"{")
     assert (response.status, response.json["type"]) == (400, "error")
+
+
+def test_the_operator_decides_how_many_stop_strings_there_are(tools_gateway):
+    """On each of the APIs that have them; the model's server takes 40, more than by default."""
+    for path, name, more in (
+        ("/v1/messages", "stop_sequences", {"messages": QUESTION}),
+        ("/v1/chat/completions", "stop", {"messages": QUESTION}),
+        ("/v1/completions", "stop", {"prompt": "x"}),
+    ):
+        body = {"max_tokens": 1, **more}
+        stops = [f"never {number}" for number in range(41)]
+        assert tools_gateway.post(path, body | {name: stops[:40]}).status == 200
+        refused = tools_gateway.post(path, body | {name: stops})
+        assert refused.status == 400
+        assert f"{name}: at most 40 strings" in refused.error["message"]

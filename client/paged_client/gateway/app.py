@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -14,19 +15,29 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paged_client import ClientError, InvalidRequest, Unavailable
-from paged_client.gateway.auth import RequireApiKey, tenant_of
+from paged_client.gateway.auth import OPEN_PATHS, RequireApiKey, tenant_of
 from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
 from paged_client.gateway.bodies import BodyReader, body_of
+from paged_client.gateway.cors import with_cors
 from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.documentation import document
 from paged_client.gateway.drain import GatewayDrain
-from paged_client.gateway.embeddings_api.route import embed, rerank, score
+from paged_client.gateway.embeddings_api.route import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    embed,
+    pool,
+    rerank,
+    score,
+)
 from paged_client.gateway.embeddings_api.schema import (
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
@@ -45,13 +56,16 @@ from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.restrictions import RestrictRoutes
 from paged_client.gateway.schema import (
+    MAX_NAME_LENGTH,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     RequestBody,
     TextOrIds,
     TokenizeRequest,
+    short,
 )
+from paged_client.gateway.served_names import ServedNames
 from paged_client.gateway.server_metrics import fetch_pages, join_pages
 from paged_client.gateway.version import VERSION
 
@@ -73,7 +87,10 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(log_unhandled)
-        async with BackendPool(options.triton, metrics, drain, options.request_timeout_s) as pool:
+        names = ServedNames(options.served_names)
+        async with BackendPool(
+            options.triton, metrics, drain, options.request_timeout_s, names
+        ) as pool:
             app.state.pool = pool
             with contextlib.closing(app.state.bodies):
                 yield
@@ -88,12 +105,14 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     _add_routes(app)
     document(app, _BODIES, with_keys=bool(options.api_keys))
     _add_error_handlers(app)
-    guarded: ASGIApp = RequestMetrics(RequestLimits(app, options.max_body_bytes), metrics)
+    guarded: ASGIApp = RequestMetrics(
+        RequestLimits(app, options.max_body_bytes, OPEN_PATHS), metrics
+    )
     if options.restrictions:
         guarded = RestrictRoutes(guarded, options.restrictions)
     # The key is checked before anything else is read or inspected.
     keyed = RequireApiKey(guarded, options.api_keys) if options.api_keys else guarded
-    return Faults(RequestIds(keyed))
+    return Faults(RequestIds(with_cors(keyed, options.cors)))
 
 
 _BODIES: dict[str, type[RequestBody]] = {
@@ -103,8 +122,9 @@ _BODIES: dict[str, type[RequestBody]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/embeddings": EmbeddingRequest,
-    "/v1/score": ScoreRequest,
-    "/v1/rerank": RerankRequest,
+    "/pooling": PoolingRequest,
+    **dict.fromkeys(SCORE_PATHS, ScoreRequest),
+    **dict.fromkeys(RERANK_PATHS, RerankRequest),
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -117,10 +137,13 @@ def _add_routes(app: FastAPI) -> None:
     app.post("/v1/messages")(create_message)
     app.post("/v1/messages/count_tokens")(count_tokens)
     app.post("/v1/embeddings")(embed)
-    app.post("/v1/score")(score)
-    app.post("/v1/rerank")(rerank)
+    app.post("/pooling")(pool)
+    for path in SCORE_PATHS:
+        app.post(path)(score)
+    for path in RERANK_PATHS:
+        app.post(path)(rerank)
     app.get("/v1/models")(list_models)
-    app.get("/v1/models/{model}")(show_model)
+    app.get("/v1/models/{model:path}")(show_model)
     app.post("/tokenize")(tokenize)
     app.post("/detokenize")(detokenize)
     app.get("/health")(health)
@@ -142,7 +165,7 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
         with_prompt_logprobs=body.prompt_logprobs is not None,
         with_reasoning=body.include_reasoning,
     )
-    response_format = ChoicesFormat(model, choices, body.stream_options)
+    response_format = ChoicesFormat(servers.shown_name(model), choices, body.stream_options)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])
     return await respond(request, response, stream=body.stream)
 
@@ -169,7 +192,7 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
     streams = [servers.stream(backend_request) for backend_request in backend_requests]
-    response_format = ChoicesFormat(model, choices, body.stream_options)
+    response_format = ChoicesFormat(servers.shown_name(model), choices, body.stream_options)
     response = GatewayResponse(response_format, streams)
     return await respond(request, response, stream=body.stream)
 
@@ -177,15 +200,15 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
 async def list_models(servers: Servers) -> Response:
     """List all models that are available now."""
     data = []
-    for model in await servers.models():
+    for name, model in (await servers.models()).items():
         with contextlib.suppress(Unavailable):
-            data.append(await _model_card(servers, model))
+            data.append(await _model_card(servers, name, model))
     return JSONResponse({"object": "list", "data": data})
 
 
 async def show_model(model: str, servers: Servers) -> Response:
     """Describe one model."""
-    return JSONResponse(await _model_card(servers, await servers.resolve(model)))
+    return JSONResponse(await _model_card(servers, model, await servers.resolve(model)))
 
 
 async def tokenize(request: Request, body: TokenizeBody, servers: Servers) -> Response:
@@ -276,16 +299,26 @@ async def _first_token(
     return await _text(servers, model, array("i", ids[:1]), tenant)
 
 
-async def _model_card(servers: BackendPool, model: str) -> dict[str, Any]:
+async def _model_card(servers: BackendPool, name: str, model: str) -> dict[str, Any]:
     info = await servers.info(model)
     return {
-        "id": model,
+        "id": name,
         "object": "model",
         "created": _STARTED_AT,
         "owned_by": "paged-backend",
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,
     }
+
+
+def _no_route(app: FastAPI, path: str) -> str:
+    """Return an error that names the route, and one that may be meant."""
+    hint = "the page /docs lists the routes"
+    if len(path) <= MAX_NAME_LENGTH:
+        paths = [route.path for route in app.routes if isinstance(route, Route)]
+        near = difflib.get_close_matches(path, paths, n=1)
+        hint = f"did you mean {near[0]}?" if near else hint
+    return f"there is no route {short(path)}; {hint}"
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -299,7 +332,14 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        refusal = ApiError(error.status_code, str(error.detail), headers=error.headers)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = _no_route(app, request.scope["path"])
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "other methods")
+            path = short(request.scope["path"])
+            message = f"{path} takes {allowed}, not {short(request.method)}"
+        refusal = ApiError(error.status_code, message, headers=error.headers)
         return refusal.response(request.scope)
 
     async def client_gone(request: Request, error: Exception) -> Response:

@@ -22,7 +22,7 @@ MAX_KEY_BYTES = 1024
 # For load balancers and browsers. Compared with the raw path, so that no other spelling bypasses
 # the key.
 _HEALTH = ("/health", "/health/live", "/health/ready")
-_OPEN_PATHS = frozenset(path.encode() for path in (*_HEALTH, *documentation.OPEN_PATHS))
+OPEN_PATHS = frozenset(path.encode() for path in (*_HEALTH, *documentation.OPEN_PATHS))
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _STATE = "tenant"  # key in the ``state`` of a request's scope
 
@@ -107,7 +107,7 @@ class RequireApiKey:
         await refusal.response(scope)(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        return bool(scope["type"] == "http" and scope["raw_path"] in _OPEN_PATHS)
+        return bool(scope["type"] == "http" and scope["raw_path"] in OPEN_PATHS)
 
     def _tenant(self, scope: Scope) -> str | None:
         key = _key(scope["headers"])

@@ -23,6 +23,7 @@ from paged_client import (
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.metrics import GatewayMetrics
 from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
+from paged_client.gateway.served_names import ServedNames
 
 REFRESH_S = 5.0  # between queries for each server's models
 MIN_REFRESH_S = 1.0  # unknown model names do not cause more frequent queries
@@ -126,8 +127,10 @@ class BackendPool:
         metrics: GatewayMetrics,
         drain: GatewayDrain,
         timeout_s: float | None = None,
+        names: ServedNames | None = None,
     ) -> None:
         self._drain = drain
+        self._names = names or ServedNames({})
         self._backends = {address: Backend(address, timeout_s) for address in addresses}
         self._metrics = metrics
         self._router = PrefixRouter()
@@ -145,30 +148,36 @@ class BackendPool:
         for backend in self._backends.values():
             await backend.aclose()
 
-    async def models(self) -> list[str]:
-        """Return the names of all models that are served now."""
+    async def models(self) -> dict[str, str]:
+        """Return all models that are served now, by the names that clients are shown."""
         await self._refresh()
-        return self._known_models()
+        return self._names.shown(self._known_models())
+
+    def shown_name(self, model: str) -> str:
+        """Return a model's name in answers."""
+        return self._names.first(model, self._known_models())
 
     async def resolve(self, model: str | None) -> str:
-        """Return the model's name; without a name, that of the only model.
+        """Return the name on the servers of the model that a client names, or of the only one.
 
         Raises:
             UnknownModel: no server has it, or there is no name and not exactly one model.
             Unavailable: no model is known and no server is available.
         """
-        if model is None or model not in self._known_models():
+        if model is None or self._names.model(model, self._known_models()) is None:
             await self._refresh()
         known = self._known_models()
-        if not known and not any(backend.is_available for backend in self._backends.values()):
+        if not known and not any(backend.is_up for backend in self._backends.values()):
             raise Unavailable("no server is there")
         if model is None and len(known) == 1:
             return known[0]
+        shown = ", ".join(sorted(self._names.shown(known)))
         if model is None:
-            raise UnknownModel(f"model: is missing; known: {', '.join(known)}")
-        if model not in known:
-            raise UnknownModel(f"model: {model[:64]!a} is not known; known: {', '.join(known)}")
-        return model
+            raise UnknownModel(f"model: is missing; known: {shown}")
+        found = self._names.model(model, known)
+        if found is None:
+            raise UnknownModel(f"model: {model[:64]!a} is not known; known: {shown}")
+        return found
 
     async def info(self, model: str) -> ModelInfo:
         """Return a model's properties."""

@@ -31,7 +31,7 @@ class GatewayDrain:
     def check(self) -> None:
         """Raise ApiError if the drain has begun."""
         if self._has_begun:
-            raise _stops()
+            raise stops()
 
     @contextmanager
     def watching(self, stream: AsyncStream[Any]) -> Iterator[None]:
@@ -41,12 +41,13 @@ class GatewayDrain:
             yield
         except RequestCancelled:
             if self._is_over:
-                raise _stops() from None
+                raise stops() from None
             raise
         finally:
             self._streams.discard(stream)
 
 
-def _stops() -> ApiError:
+def stops() -> ApiError:
+    """Return the refusal of requests during the drain."""
     message = "draining: the gateway stops; retry after 1 s"
     return ApiError(503, message, code="draining", headers={"Retry-After": "1"})

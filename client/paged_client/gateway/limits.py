@@ -1,41 +1,51 @@
-"""Limits on headers and bodies, enforced before a request's content is parsed."""
+"""Limits on bodies, enforced before a request's content is parsed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged_client.gateway.errors import ApiError
 
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32 * 1024  # of all headers together
 BODY_TIMEOUT_S = 30.0
-# A larger body is read to its end up to this size, because many clients see no response before they
-# have sent all of it.
-MAX_DISCARDED_BYTES = 64 * 2**20
 DEFAULT_BODY_BYTES = 2**20
 # The JSON parser blocks all other threads, for up to 10 ms per MiB.
 MIN_BODY_BYTES, MAX_BODY_BYTES = 2**10, 16 * 2**20
 
 
-class RequestLimits:
-    """ASGI middleware that reads whole bodies, up to a limit."""
+_FRAMING = (b"content-length", b"transfer-encoding")
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+
+class RequestLimits:
+    """ASGI middleware that reads whole bodies, up to a limit.
+
+    Only POST requests have a body for us, except those for ``bodiless`` paths, which need no key.
+    Other bodies are not read, and the connection is closed after the response.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, bodiless: Container[bytes] = frozenset()
+    ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._bodiless = bodiless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the body in one message, or refuse the request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        try:
-            _check_headers(scope["headers"])
-            body = await self._read(scope, receive)
-        except ApiError as error:
-            return await error.response(scope)(scope, receive, send)
+        body: bytes | None = b""
+        has_body = any(name in _FRAMING and value != b"0" for name, value in scope["headers"])
+        if scope["method"] == "POST" and scope["raw_path"] not in self._bodiless:
+            try:
+                body = await self._read(scope, receive)
+            except ApiError as error:
+                return await error.response(scope)(scope, receive, send)
+        elif has_body:
+            send = _closing(send)
         if body is None:
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -48,28 +58,21 @@ class RequestLimits:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or None if the client disconnected. Raises ApiError."""
-        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        if lengths and int(lengths[0]) > MAX_DISCARDED_BYTES:
+        lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
+        if lengths and lengths[0] > self._max_body_bytes:
             raise self._too_large()
         body = bytearray()
-        num_bytes = 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    piece = message.get("body", b"")
-                    num_bytes += len(piece)
-                    is_over = not message.get("more_body", False)
-                    if num_bytes <= self._max_body_bytes:
-                        body += piece
-                        if is_over:
-                            return bytes(body)
-                        continue
-                    body.clear()
-                    if is_over or num_bytes > MAX_DISCARDED_BYTES:
+                    body += message.get("body", b"")
+                    if len(body) > self._max_body_bytes:
                         raise self._too_large()
+                    if not message.get("more_body", False):
+                        return bytes(body)
         except TimeoutError:
             raise _refusal(408, f"the body did not come in {BODY_TIMEOUT_S:g} s") from None
 
@@ -78,12 +81,15 @@ class RequestLimits:
         return _refusal(413, problem, code="content_too_large")
 
 
-def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    if len(headers) > MAX_HEADERS:
-        raise _refusal(431, f"a request has at most {MAX_HEADERS} headers")
-    # h11 limits only the bytes that it has not parsed yet, so the total may exceed its limit.
-    if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-        raise _refusal(431, f"all headers together have at most {MAX_HEADER_BYTES} bytes")
+def _closing(send: Send) -> Send:
+    """Return ``send`` with the header that announces the end of the connection."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["Connection"] = "close"
+        await send(message)
+
+    return send_closing
 
 
 def _refusal(status: int, message: str, code: str | None = None) -> ApiError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paged_client.gateway.auth import ApiKey
+from paged_client.gateway.cors import Cors
 from paged_client.gateway.limits import DEFAULT_BODY_BYTES
 from paged_client.gateway.restrictions import Restrictions
 
@@ -22,6 +24,11 @@ class GatewayOptions:
     no salt.
     ``triton_metrics``: addresses of servers whose metrics ``/metrics`` has, too.
     ``restrictions``: routes that require a header.
+    ``max_connections``: limit on open connections; lower if the process may open fewer files.
+    ``max_connections_per_address``: limit on those of one address; default: half of all, without a
+    limit for loopback addresses.
+    ``cors``: which web pages may call the gateway.
+    ``served_names``: models by the names that clients know; None stands for the only model.
     """
 
     triton: tuple[str, ...] = ("127.0.0.1:8001",)
@@ -33,3 +40,7 @@ class GatewayOptions:
     share_prefix_cache: bool = False
     triton_metrics: tuple[str, ...] = ()
     restrictions: Restrictions = field(default_factory=dict)
+    max_connections: int = 8192
+    max_connections_per_address: int | None = None
+    cors: Cors = field(default_factory=Cors)
+    served_names: Mapping[str, str | None] = field(default_factory=dict)

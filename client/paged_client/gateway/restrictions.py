@@ -16,7 +16,10 @@ GROUPS = {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
         *("/tokenize", "/detokenize"),
     ),
-    "embedding": ("/v1/embeddings", "/v1/score", "/v1/rerank"),
+    "embedding": (
+        *("/v1/embeddings", "/pooling", "/v1/score", "/score"),
+        *("/v1/rerank", "/rerank", "/v2/rerank"),
+    ),
     "model-repository": ("/v1/models",),
     "metrics": ("/metrics",),
     "health": ("/health",),

@@ -32,7 +32,7 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_PROMPTS = 256
 MAX_N = 64
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 256  # the engine's option max_stop_strings is 16 by default
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_CHOICES = 4096
@@ -418,7 +418,7 @@ class ChatRequest(GenerateRequest, ChatOptions):
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields; build the prompt, for a large body in its thread."""
         super().model_post_init(context)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:  # 0 asks for none, as in vLLM
             raise ApiError.field("top_logprobs", "is only for logprobs: true")
         self._prompt = chat_prompt(self.messages, self)
 

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from fastapi import Depends, Request, Response
@@ -21,6 +21,7 @@ from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.embeddings_api.schema import (
     EmbeddingFields,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
@@ -29,12 +30,16 @@ from paged_client.gateway.events import Json, to_json
 from paged_client.gateway.responses import while_connected
 from paged_client.gateway.schema import TextOrIds
 
+# vLLM, Jina and Cohere have different ones, and their clients append them to an address.
+SCORE_PATHS = ("/v1/score", "/score")
+RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
 MAX_AT_ONCE = 64  # prompts of one HTTP request that are at the servers
 _MANY_NUMBERS = 2**14  # above, the response is written in a thread
 _SMALLEST_NORM = 1e-12
 _PROMPT_NAMES = {"text_input", "text_pair", "input_ids", "prompt"}
 
 EmbeddingBody = Annotated[EmbeddingRequest, Depends(body_of(EmbeddingRequest))]
+PoolingBody = Annotated[PoolingRequest, Depends(body_of(PoolingRequest))]
 ScoreBody = Annotated[ScoreRequest, Depends(body_of(ScoreRequest))]
 RerankBody = Annotated[RerankRequest, Depends(body_of(RerankRequest))]
 Names: TypeAlias = Callable[[int], str]
@@ -44,8 +49,31 @@ PairNames: TypeAlias = Callable[[bool, int], str]
 T = TypeVar("T")
 
 
+class _Form(NamedTuple):
+    """The names in an answer with embeddings."""
+
+    id_prefix: str
+    object_name: str
+    field: str
+
+
+_EMBEDDING = _Form("embd-", "embedding", "embedding")
+_POOLING = _Form("pool-", "pooling", "data")
+
+
 async def embed(request: Request, body: EmbeddingBody, servers: Servers) -> Response:
     """Create the embeddings of one or more prompts."""
+    return await _answer(request, body, servers, _EMBEDDING)
+
+
+async def pool(request: Request, body: PoolingBody, servers: Servers) -> Response:
+    """Create the embeddings of one or more prompts, in the form of vLLM's ``/pooling``."""
+    return await _answer(request, body, servers, _POOLING)
+
+
+async def _answer(
+    request: Request, body: EmbeddingRequest, servers: BackendPool, form: _Form
+) -> Response:
     is_list = len(body.input) > 1
     model, found = await _embed(
         request, body, servers, body.input, lambda index: f"input[{index}]" if is_list else "input"
@@ -53,33 +81,38 @@ async def embed(request: Request, body: EmbeddingBody, servers: Servers) -> Resp
     as_base64 = body.encoding_format == "base64"
     content = {
         "object": "list",
-        "id": f"embd-{uuid.uuid4().hex}",
+        "id": f"{form.id_prefix}{uuid.uuid4().hex}",
         "created": int(time.time()),
-        "model": model,
+        "model": servers.shown_name(model),
         "usage": _usage(found),
     }
     if not as_base64 and sum(len(item.vector) for item in found) > _MANY_NUMBERS:
-        text = await asyncio.to_thread(_with_embeddings, content, found, as_base64)
+        text = await asyncio.to_thread(_with_embeddings, content, found, as_base64, form)
     else:
-        text = _with_embeddings(content, found, as_base64)
+        text = _with_embeddings(content, found, as_base64, form)
     return Response(text, media_type="application/json")
 
 
 async def score(request: Request, body: ScoreBody, servers: Servers) -> Response:
     """Score pairs of texts: by a reranker, or by the cosine similarity of their embeddings."""
-    first, second = body.text_1, body.text_2
+    first, second = body.pairs
+    first_name, second_name = body.names
     if len(first) not in (1, len(second)):
-        raise ApiError.field("text_1", f"must have 1 or {len(second)} texts, as text_2 has")
+        raise ApiError.field(
+            first_name, f"must have 1 or {len(second)} texts, as {second_name} has"
+        )
 
     def name(is_second: bool, index: int) -> str:
-        return f"text_2[{index}]" if is_second else f"text_1[{index if len(first) > 1 else 0}]"
+        if is_second:
+            return f"{second_name}[{index}]"
+        return f"{first_name}[{index if len(first) > 1 else 0}]"
 
     model, scores, usage = await _scores(request, body, servers, first, second, name)
     content = {
         "id": f"score-{uuid.uuid4().hex}",
         "object": "list",
         "created": int(time.time()),
-        "model": model,
+        "model": servers.shown_name(model),
         "data": [
             {"index": index, "object": "score", "score": value}
             for index, value in enumerate(scores)
@@ -97,9 +130,10 @@ async def rerank(request: Request, body: RerankBody, servers: Servers) -> Respon
 
     model, scores, usage = await _scores(request, body, servers, [body.query], body.documents, name)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    version = "2" if request.scope["path"].startswith("/v2/") else "1"
     content = {
         "id": f"rerank-{uuid.uuid4().hex}",
-        "model": model,
+        "model": servers.shown_name(model),
         "usage": usage,
         "results": [
             {
@@ -109,6 +143,11 @@ async def rerank(request: Request, body: RerankBody, servers: Servers) -> Respon
             }
             for index in order[: body.top_n or None]
         ],
+        # Cohere's part of the answer; the other ones are Jina's and vLLM's.
+        "meta": {
+            "api_version": {"version": version},
+            "tokens": {"input_tokens": usage["prompt_tokens"]},
+        },
     }
     return Response(to_json(content), media_type="application/json")
 
@@ -219,12 +258,14 @@ def _field(engine_name: str, prompt_name: str) -> str:
     return openai_field(engine_name)
 
 
-def _with_embeddings(content: Json, found: Sequence[Embedding], as_base64: bool) -> str:
+def _with_embeddings(
+    content: Json, found: Sequence[Embedding], as_base64: bool, form: _Form
+) -> str:
     data = [
         {
-            "object": "embedding",
+            "object": form.object_name,
             "index": index,
-            "embedding": _base64(item.vector) if as_base64 else item.vector.tolist(),
+            form.field: _base64(item.vector) if as_base64 else item.vector.tolist(),
         }
         for index, item in enumerate(found)
     ]

@@ -28,7 +28,9 @@ async def create_message(request: Request, body: MessagesBody, servers: Servers)
     backend_request = BackendRequest(
         model, body.routed(), params, whole=not body.stream, parsed=True
     )
-    response = GatewayResponse(MessagesFormat(model), [servers.stream(backend_request)])
+    response = GatewayResponse(
+        MessagesFormat(servers.shown_name(model)), [servers.stream(backend_request)]
+    )
     return await respond(request, response, stream=body.stream)
 
 

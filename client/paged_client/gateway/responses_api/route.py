@@ -23,6 +23,6 @@ async def create_response(request: Request, body: ResponsesBody, servers: Server
     backend_request = BackendRequest(
         model, body.routed(), params, whole=not body.stream, parsed=True
     )
-    response_format = ResponsesFormat(model, body)
+    response_format = ResponsesFormat(servers.shown_name(model), body)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])
     return await respond(request, response, stream=body.stream)
