@@ -29,6 +29,7 @@ VALUES = {
     "output_constraint",
     "outputs",
     "pooling_params",
+    "regular_file",
     "request",
     "sampling_params",
     "structured_outputs",

@@ -43,7 +43,7 @@ def uses_fallback(checkpoint: Path, model_impl: str) -> bool:
     if model_impl == "transformers":
         return True
     path = checkpoint / "config.json"
-    names = ConfigFile.read(path).value("architectures") if path.is_file() else None
+    names = ConfigFile.read(path).value("architectures") if path.exists() else None
     return isinstance(names, list) and not any(map(is_supported, names))
 
 
