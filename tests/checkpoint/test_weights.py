@@ -116,7 +116,8 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
 
 def test_missing_weights(tmp_path: Path) -> None:
     make_checkpoint("llama2", tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
+    (tmp_path / "training_args.bin").touch()
     assert_refused(tmp_path, "holds neither model.safetensors nor")
     (tmp_path / "pytorch_model.bin").touch()
     assert_refused(tmp_path, "convert them")
