@@ -140,7 +140,7 @@ def load_encoder(
     Raises:
         ConfigError: transformers cannot load it, or it cannot compute several prompts at once.
     """
-    check_not_quantized(options, config.file)
+    check_not_quantized(options, folder, config.file)
     limit = config.max_position_embeddings
     if options.max_model_len is None:
         limit = min(limit, config.max_seq_length or limit)

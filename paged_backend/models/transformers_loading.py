@@ -15,19 +15,20 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.errors import ConfigError
 from paged_backend.models.layers import Kernels
 from paged_backend.options.model import ModelOptions
+from paged_backend.quantization.read import read_quantization
 from paged_backend.validation import shorten
 
 CheckTensors = Callable[[Path, Any, dict[str, Any]], None]
 """Checks the folder, the model and transformers' report on the tensors; raises ConfigError."""
 
 
-def check_not_quantized(options: ModelOptions, file: ConfigFile) -> None:
+def check_not_quantized(options: ModelOptions, folder: Path, file: ConfigFile) -> None:
     """Refuse quantized weights.
 
     Raises:
         ConfigError: the option asks for them, or the checkpoint has them.
     """
-    if options.quantization is not None or file.section("quantization_config") is not None:
+    if options.quantization is not None or read_quantization(folder, file) is not None:
         raise ConfigError("quantized weights are not supported by model_impl transformers")
 
 

@@ -109,7 +109,7 @@ def load_transformers_model(
     Raises:
         ConfigError: transformers cannot load it, or it cannot use the paged KV cache.
     """
-    check_not_quantized(options, config.file)
+    check_not_quantized(options, folder, config.file)
     model = load_pretrained(config.architecture, options, folder, kernels, _check_complete)
     _check_kind(model)
     max_model_len = resolve_max_model_len(options, config.max_position_embeddings)

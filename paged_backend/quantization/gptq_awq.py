@@ -35,7 +35,7 @@ def read_awq(config: ConfigFile) -> Quantization:
     def format_of(layer: str) -> WeightFormat | None:
         return chosen if _is_converted(layer, output) and layer not in skipped else None
 
-    return Quantization("awq", format_of)
+    return Quantization("awq", format_of, converted=lambda layer: chosen)
 
 
 def read_gptq(config: ConfigFile) -> Quantization:
@@ -47,15 +47,42 @@ def read_gptq(config: ConfigFile) -> Quantization:
     default = _gptq_format(config, config)
     overrides = _overrides(config)
     skipped = LayerNames.read_parts(config, "modules_to_not_convert")
+    chosen = _modules_in_block(config)
     output = config.flag("lm_head", False)
 
     def format_of(layer: str) -> WeightFormat | None:
         for pattern, override in overrides:
             if pattern.match(layer):
                 return override
-        return default if _is_converted(layer, output) and layer not in skipped else None
+        is_chosen = not chosen or any(name in layer for name in chosen)
+        is_converted = _is_converted(layer, output) and is_chosen and layer not in skipped
+        return default if is_converted else None
 
-    return Quantization("gptq", format_of)
+    def converted(layer: str) -> WeightFormat:
+        matching = (override for pattern, override in overrides if pattern.match(layer))
+        return next(filter(None, matching), default)
+
+    return Quantization("gptq", format_of, converted=converted)
+
+
+def _modules_in_block(config: ConfigFile) -> list[str]:
+    """Read the modules of each block that are quantized, by parts of names; empty for all.
+
+    Optimum writes lists of the modules that are quantized together, and others one list.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    key = "modules_in_block_to_quantize"
+    groups = config.value(key) or []
+    names: list[object] = []
+    for group in groups if isinstance(groups, list) else [groups]:
+        names.extend(group if isinstance(group, list) else [group])
+    found = [name for name in names if isinstance(name, str)]
+    if len(found) < len(names):
+        problem = f"must be a list of strings, or of lists of strings, got {shorten(groups)}"
+        raise config.error(key, problem)
+    return found
 
 
 def _overrides(config: ConfigFile) -> Sequence[tuple[re.Pattern[str], GptqFormat | None]]:
