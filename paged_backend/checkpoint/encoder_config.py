@@ -11,9 +11,10 @@ import torch
 from paged_backend.checkpoint.classifier import ClassifierSpec, read_activation
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.fallback_config import find_integer, read_auto_config
+from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_VOCAB_SIZE
 from paged_backend.checkpoint.model_config import DTYPES
 from paged_backend.checkpoint.sentence_transformers import read_max_length
-from paged_backend.checkpoint.shape_reader import MAX_POSITIONS, read_dtype
+from paged_backend.checkpoint.shape_reader import read_dtype
 from paged_backend.validation import shorten
 
 # Values of model_type. In the second list, the position of a token is the number of tokens up to
@@ -78,7 +79,7 @@ def load_encoder_config(checkpoint: Path) -> EncoderConfig:
     config = read_auto_config(checkpoint, file)
     if getattr(config, "is_decoder", False):
         raise file.error("is_decoder", "is true; only encoders, which are bidirectional, can embed")
-    vocab_size = find_integer(file, config, "vocab_size", 2**31)
+    vocab_size = find_integer(file, config, "vocab_size", MAX_VOCAB_SIZE)
     positions = find_integer(file, config, "max_position_embeddings", MAX_POSITIONS)
     padding_id = None
     if file.value("model_type") in _AFTER_PADDING:
@@ -86,7 +87,7 @@ def load_encoder_config(checkpoint: Path) -> EncoderConfig:
         positions -= padding_id + 1
     return EncoderConfig(
         architecture=architecture,
-        hidden_size=find_integer(file, config, "hidden_size", 2**31),
+        hidden_size=find_integer(file, config, "hidden_size", MAX_HIDDEN_SIZE),
         vocab_size=vocab_size,
         max_position_embeddings=positions,
         max_seq_length=read_max_length(checkpoint),

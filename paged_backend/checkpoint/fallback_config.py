@@ -10,9 +10,10 @@ import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.hub import is_gguf
+from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_VOCAB_SIZE
 from paged_backend.checkpoint.model_config import DTYPES, read_eos_token_ids
 from paged_backend.checkpoint.registry import ARCHITECTURES, is_supported
-from paged_backend.checkpoint.shape_reader import MAX_POSITIONS, read_dtype
+from paged_backend.checkpoint.shape_reader import read_dtype
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -56,10 +57,10 @@ def load_fallback_config(checkpoint: Path) -> FallbackConfig:
     file = ConfigFile.read(checkpoint / "config.json")
     architecture = _find_class(file)
     config = read_auto_config(checkpoint, file).get_text_config(decoder=True)
-    vocab_size = find_integer(file, config, "vocab_size", 2**31)
+    vocab_size = find_integer(file, config, "vocab_size", MAX_VOCAB_SIZE)
     return FallbackConfig(
         architecture=architecture,
-        hidden_size=find_integer(file, config, "hidden_size", 2**31),
+        hidden_size=find_integer(file, config, "hidden_size", MAX_HIDDEN_SIZE),
         vocab_size=vocab_size,
         max_position_embeddings=find_integer(
             file, config, "max_position_embeddings", MAX_POSITIONS

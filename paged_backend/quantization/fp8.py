@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_GROUP_SIZE
 from paged_backend.quantization.formats import BLOCKS, Quantization, WeightFormat
 from paged_backend.quantization.kv_cache import read_kv_cache_dtype
 from paged_backend.quantization.layer_names import LayerNames
@@ -65,4 +66,4 @@ def _all_but(
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and value > 0
+    return type(value) is int and 0 < value <= MAX_GROUP_SIZE

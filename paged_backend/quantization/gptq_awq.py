@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_GROUP_SIZE, MAX_PATTERNS
 from paged_backend.quantization.formats import BLOCKS, EMBEDDING, Quantization, WeightFormat
 from paged_backend.quantization.layer_names import LayerNames, compile_regex
 from paged_backend.quantization.packed import AwqFormat, GptqFormat
@@ -79,8 +80,9 @@ def _modules_in_block(config: ConfigFile) -> list[str]:
     for group in groups if isinstance(groups, list) else [groups]:
         names.extend(group if isinstance(group, list) else [group])
     found = [name for name in names if isinstance(name, str)]
-    if len(found) < len(names):
-        problem = f"must be a list of strings, or of lists of strings, got {shorten(groups)}"
+    if len(found) < len(names) or len(found) > MAX_PATTERNS:
+        problem = f"must be a list of at most {MAX_PATTERNS} strings, or of lists of strings, got "
+        problem += shorten(groups)
         raise config.error(key, problem)
     return found
 
@@ -90,6 +92,8 @@ def _overrides(config: ConfigFile) -> Sequence[tuple[re.Pattern[str], GptqFormat
     dynamic = config.section("dynamic")
     if dynamic is None:
         return []
+    if len(list(dynamic.keys())) > MAX_PATTERNS:
+        raise config.error("dynamic", f"must have at most {MAX_PATTERNS} entries")
     overrides: list[tuple[re.Pattern[str], GptqFormat | None]] = []
     for key in dynamic.keys():
         expression = key.removeprefix("-:").removeprefix("+:")
@@ -112,7 +116,7 @@ def _gptq_format(override: ConfigFile, config: ConfigFile) -> GptqFormat:
 
 def _group_size(config: ConfigFile, key: str) -> int:
     """The number of inputs that share a scale; 0 for all, which the file writes as -1."""
-    return 0 if config.value(key) == -1 else config.integer(key)
+    return 0 if config.value(key) == -1 else config.integer(key, high=MAX_GROUP_SIZE)
 
 
 def _either(config: ConfigFile, key: str, old_key: str) -> str:
