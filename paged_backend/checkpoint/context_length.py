@@ -24,7 +24,8 @@ def context_length(sections: Iterable[ConfigFile | None], max_positions: int) ->
 
     A factor of linear scaling or YaRN counts from the length that the model was trained with before
     it was scaled; files name that length as ``original_max_position_embeddings``, or else as
-    ``max_position_embeddings``. The latter can also be the scaled length, so the longer one counts.
+    ``max_position_embeddings``. The latter can also be the scaled length, so the longer one counts;
+    or, below the former, a limit that the author wants.
     llama3 and longrope always name the scaled length, and dynamic scaling is only supported within
     the trained length, where it changes nothing.
 
@@ -45,6 +46,8 @@ def _scaled(section: ConfigFile, max_positions: int) -> int:
         return max_positions
     key = "original_max_position_embeddings"
     trained = section.integer(key, max_positions, high=MAX_POSITIONS)
+    if trained > max_positions:
+        return max_positions
     if factor * trained > MAX_POSITIONS:
         raise section.error(
             "factor", f"must give at most {MAX_POSITIONS} tokens, got {factor:g} times {trained}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
 from collections.abc import Callable
@@ -12,12 +13,21 @@ from typing import Any
 
 import pytest
 from checkpoints import make_checkpoint
+from encoders import make_encoder
 from oracle import make_engine
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.checkpoint.folder import MAX_TOKENIZER_BYTES
-from paged_backend.checkpoint.task import resolve_task
-from paged_backend.config import EngineConfig
+from paged_backend.checkpoint.limits import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN_SIZE,
+    MAX_INNER_SIZE,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB_SIZE,
+)
 from paged_backend.errors import ConfigError
 from paged_backend.json_file import MAX_JSON_BYTES, MAX_JSON_DEPTH
 from paged_backend.text.tokenizer import load_tokenizer
@@ -36,6 +46,14 @@ ENDLESS: dict[str, Replace] = {
     "a device": lambda path: path.symlink_to("/dev/zero"),
     "a folder": Path.mkdir,
 }
+
+
+def make_fallback(folder: Path) -> object:
+    return make_checkpoint("gemma", folder)
+
+
+def make_bert(folder: Path) -> object:
+    return make_encoder("bert", folder)
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +169,110 @@ def test_json_is_not_nested_deep(name: str, depth: int, llama: Path, tmp_path: P
     assert refused(tmp_path) == (
         f"{tmp_path / name} must be nested at most {MAX_JSON_DEPTH} levels deep"
     )
+
+
+SIZES = [
+    ("num_hidden_layers", MAX_LAYERS),
+    ("num_attention_heads", MAX_HEADS),
+    ("num_key_value_heads", MAX_HEADS),
+    ("head_dim", MAX_HEAD_DIM),
+    ("hidden_size", MAX_HIDDEN_SIZE),
+    ("intermediate_size", MAX_INNER_SIZE),
+    ("vocab_size", MAX_VOCAB_SIZE),
+    ("max_position_embeddings", MAX_POSITIONS),
+]
+
+
+def edit(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize(("key", "limit"), SIZES)
+def test_each_size_has_a_limit(
+    key: str, limit: int, load_format: str, llama: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    for value in (limit + 1, 10**18, 10**400):
+        edit(tmp_path, **{key: value})
+        with pytest.raises(ConfigError, match=f"{key} must be .*up to {limit}, got") as caught:
+            make_engine(tmp_path, load_format=load_format)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [
+        ("qwen3-moe", {"num_experts": MAX_EXPERTS + 1}, f"up to {MAX_EXPERTS}, got"),
+        ("qwen3-moe", {"num_experts": 4096, "num_hidden_layers": 64}, "give 262144 experts"),
+        ("qwen3-moe", {"moe_intermediate_size": 10**9}, "moe_intermediate_size must be"),
+        ("qwen2-window", {"sliding_window": 10**30}, "sliding_window must be"),
+        ("qwen3-moe", {"mlp_only_layers": [0] * 10**6}, "mlp_only_layers must be a list"),
+        ("gemma3", {"layer_types": ["full_attention"] * 10**5}, "layer_types must be a list of 3"),
+        ("llama2", {"eos_token_id": [1] * 2000}, "eos_token_id must have at most"),
+        ("llama2", {"rope_scaling": {"type": "yarn", "factor": 1e9}}, "factor must give at most"),
+        ("llama2", {"rope_scaling": {"type": "linear", "factor": 10**400}}, "factor must be a num"),
+        ("llama3", {"rope_parameters": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1,
+          "high_freq_factor": 4, "original_max_position_embeddings": 10**30}}, "original_max_po"),
+        ("phi4-mini", {"rope_parameters": {"rope_type": "longrope", "short_factor": [10**400] * 6,
+          "long_factor": [1] * 6, "partial_rotary_factor": 0.75}}, "short_factor must be a list"),
+    ],
+)  # fmt: skip
+def test_no_other_field_multiplies_anything(
+    family: str, values: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    make_checkpoint(family, tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    edit(tmp_path, **values)
+    assert message in refused_engine(tmp_path)
+
+
+def refused_engine(folder: Path, **options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_engine(folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"num_hidden_layers": MAX_LAYERS}, "tensors are missing, such as model.layers."),
+        ({"vocab_size": MAX_VOCAB_SIZE}, "tensor model.embed_tokens.weight has shape [199, 64]"),
+        ({"intermediate_size": MAX_INNER_SIZE}, ".mlp.gate_proj.weight has shape [112, 64]"),
+        ({"num_attention_heads": MAX_HEADS, "num_key_value_heads": MAX_HEADS,
+          "head_dim": MAX_HEAD_DIM}, ".self_attn.q_proj.weight has shape [64, 64]"),
+        ({"max_position_embeddings": MAX_POSITIONS}, "are too few for max_model_len (16777216)"),
+    ],
+)  # fmt: skip
+def test_sizes_are_compared_with_the_files_before_memory_is_taken(
+    values: dict[str, object], words: str, llama: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    edit(tmp_path, **values)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert words in refused_engine(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # 256 MiB in KiB
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"num_hidden_layers": MAX_LAYERS + 1}, "num_hidden_layers must be an integer up to 1024"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers must be an integer up to 1024"),
+        ({"num_labels": 10**9}, "num_labels must be an integer up to"),
+        ({"text_config": {"num_hidden_layers": 10**7}}, "text_config.num_hidden_layers must be"),
+        ({"vocab_size": 2**22}, "but the safetensors files hold"),
+        ({"intermediate_size": 2**22}, "but the safetensors files hold"),
+    ],
+)
+@pytest.mark.parametrize("make", [make_fallback, make_bert])
+def test_models_that_transformers_computes(
+    make: Callable[[Path], object], values: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    edit(tmp_path, **values)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert words in refused_engine(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
