@@ -15,7 +15,7 @@ from paged_backend.checkpoint.tensors import TensorSpec
 from paged_backend.errors import ConfigError
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.mxfp4 import Mxfp4Format
-from paged_backend.quantization.stored import stored_headers
+from paged_backend.quantization.stored import usual_headers
 
 _WEIGHT = ".weight"
 # The tensors that have the sizes of a quantized layer; scales are checked when they are read.
@@ -33,7 +33,7 @@ def check_stored(folder: Path, shape: ModelShape, quantization: Quantization | N
     Raises:
         ConfigError: a tensor is missing or has another shape, or a file is damaged.
     """
-    headers = stored_headers(folder)
+    headers = usual_headers(folder)
     missing = []
     for spec_name, spec in tensors_of(shape).items():
         for name, wanted in _stored(spec_name, spec, quantization):

@@ -28,8 +28,15 @@ def stored_headers(folder: Path) -> Headers:
     Raises:
         ConfigError: a file is missing or damaged.
     """
-    if not has_weights(folder):
-        return {}
+    return usual_headers(folder) if has_weights(folder) else {}
+
+
+def usual_headers(folder: Path) -> Headers:
+    """Read the headers of a checkpoint's tensors, by their usual names.
+
+    Raises:
+        ConfigError: there are no files of weights, or one is missing or damaged.
+    """
     return {usual_name(name): header for name, header in read_headers(folder).items()}
 
 
