@@ -139,6 +139,7 @@ def resolve_max_model_len(config: ModelOptions, limit: int) -> int:
     if config.max_model_len > limit:
         raise ConfigError(
             f"option max_model_len must be at most {limit} (the model's max_position_embeddings, "
-            f"with the factor of a linear or yarn rope_scaling), got {config.max_model_len}"
+            "which a rope_scaling of the type linear or yarn extends, and dynamic does not), got "
+            f"{config.max_model_len}"
         )
     return config.max_model_len
