@@ -35,7 +35,6 @@ from paged_backend.models.positions import check_positions
 from paged_backend.options.model import AUTO, GENERATE
 from paged_backend.platforms.base import ModelRunner
 from paged_backend.platforms.select import select_platform
-from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
 from paged_backend.pooling_params import Pooling, PoolingType
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
@@ -130,8 +129,8 @@ class Worker:
 
             return load_transformers_model(config, model_config, folder, self.platform)
         max_model_len = resolve_max_model_len(config, model_config.max_position_embeddings)
-        if config.kv_cache_memory_bytes is not None or self.platform.device.type == "cpu":
-            pool_bytes = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
+        pool_bytes = config.kv_cache_memory_bytes or self.platform.default_kv_cache_bytes
+        if pool_bytes is not None:
             check_positions(model_config, max_model_len, pool_bytes)
         has_output_layer = model_config.has_output_layer and pooling is None
         model_config = replace(model_config, has_output_layer=has_output_layer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,11 @@ from paged_backend.checkpoint.weight_index import (
     weight_names,
 )
 from paged_backend.errors import ConfigError
-from paged_backend.regular_file import check_regular
+from paged_backend.regular_file import open_regular
 from paged_backend.validation import shorten
+
+MAX_HEADER_BYTES = 2**26  # that of a model with 61 layers of 384 experts in one file takes a third
+_SIZE_BYTES = 8  # of the number before the header
 
 
 class Header(NamedTuple):
@@ -62,12 +66,25 @@ def open_tensors(file: Path) -> Iterator[Any]:
     Raises:
         ConfigError: the file is not a regular one, truncated or damaged.
     """
-    check_regular(file)
+    _check_header(file)
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{file} is truncated or damaged ({error}); download it again") from error
+
+
+def _check_header(file: Path) -> None:
+    """Check the size of the header, which the library reads as a whole."""
+    with open_regular(file) as stream:
+        size = int.from_bytes(stream.read(_SIZE_BYTES), "little")
+        length = os.fstat(stream.fileno()).st_size
+    if size > min(length, MAX_HEADER_BYTES):
+        problem = "is truncated or damaged" if length < size else "is not supported"
+        raise ConfigError(
+            f"{file} {problem}: its header has {size} bytes, the file {length}, and at most "
+            f"{MAX_HEADER_BYTES} are read; download it again"
+        )
 
 
 def read_headers(folder: Path) -> Mapping[str, Header]:

@@ -28,6 +28,7 @@ from paged_backend.checkpoint.limits import (
     MAX_POSITIONS,
     MAX_VOCAB_SIZE,
 )
+from paged_backend.checkpoint.safetensors_files import MAX_HEADER_BYTES
 from paged_backend.errors import ConfigError
 from paged_backend.json_file import MAX_JSON_BYTES, MAX_JSON_DEPTH
 from paged_backend.text.tokenizer import load_tokenizer
@@ -159,6 +160,15 @@ def test_files_have_a_largest_size(name: str, limit: int, llama: Path, tmp_path:
     shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
     sparse(tmp_path / name, limit + 1)
     assert f"{name} must have at most {limit} bytes, but has {limit + 1}" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("size", [MAX_HEADER_BYTES + 1, 2**60])
+def test_the_header_of_weights_has_a_largest_size(size: int, llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    sparse(tmp_path / "model.safetensors", 2**28)
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.write(size.to_bytes(8, "little"))
+    assert f"its header has {size} bytes, the file {2**28}, and at most" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("depth", [MAX_JSON_DEPTH + 1, 5_000, 1_000_000])
