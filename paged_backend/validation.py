@@ -168,6 +168,21 @@ def is_text(value: object) -> bool:
     return True
 
 
+def is_deeper(value: object, max_depth: int) -> bool:
+    """Return whether a value of JSON has more levels of arrays and objects, without recursion."""
+    level = [value]
+    for _ in range(max_depth + 1):
+        containers = [item for item in level if isinstance(item, (list, dict))]
+        if not containers:
+            return False
+        level = [
+            item
+            for container in containers
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+    return True
+
+
 def _plain(number: float) -> str:
     return str(int(number)) if float(number).is_integer() else f"{number:g}"
 

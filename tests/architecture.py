@@ -30,6 +30,7 @@ VALUES = {
     "output_constraint",
     "outputs",
     "pooling_params",
+    "regular_file",
     "request",
     "sampling_params",
     "structured_outputs",

@@ -83,6 +83,34 @@ mean, the first token (cls) or the last one. Each row was compared with transfor
 1e-5, in a batch of 12 prompts and in smaller ones. A step computes whole prompts, without a KV
 cache. Code in a checkpoint is never run, and quantized checkpoints are not supported.
 """
+SIZES = """
+## Context length
+
+`max_model_len` is by default the length that `config.json` gives, and may be lower. The length is
+`max_position_embeddings`, unless the type of scaling in `rope_scaling` or `rope_parameters` (there
+`type` or `rope_type`) changes it:
+
+| type | length |
+|---|---|
+| `linear`, `yarn` | `factor` times the original length |
+| `dynamic` | the same: longer sequences, whose frequencies would change, are refused |
+| `llama3`, `longrope`, `su` | the same, as it includes the scaling |
+
+The original length is `original_max_position_embeddings`, or else `max_position_embeddings`. A
+`max_position_embeddings` that includes the scaling, or is below the original length, counts itself;
+that of Gemma 3 always does. `longrope` of a model that transformers computes ends at the original
+length, because its frequencies beyond depend on the batch. Encoders end at the `max_seq_length` of
+sentence-transformers, or else, if their positions are absolute, at the `model_max_length` of the
+tokenizer.
+
+## Sizes and names
+
+Sizes in `config.json` have limits: 1,024 layers, 4,096 experts of a layer and 131,072 of a model,
+4,096 heads of 4,096 numbers, a `hidden_size` of 2^18, an MLP of 2^22, 2^23 tokens, and 2^24
+positions. They are compared with the headers of the weights before memory is taken for the model.
+`silu` and `swish` are one activation, and so are `gelu_pytorch_tanh`, `gelu_new`, `gelu_fast`,
+`gelu_accurate` and `gelu_python_tanh`.
+"""
 REFUSALS = """
 ## Models that are refused
 
@@ -99,7 +127,7 @@ def main() -> None:
     print("\n".join(_table(FALLBACKS)))
     print(ENCODER)
     print("\n".join(_encoders()))
-    print(REFUSALS + "\n".join(_refusals()))
+    print(SIZES + REFUSALS + "\n".join(_refusals()))
 
 
 def _table(families: tuple[str, ...]) -> Iterator[str]:

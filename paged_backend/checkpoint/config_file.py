@@ -50,7 +50,12 @@ class ConfigFile:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above zero; without a default the key is required."""
-        return float(self._checked(key, Rule(float, above=0), default))
+        value = self._checked(key, Rule(float, above=0), default)
+        try:
+            return float(value)
+        except OverflowError as error:
+            problem = f"must be a number above 0 that float64 has, got {shorten(value)}"
+            raise self.error(key, problem) from error
 
     def optional_number(self, key: str) -> float | None:
         """A number above zero; None where the key is missing."""

@@ -11,9 +11,10 @@ import torch
 from paged_backend.checkpoint.classifier import ClassifierSpec, read_activation
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.fallback_config import find_integer, read_auto_config
+from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_VOCAB_SIZE
 from paged_backend.checkpoint.model_config import DTYPES
 from paged_backend.checkpoint.sentence_transformers import read_max_length
-from paged_backend.checkpoint.shape_reader import MAX_POSITIONS, read_dtype
+from paged_backend.checkpoint.shape_reader import read_dtype
 from paged_backend.validation import shorten
 
 # Values of model_type. In the second list, the position of a token is the number of tokens up to
@@ -34,8 +35,8 @@ class EncoderConfig:
         hidden_size: numbers of a hidden state.
         vocab_size: number of tokens.
         max_position_embeddings: tokens of the longest prompt.
-        max_seq_length: tokens of the longest prompt that sentence-transformers computes; None if
-            it computes all.
+        max_seq_length: tokens of the longest prompt that sentence-transformers computes, or that
+            the tokenizer is made for; None if there is no such length.
         padding_id: the token from whose id on positions are counted; None if they begin at 0.
         dtype: of the checkpoint.
         file: config.json.
@@ -78,23 +79,39 @@ def load_encoder_config(checkpoint: Path) -> EncoderConfig:
     config = read_auto_config(checkpoint, file)
     if getattr(config, "is_decoder", False):
         raise file.error("is_decoder", "is true; only encoders, which are bidirectional, can embed")
-    vocab_size = find_integer(file, config, "vocab_size", 2**31)
+    vocab_size = find_integer(file, config, "vocab_size", MAX_VOCAB_SIZE)
     positions = find_integer(file, config, "max_position_embeddings", MAX_POSITIONS)
     padding_id = None
     if file.value("model_type") in _AFTER_PADDING:
         padding_id = find_integer(file, config, "pad_token_id", positions - 2, low=0)
         positions -= padding_id + 1
+    max_length = read_max_length(checkpoint)
+    if max_length is None:
+        max_length = _tokenizer_length(checkpoint, file, positions)
     return EncoderConfig(
         architecture=architecture,
-        hidden_size=find_integer(file, config, "hidden_size", 2**31),
+        hidden_size=find_integer(file, config, "hidden_size", MAX_HIDDEN_SIZE),
         vocab_size=vocab_size,
         max_position_embeddings=positions,
-        max_seq_length=read_max_length(checkpoint),
+        max_seq_length=read_max_length(checkpoint)
+        or _tokenizer_length(checkpoint, file, positions),
         padding_id=padding_id,
         dtype=DTYPES[read_dtype(file)],
         file=file,
         classifier=_read_classifier(file, config) if is_reranker else None,
     )
+
+
+def _tokenizer_length(checkpoint: Path, file: ConfigFile, positions: int) -> int | None:
+    """Return the tokenizer's ``model_max_length``; None if it is missing or above the positions.
+
+    Like vLLM, this reads it for absolute positions only; many tokenizers have a length of 10^30.
+    """
+    path = checkpoint / "tokenizer_config.json"
+    if file.value("position_embedding_type") != "absolute" or not path.exists():
+        return None
+    length = ConfigFile.read(path).value("model_max_length")
+    return length if type(length) is int and 0 < length < positions else None
 
 
 def _read_classifier(file: ConfigFile, config: Any) -> ClassifierSpec:

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.context_length import context_length
+from paged_backend.checkpoint.folder import check_texts
 from paged_backend.checkpoint.hub import is_gguf
+from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_VOCAB_SIZE
 from paged_backend.checkpoint.model_config import DTYPES, read_eos_token_ids
+from paged_backend.checkpoint.raw_limits import check_limits
 from paged_backend.checkpoint.registry import ARCHITECTURES, is_supported
-from paged_backend.checkpoint.shape_reader import MAX_POSITIONS, read_dtype
+from paged_backend.checkpoint.shape_reader import read_dtype
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -24,7 +28,7 @@ class FallbackConfig:
     architecture: str  # the name of the class in transformers
     hidden_size: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # tokens of prompt and output, after the scaling of rope
     dtype: torch.dtype  # of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     file: ConfigFile
@@ -43,7 +47,7 @@ def uses_fallback(checkpoint: Path, model_impl: str) -> bool:
     if model_impl == "transformers":
         return True
     path = checkpoint / "config.json"
-    names = ConfigFile.read(path).value("architectures") if path.is_file() else None
+    names = ConfigFile.read(path).value("architectures") if path.exists() else None
     return isinstance(names, list) and not any(map(is_supported, names))
 
 
@@ -56,18 +60,29 @@ def load_fallback_config(checkpoint: Path) -> FallbackConfig:
     file = ConfigFile.read(checkpoint / "config.json")
     architecture = _find_class(file)
     config = read_auto_config(checkpoint, file).get_text_config(decoder=True)
-    vocab_size = find_integer(file, config, "vocab_size", 2**31)
+    vocab_size = find_integer(file, config, "vocab_size", MAX_VOCAB_SIZE)
+    positions = find_integer(file, config, "max_position_embeddings", MAX_POSITIONS)
     return FallbackConfig(
         architecture=architecture,
-        hidden_size=find_integer(file, config, "hidden_size", 2**31),
+        hidden_size=find_integer(file, config, "hidden_size", MAX_HIDDEN_SIZE),
         vocab_size=vocab_size,
-        max_position_embeddings=find_integer(
-            file, config, "max_position_embeddings", MAX_POSITIONS
-        ),
+        max_position_embeddings=context_length(_rope_sections(file, config), positions),
         dtype=DTYPES[read_dtype(file)],
         eos_token_ids=read_eos_token_ids(checkpoint, file, vocab_size),
         file=file,
     )
+
+
+def _rope_sections(file: ConfigFile, config: Any) -> list[ConfigFile]:
+    """Return the keys of the rotary embeddings whose scaling may extend the positions.
+
+    Those of Gemma 3 include the scaling in ``max_position_embeddings``.
+    """
+    values = getattr(config, "rope_parameters", None) or {}
+    if "gemma3" in config.model_type or not isinstance(values, dict):
+        return []
+    nested = [value for value in values.values() if isinstance(value, dict)]
+    return [file.with_only().with_defaults(**section) for section in nested or [values]]
 
 
 def _find_class(file: ConfigFile) -> str:
@@ -101,6 +116,8 @@ def read_auto_config(checkpoint: Path, file: ConfigFile) -> Any:
     """
     from transformers import AutoConfig
 
+    check_texts(checkpoint)
+    check_limits(file)
     try:
         config = AutoConfig.from_pretrained(
             str(checkpoint), trust_remote_code=False, local_files_only=True

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import (
@@ -25,7 +24,7 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from paged_backend.checkpoint.hub_errors import cache_folder, hub_errors, not_in_cache
 from paged_backend.checkpoint.hub_progress import progress_class, size_text
 from paged_backend.checkpoint.hub_repository import HubRepository
-from paged_backend.checkpoint.weight_index import INDEX, SINGLE, indexed_names
+from paged_backend.checkpoint.weight_index import INDEX, SINGLE, pickled_names, weight_names
 from paged_backend.errors import ConfigError
 from paged_backend.log import LOG
 from paged_backend.validation import shorten
@@ -34,7 +33,6 @@ from paged_backend.validation import shorten
 # of sentence-transformers' modules are needed, such as 1_Pooling; onnx/ and original/ are not.
 _TEXTS = ["*.json", "*.jinja", "*.model", "*.txt"]
 _NO_TEXTS = ["[!0-9]*/*", "*/*/*"]
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def download(repository: HubRepository, *, weights: bool) -> Path:
@@ -123,20 +121,21 @@ def _sizes(repository: HubRepository, folder: Path) -> Mapping[str, int]:
 
 def _weight_names(repository: HubRepository, folder: Path, files: Collection[str]) -> list[str]:
     """Return the files that the loader will read."""
-    names = indexed_names(folder) if (folder / INDEX).exists() else [SINGLE]
-    absent = [name for name in names if name not in files]
-    if not files or not absent:
-        return names
-    if names == [SINGLE]:
+    present = files or [path.name for path in folder.iterdir()]
+    names = weight_names(folder, present)
+    if not names and files:
         raise ConfigError(_without_weights(repository, files))
-    raise ConfigError(
-        f"{repository}: {INDEX} lists files that are not in the repository: {_listed(absent)}"
-    )
+    absent = [name for name in names if name not in files] if files else []
+    if absent:
+        raise ConfigError(
+            f"{repository}: the index lists files that are not in the repository: {_listed(absent)}"
+        )
+    return names or [SINGLE]
 
 
 def _without_weights(repository: HubRepository, files: Iterable[str]) -> str:
     ggufs = [name for name in files if name.endswith(".gguf")]
-    pickled = [name for name in files if any(fnmatch(name, pattern) for pattern in _PICKLED)]
+    pickled = pickled_names(files)
     others = [name for name in files if name.endswith(".safetensors")]
     problem = f"{repository} has neither {SINGLE} nor {INDEX}"
     if ggufs:

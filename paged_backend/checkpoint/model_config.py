@@ -12,9 +12,10 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.families.keys import rope_section
 from paged_backend.checkpoint.gguf.config import read_gguf_config
 from paged_backend.checkpoint.hub import is_gguf
+from paged_backend.checkpoint.limits import MAX_END_TOKENS
 from paged_backend.checkpoint.rope import Rope, read_rope
 from paged_backend.checkpoint.shape import ModelShape
-from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
+from paged_backend.checkpoint.shape_reader import read_dtype, read_max_positions, read_shape
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -59,7 +60,7 @@ def load_model_config(checkpoint: Path) -> ModelConfig:
 def _read_ropes(config: ConfigFile, shape: ModelShape) -> tuple[Rope, ...]:
     rotary = shape.variant.rotary
     sections = rotary.sections or (rope_section(config),) * shape.num_layers
-    sizes = shape.head_dim, rotary.dim, shape.max_position_embeddings
+    sizes = shape.head_dim, rotary.dim, read_max_positions(config)
     ropes = {id(section): read_rope(section, *sizes) for section in sections}
     return tuple(ropes[id(section)] for section in sections)
 
@@ -82,6 +83,8 @@ def read_eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) ->
         if ids is None:
             continue
         ids = ids if isinstance(ids, list) else [ids]
+        if len(ids) > MAX_END_TOKENS:
+            raise source.error("eos_token_id", f"must have at most {MAX_END_TOKENS} entries")
         if not all(type(token) is int for token in ids):
             raise source.error("eos_token_id", f"must be an integer or a list, got {shorten(ids)}")
         # Shrunk vocabularies keep ids that no longer exist; the model can never emit those.

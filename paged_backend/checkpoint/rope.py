@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.context_length import rope_type
+from paged_backend.checkpoint.limits import MAX_POSITIONS
+from paged_backend.validation import shorten
 
 DEFAULT_THETA = 10000.0
+_MAX_DIVISOR = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,10 @@ def read_rope(
     if dim is None and section.value("partial_rotary_factor") not in (None, 1):
         raise section.error("partial_rotary_factor", "is not supported unless it is 1")
     dim = dim or head_dim
-    key = "rope_type" if "rope_type" in section else "type"
-    kind = section.text(key, "default", (*_SCALINGS, *_LONG_ROPES))
+    kind = rope_type(section)
+    if kind not in (*_SCALINGS, *_LONG_ROPES):
+        known = ", ".join((*_SCALINGS, *_LONG_ROPES))
+        raise section.error("rope_type", f"must be one of {known}, got {shorten(kind)}")
     theta = section.number("rope_theta", DEFAULT_THETA)
     unscaled = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if kind in _LONG_ROPES:
@@ -87,6 +93,17 @@ def _default(
     return unscaled, 1.0
 
 
+def _dynamic(
+    scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
+) -> tuple[Tensor, float]:
+    """Dynamic NTK: the frequencies of sequences within the trained length, the only ones served.
+
+    Those of longer sequences depend on the length, so all keys in the cache would have to change.
+    """
+    scaling.number("factor")
+    return unscaled, 1.0
+
+
 def _linear(
     scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
 ) -> tuple[Tensor, float]:
@@ -98,7 +115,7 @@ def _llama3(
     scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
 ) -> tuple[Tensor, float]:
     """Llama 3.1: low frequencies are lowered, high ones kept, those between are blended."""
-    trained = scaling.integer("original_max_position_embeddings", max_positions)
+    trained = _trained(scaling, max_positions)
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
     if high <= low:
         raise scaling.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
@@ -111,8 +128,8 @@ def _yarn(
     scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
 ) -> tuple[Tensor, float]:
     """YaRN: as llama3, but blended by a ramp over the pairs' indices, and scores are sharpened."""
-    factor = scaling.number("factor")
-    trained = scaling.integer("original_max_position_embeddings", max_positions)
+    trained = _trained(scaling, max_positions)
+    factor = scaling.number("factor", max_positions / trained)
     num_pairs = len(unscaled)
     if theta <= 1:
         raise scaling.error("rope_theta", f"must be above 1, got {theta:g}")
@@ -151,7 +168,7 @@ def _long_rope(section: ConfigFile, head_dim: int, unscaled: Tensor, max_positio
 
     Ding et al., "LongRoPE" (2024).
     """
-    short_positions = section.integer("original_max_position_embeddings", max_positions)
+    short_positions = _trained(section, max_positions)
     factor = section.number("factor", max_positions / short_positions)
     scale = section.optional_number("attention_factor")
     if scale is None:
@@ -164,6 +181,12 @@ def _long_rope(section: ConfigFile, head_dim: int, unscaled: Tensor, max_positio
     return Rope(head_dim, short, scale, long, short_positions)
 
 
+def _trained(section: ConfigFile, max_positions: int) -> int:
+    """Read the number of positions before the scaling."""
+    key = "original_max_position_embeddings"
+    return section.integer(key, max_positions, high=MAX_POSITIONS)
+
+
 def _divided(
     scaling: ConfigFile, unscaled: Tensor, theta: float, max_positions: int
 ) -> tuple[Tensor, float]:
@@ -174,13 +197,18 @@ def _divided(
 def _divisors(section: ConfigFile, key: str, count: int) -> Tensor:
     values = section.value(key)
     is_list = isinstance(values, list) and len(values) == count
-    if not is_list or not all(type(value) in (int, float) and value > 0 for value in values):
-        raise section.error(key, f"must be a list of {count} numbers above zero")
+    if not is_list or not all(
+        type(value) in (int, float) and 0 < value <= _MAX_DIVISOR for value in values
+    ):
+        raise section.error(
+            key, f"must be a list of {count} numbers above zero, at most {_MAX_DIVISOR:g}"
+        )
     return torch.tensor(values, dtype=torch.float32)
 
 
 _SCALINGS: dict[str, Callable[[ConfigFile, Tensor, float, int], tuple[Tensor, float]]] = {
     "default": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

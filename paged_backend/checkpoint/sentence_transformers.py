@@ -6,12 +6,12 @@ and newer ones the names of the modes.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.errors import ConfigError
+from paged_backend.json_file import read_json
 from paged_backend.pooling_params import Pooling, PoolingType
 from paged_backend.validation import shorten
 
@@ -33,7 +33,7 @@ _ORDERS = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 def has_modules(checkpoint: Path) -> bool:
     """Return True if the checkpoint is one of sentence-transformers."""
-    return (checkpoint / MODULES).is_file()
+    return (checkpoint / MODULES).exists()
 
 
 def read_pooling(checkpoint: Path, hidden_size: int) -> Pooling:
@@ -68,7 +68,7 @@ def read_max_length(checkpoint: Path) -> int | None:
         ConfigError: it is no positive integer.
     """
     file = checkpoint / _TRANSFORMER
-    if not has_modules(checkpoint) or not file.is_file():
+    if not has_modules(checkpoint) or not file.exists():
         return None
     config, key = ConfigFile.read(file), "max_seq_length"
     return None if config.value(key) is None else config.integer(key, high=2**31)
@@ -80,7 +80,7 @@ def _check_texts(file: Path) -> None:
     Raises:
         ConfigError: it does something.
     """
-    if not file.is_file():
+    if not file.exists():
         return
     config = ConfigFile.read(file)
     if config.flag("do_lower_case", False):
@@ -96,11 +96,11 @@ def _check_texts(file: Path) -> None:
 
 def _modules(file: Path) -> tuple[list[str], list[str]]:
     """Return the names of the modules' classes, and their folders."""
+    entries: Any = read_json(file)
     try:
-        entries: Any = json.loads(file.read_text(encoding="utf-8"))
         kinds = [str(entry["type"]).rpartition(".")[2] for entry in entries]
         paths = [str(entry["path"]) for entry in entries]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (TypeError, KeyError) as error:
         raise ConfigError(f"{file} must hold a JSON list of modules with type and path") from error
     if kinds not in _ORDERS:
         allowed = " or ".join(", ".join(order) for order in _ORDERS)

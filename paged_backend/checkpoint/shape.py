@@ -67,11 +67,13 @@ class Rotary:
             one. Empty if config.json itself has the keys for all layers.
         dim: the first dimensions of a head that are rotated; None for the whole head.
         interleaved: pairs are neighbors (2i, 2i + 1) instead of (i, i + dim / 2).
+        within_positions: scaling does not extend ``max_position_embeddings``, which includes it.
     """
 
     sections: tuple[ConfigFile | None, ...] = ()
     dim: int | None = None
     interleaved: bool = False
+    within_positions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int  # tokens of prompt and output that the model was made for
+    max_position_embeddings: int  # tokens of prompt and output, after the scaling of rope
     tied_embeddings: bool  # the output layer's weight is the embedding's
     has_output_layer: bool  # False: the model is loaded for its hidden states only
     variant: Variant

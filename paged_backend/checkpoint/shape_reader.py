@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.context_length import context_length
+from paged_backend.checkpoint.families.keys import SILU_NAMES, rope_section
+from paged_backend.checkpoint.limits import (
+    MAX_EXPERTS_OF_MODEL,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN_SIZE,
+    MAX_INNER_SIZE,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB_SIZE,
+)
 from paged_backend.checkpoint.registry import (
     ARCHITECTURES,
     Architecture,
@@ -12,15 +24,14 @@ from paged_backend.checkpoint.registry import (
     has_classifier,
     has_output_layer,
 )
-from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.validation import shorten
 
-MAX_POSITIONS = 2**24  # as many as the option max_model_len allows
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Settings that few families implement, each with the values that mean "off".
 _OFF: dict[str, tuple[Any, ...]] = {
-    "hidden_act": (None, "silu"),
+    "hidden_act": (None, *SILU_NAMES),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "clip_qkv": (None,),
@@ -40,23 +51,49 @@ def read_shape(config: ConfigFile) -> ModelShape:
     for key, off in _OFF.items():
         if key not in architecture.own_keys and config.value(key) not in off:
             raise config.error(key, f"is {shorten(config.value(key))}, which is not supported")
-    num_heads = config.integer("num_attention_heads")
-    num_layers = config.integer("num_hidden_layers")
+    num_heads = config.integer("num_attention_heads", high=MAX_HEADS)
+    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    hidden_size = config.integer("hidden_size", high=MAX_HIDDEN_SIZE)
+    variant = architecture.variant(config, num_layers)
+    _check_experts(config, variant, num_layers)
     return ModelShape(
         architecture=name,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
+        vocab_size=config.integer("vocab_size", high=MAX_VOCAB_SIZE),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size", high=MAX_INNER_SIZE),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=_head_dim(config, architecture, num_heads),
-        max_position_embeddings=config.integer("max_position_embeddings", high=MAX_POSITIONS),
+        max_position_embeddings=_context_length(config, variant),
         tied_embeddings=config.flag("tie_word_embeddings", architecture.tied_embeddings),
         has_output_layer=has_output_layer(config),
         has_classifier=has_classifier(config),
-        variant=architecture.variant(config, num_layers),
+        variant=variant,
     )
+
+
+def read_max_positions(config: ConfigFile) -> int:
+    """Read ``max_position_embeddings`` as it stands in the file, whatever scaling there is."""
+    return config.integer("max_position_embeddings", high=MAX_POSITIONS)
+
+
+def _context_length(config: ConfigFile, variant: Variant) -> int:
+    max_positions = read_max_positions(config)
+    if variant.rotary.within_positions:
+        return max_positions
+    return context_length(variant.rotary.sections or [rope_section(config)], max_positions)
+
+
+def _check_experts(config: ConfigFile, variant: Variant, num_layers: int) -> None:
+    """Check the number of experts in all layers, for each of which something is made."""
+    count = 0 if variant.moe is None else variant.moe.num_experts * num_layers
+    if count > MAX_EXPERTS_OF_MODEL:
+        raise config.error(
+            "num_hidden_layers",
+            f"and the number of experts give {count} experts; at most {MAX_EXPERTS_OF_MODEL} are "
+            "supported",
+        )
 
 
 def read_dtype(config: ConfigFile) -> str:
@@ -66,7 +103,7 @@ def read_dtype(config: ConfigFile) -> str:
 
 
 def _head_dim(config: ConfigFile, architecture: Architecture, num_heads: int) -> int:
-    hidden_size = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size", high=MAX_HIDDEN_SIZE)
     default = architecture.head_dim
     if default is None:
         if config.value("head_dim") is None and hidden_size % num_heads:
@@ -74,14 +111,14 @@ def _head_dim(config: ConfigFile, architecture: Architecture, num_heads: int) ->
                 "num_attention_heads", f"({num_heads}) must divide hidden_size ({hidden_size})"
             )
         default = hidden_size // num_heads
-    head_dim = config.integer("head_dim", default)
+    head_dim = config.integer("head_dim", default, high=MAX_HEAD_DIM)
     if head_dim % 2:
         raise config.error("head_dim", f"must be even, got {head_dim}")
     return head_dim
 
 
 def _num_kv_heads(config: ConfigFile, num_heads: int) -> int:
-    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    num_kv_heads = config.integer("num_key_value_heads", num_heads, high=MAX_HEADS)
     if num_heads % num_kv_heads:
         raise config.error(
             "num_key_value_heads",

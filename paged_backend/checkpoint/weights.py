@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,23 +13,15 @@ from paged_backend.checkpoint.gguf.source import GgufTensors
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.safetensors_files import SafetensorsFiles
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
+from paged_backend.checkpoint.tensor_names import is_ignored, targets
 from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
 from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.errors import ConfigError
 
 BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar
 
-# Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
-_IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
-# How names begin in checkpoints that leave out the prefix.
-_BASE_NAMES = "embed_tokens.", "layers.", "norm."
 # The weights with which a norm only scales rows to a root mean square of 1.
 _FILLS = {Role.NORM: 1.0, Role.OFFSET_NORM: 0.0}
-_QUERY_SCALES = re.compile(r".*\.self_attn\.(?:q_proj\.output|(?:attn\.)?(?:q|prob))_scale")
-# The names of the scales of keys and values in checkpoints of different tools.
-_KV_SCALES = re.compile(
-    r"(?P<layer>.*\.self_attn)\.(?:(?P<proj>[kv])_proj\.(?:output|[kv])|(?:attn\.)?(?P<own>[kv]))_scale"
-)
 
 
 def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
@@ -51,10 +42,12 @@ def load_weights(checkpoint: Path, parameters: Mapping[str, Parameter]) -> None:
     ) as bar:
         for entry in source:
             bar.update(entry.num_bytes)
-            name = _usual_name(entry.name)
-            if name in parameters or not _is_ignored(name):
-                _fill(parameters, name, entry)
-            missing.discard(name)
+            names = targets(entry.name, parameters)
+            if not names and not is_ignored(entry.name):
+                raise ConfigError(f"{entry.origin} has no place in this architecture")
+            for name in names:
+                _fill(parameters[name], entry)
+            missing.difference_update(names)
     if missing:
         raise ConfigError(
             f"{checkpoint}: {_count(missing)} missing, such as {min(missing)}; config.json does "
@@ -89,11 +82,8 @@ def _open(checkpoint: Path) -> TensorSource:
     return GgufTensors(checkpoint) if is_gguf(checkpoint) else SafetensorsFiles(checkpoint)
 
 
-def _fill(parameters: Mapping[str, Parameter], name: str, entry: SourceTensor) -> None:
+def _fill(parameter: Parameter, entry: SourceTensor) -> None:
     tensor, origin = entry.tensor, entry.origin
-    if name not in parameters:
-        raise ConfigError(f"{origin} has no place in this architecture")
-    parameter = parameters[name]
     if isinstance(parameter, StoredTensor):
         parameter.fill(tensor, origin)
         return
@@ -109,25 +99,6 @@ def _fill(parameters: Mapping[str, Parameter], name: str, entry: SourceTensor) -
 
 def _is_optional(parameter: Parameter) -> bool:
     return isinstance(parameter, StoredTensor) and parameter.kind.optional
-
-
-def _is_ignored(name: str) -> bool:
-    scale = _QUERY_SCALES.fullmatch(name) or _KV_SCALES.fullmatch(name)
-    return name.endswith(_IGNORED) or scale is not None
-
-
-def _usual_name(name: str) -> str:
-    """Return the one name of a tensor that checkpoints name differently.
-
-    Checkpoints of models without an output layer leave out the prefix ``model.``, and tools differ
-    in the names of the scales of keys and values.
-    """
-    if name.startswith(_BASE_NAMES):
-        name = f"model.{name}"
-    match = _KV_SCALES.fullmatch(name)
-    if match is None:
-        return name
-    return f"{match['layer']}.{match['proj'] or match['own']}_scale"
 
 
 def _count(names: set[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.weights import load_weights, random_weights
@@ -15,6 +16,7 @@ from paged_backend.models.layers import LINEAR_METHODS, Kernels, LinearFactory, 
 from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
+from paged_backend.models.stored_check import check_stored
 from paged_backend.options.model import ModelOptions
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.online import ONLINE_FORMATS
@@ -43,6 +45,9 @@ def load_model(
     """
     kernels = _quantized_kernels(config, quantization, kernels)
     max_model_len = resolve_max_model_len(config, model_config.max_position_embeddings)
+    # The header of a GGUF file has been compared with its tensors when it was read.
+    if config.load_format != "dummy" and not is_gguf(folder):
+        check_stored(folder, model_config, quantization)
     model = build_model(model_config, max_model_len, kernels)
     if config.load_format == "dummy":
         random_weights(model.parameters(), tensors_of(model_config), config.seed)
@@ -127,13 +132,14 @@ def resolve_max_model_len(config: ModelOptions, limit: int) -> int:
     """Return the option `max_model_len` if it is set, else the model's context length `limit`.
 
     Raises:
-        ConfigError: the option exceeds the context length (`max_position_embeddings`).
+        ConfigError: the option exceeds the context length.
     """
     if config.max_model_len is None:
         return limit
     if config.max_model_len > limit:
         raise ConfigError(
-            f"option max_model_len must be at most {limit} (the model's "
-            f"max_position_embeddings), got {config.max_model_len}"
+            f"option max_model_len must be at most {limit} (the model's max_position_embeddings, "
+            "which a rope_scaling of the type linear or yarn extends, and dynamic does not), got "
+            f"{config.max_model_len}"
         )
     return config.max_model_len

@@ -15,8 +15,6 @@ from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.layers import Kernels
 
 _LENGTHS, _BLOCK_SIZE = (24, 5), 16
-# Frequencies that change with the longest sequence of a batch, so that answers would, too.
-_BATCH_ROPES = "dynamic", "longrope"
 
 
 class AttentionKernels(Kernels, Protocol):
@@ -32,11 +30,39 @@ class AttentionKernels(Kernels, Protocol):
         ...
 
 
-def rope_depends_on_batch(config: Any) -> bool:
-    """Return True if transformers' configuration asks for rotary embeddings of such a kind."""
+def rope_limit(config: Any) -> int | None:
+    """Return the length of sequences up to which rotary embeddings do not depend on the batch.
+
+    The frequencies of two kinds change with the longest sequence of a batch, so answers would, too.
+
+    Args:
+        config: transformers' configuration.
+
+    Returns:
+        None if there is no limit.
+    """
     parameters = getattr(config, "rope_parameters", None) or {}
     ropes = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return any(rope.get("rope_type") in _BATCH_ROPES for rope in ropes)
+    limits = {
+        "dynamic": lambda rope: config.max_position_embeddings,
+        "longrope": lambda rope: rope.get("original_max_position_embeddings", 0),
+    }
+    found = [limits[kind](rope) for rope in ropes if (kind := rope.get("rope_type")) in limits]
+    return min(found, default=None)
+
+
+def check_rope(config: Any, name: str, max_model_len: int) -> None:
+    """Refuse sequences whose rotary embeddings depend on the other ones of a batch.
+
+    Raises:
+        ConfigError: the longest one is too long.
+    """
+    limit = rope_limit(config)
+    if limit is not None and max_model_len > limit:
+        raise ConfigError(
+            f"option max_model_len must be at most {limit} for {name}, whose rotary embedding of "
+            f"longer sequences depends on the batch; got {max_model_len}"
+        )
 
 
 def check_prompts(vocab_size: int, max_model_len: int) -> list[Tensor]:

@@ -18,8 +18,8 @@ from paged_backend.models.loader import resolve_max_model_len
 from paged_backend.models.transformers_attention import NAME, attend_with
 from paged_backend.models.transformers_check import (
     check_prompts,
+    check_rope,
     compare,
-    rope_depends_on_batch,
 )
 from paged_backend.models.transformers_linear import replace_linear_layers, watch_linear_layers
 from paged_backend.models.transformers_loading import (
@@ -140,16 +140,13 @@ def load_encoder(
     Raises:
         ConfigError: transformers cannot load it, or it cannot compute several prompts at once.
     """
-    check_not_quantized(options, config.file)
+    check_not_quantized(options, folder, config.file)
     limit = config.max_position_embeddings
     if options.max_model_len is None:
         limit = min(limit, config.max_seq_length or limit)
     max_model_len = resolve_max_model_len(options, limit)
     model = load_pretrained(config.architecture, options, folder, kernels, _check_complete)
-    if rope_depends_on_batch(model.config):
-        raise ConfigError(
-            f"{config.architecture} is not supported: its rope_type depends on the batch"
-        )
+    check_rope(model.config, config.architecture, max_model_len)
     loaded = TransformersEncoder(config, max_model_len, model, kernels)
     prompts = check_prompts(config.vocab_size, max_model_len)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,27 @@ import torch
 import transformers
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.safetensors_files import read_headers
 from paged_backend.errors import ConfigError
 from paged_backend.models.layers import Kernels
 from paged_backend.options.model import ModelOptions
+from paged_backend.quantization.read import read_quantization
 from paged_backend.validation import shorten
+
+# Numbers that a model may compute, such as rotary tables and masks, or that a file may lack.
+_SPARE_NUMBERS = 2**25
 
 CheckTensors = Callable[[Path, Any, dict[str, Any]], None]
 """Checks the folder, the model and transformers' report on the tensors; raises ConfigError."""
 
 
-def check_not_quantized(options: ModelOptions, file: ConfigFile) -> None:
+def check_not_quantized(options: ModelOptions, folder: Path, file: ConfigFile) -> None:
     """Refuse quantized weights.
 
     Raises:
         ConfigError: the option asks for them, or the checkpoint has them.
     """
-    if options.quantization is not None or file.section("quantization_config") is not None:
+    if options.quantization is not None or read_quantization(folder, file) is not None:
         raise ConfigError("quantized weights are not supported by model_impl transformers")
 
 
@@ -53,14 +59,16 @@ def load_pretrained(
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)  # `check` says what matters, in one line
     try:
+        values = transformers.AutoConfig.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
         if options.load_format == "dummy":
             with torch.random.fork_rng():
                 torch.manual_seed(options.seed)
-                values = transformers.AutoConfig.from_pretrained(
-                    str(folder), trust_remote_code=False, local_files_only=True
-                )
                 model = loader._from_config(values, **settings)
         else:
+            with torch.device("meta"):
+                _check_sizes(folder, loader._from_config(values, **settings))
             model, info = loader.from_pretrained(
                 str(folder),
                 local_files_only=True,
@@ -79,6 +87,25 @@ def load_pretrained(
     finally:
         transformers.logging.set_verbosity(verbosity)
     return model.eval().requires_grad_(False).to(kernels.device)
+
+
+def _check_sizes(folder: Path, model: Any) -> None:
+    """Check that the files hold as many numbers as the model has, before it takes memory.
+
+    transformers fills what a file lacks with random numbers first, and says so later. The names and
+    shapes in files differ from those of its models, but not the numbers of elements.
+
+    Raises:
+        ConfigError: they hold less.
+    """
+    stored = sum(math.prod(header.shape) for header in read_headers(folder).values())
+    needed = sum(parameter.numel() for parameter in model.parameters())
+    tables = sum(table.numel() for table in model.buffers())
+    if max(needed, tables) > stored + _SPARE_NUMBERS:
+        raise ConfigError(
+            f"{folder}: config.json asks for {needed} parameters and tables of {tables} numbers, "
+            f"but the safetensors files hold {stored} numbers; they do not fit each other"
+        )
 
 
 def tensor_names(info: dict[str, Any], problem: str) -> list[str]:

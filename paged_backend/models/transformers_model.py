@@ -18,9 +18,9 @@ from paged_backend.models.transformers_attention import NAME, LayerFinder, Paged
 from paged_backend.models.transformers_check import (
     AttentionKernels,
     check_prompts,
+    check_rope,
     compare,
     paged_logits,
-    rope_depends_on_batch,
 )
 from paged_backend.models.transformers_linear import replace_linear_layers, watch_linear_layers
 from paged_backend.models.transformers_loading import (
@@ -109,10 +109,11 @@ def load_transformers_model(
     Raises:
         ConfigError: transformers cannot load it, or it cannot use the paged KV cache.
     """
-    check_not_quantized(options, config.file)
+    check_not_quantized(options, folder, config.file)
     model = load_pretrained(config.architecture, options, folder, kernels, _check_complete)
     _check_kind(model)
     max_model_len = resolve_max_model_len(options, config.max_position_embeddings)
+    check_rope(model.config.get_text_config(decoder=True), config.architecture, max_model_len)
     loaded = TransformersModel(config, max_model_len, model)
     prompts = check_prompts(config.vocab_size, max_model_len)
     try:
@@ -146,7 +147,6 @@ def _check_kind(model: Any) -> None:
         "it attends to chunks": getattr(config, "attention_chunk_size", None) is not None,
         "its layers share keys and values": getattr(config, "num_kv_shared_layers", 0),
         "it has an encoder": getattr(config, "is_encoder_decoder", False),
-        "its rope_type depends on the batch": rope_depends_on_batch(config),
     }
     for reason, applies in reasons.items():
         if applies:

@@ -59,6 +59,11 @@ class Platform(Kernels, Protocol):
         ...
 
     @property
+    def default_kv_cache_bytes(self) -> int | None:
+        """The KV pool's size for an unset `kv_cache_memory_bytes`; None if the model decides."""
+        ...
+
+    @property
     def supports_async_scheduling(self) -> bool:
         """Whether a step may be launched while the previous one samples its tokens."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_GROUP_SIZE, MAX_PATTERNS
 from paged_backend.quantization.formats import EMBEDDING, Quantization, WeightFormat
 from paged_backend.quantization.kv_cache import read_kv_cache_dtype
 from paged_backend.quantization.layer_names import LayerNames
@@ -57,6 +58,8 @@ def _groups(config: ConfigFile) -> list[_Group]:
         if config.value(key) == {}:  # only keys and values are quantized
             return []
         raise config.error(key, "is missing; it must be an object of groups")
+    if len(list(section.keys())) > MAX_PATTERNS:
+        raise config.error(key, f"must have at most {MAX_PATTERNS} groups")
     default = config.text("format", "dense")
     return [_group(section, name, default) for name in section.keys()]
 
@@ -118,12 +121,12 @@ def _block(weights: ConfigFile, strategy: str) -> tuple[int, int]:
     if strategy == "channel":
         return 1, 0
     if strategy == "group":
-        return 1, weights.integer("group_size")
+        return 1, weights.integer("group_size", high=MAX_GROUP_SIZE)
     sizes = weights.value("block_structure")
     if not (
         isinstance(sizes, list)
         and len(sizes) == 2
-        and all(type(size) is int and size > 0 for size in sizes)
+        and all(type(size) is int and 0 < size <= MAX_GROUP_SIZE for size in sizes)
     ):
         raise weights.error("block_structure", f"must hold two sizes, got {shorten(sizes)}")
     return sizes[0], sizes[1]

@@ -47,6 +47,10 @@ class WeightFormat(Protocol):
         ...
 
 
+def _unknown(layer: str) -> WeightFormat | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """Describes how a checkpoint is quantized.
@@ -55,11 +59,14 @@ class Quantization:
         method: the value of ``quant_method`` in config.json.
         format_of: returns the format of the linear layer with a name; None if it is not quantized.
         kv_cache_dtype: the option ``kv_cache_dtype`` that the checkpoint is made for.
+        converted: returns the format of a layer if it is quantized in spite of the lists of layers
+            in the configuration; None if the configuration does not say.
     """
 
     method: str
     format_of: Callable[[str], WeightFormat | None]
     kv_cache_dtype: str = "auto"
+    converted: Callable[[str], WeightFormat | None] = _unknown
 
 
 def blocks_of(block: tuple[int, int], outputs: int, inputs: int) -> tuple[int, int]:

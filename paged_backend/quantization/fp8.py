@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_GROUP_SIZE
 from paged_backend.quantization.formats import BLOCKS, Quantization, WeightFormat
 from paged_backend.quantization.kv_cache import read_kv_cache_dtype
 from paged_backend.quantization.layer_names import LayerNames
@@ -31,9 +30,9 @@ def read_fp8(config: ConfigFile) -> Quantization:
             raise config.error("weight_block_size", f"must hold two sizes, got {shorten(sizes)}")
         block = sizes[0], sizes[1]
         weight_format = PlainFormat(_FP8, block, "weight_scale_inv", rounds_inputs=True)
-    key = "ignored_layers" if "ignored_layers" in config else "modules_to_not_convert"
-    format_of = _all_but(LayerNames.read_parts(config, key), weight_format)
-    return Quantization("fp8", format_of, read_kv_cache_dtype(config))
+    key = "ignored_layers" if config.value("ignored_layers") else "modules_to_not_convert"
+    skipped = LayerNames.read_parts(config, key)
+    return _all_but("fp8", skipped, weight_format, read_kv_cache_dtype(config))
 
 
 def read_modelopt(config: ConfigFile) -> Quantization:
@@ -43,7 +42,10 @@ def read_modelopt(config: ConfigFile) -> Quantization:
         ConfigError: a key is missing or wrong, or the algorithm is not supported.
     """
     section = config.section("quantization") or config  # of hf_quant_config.json
-    algorithm = section.text("quant_algo", "")
+    kv_cache_dtype = read_kv_cache_dtype(section)
+    if section.value("quant_algo") is None and kv_cache_dtype != "auto":
+        return Quantization("modelopt", lambda layer: None, kv_cache_dtype)
+    algorithm = section.text("quant_algo", "").upper()
     if algorithm not in _MODELOPT:
         raise section.error(
             "quant_algo", f"is {shorten(algorithm)}; supported: {', '.join(_MODELOPT)}"
@@ -51,18 +53,17 @@ def read_modelopt(config: ConfigFile) -> Quantization:
     weight_format = PlainFormat(_FP8, _MODELOPT[algorithm], rounds_inputs=True)
     key = "exclude_modules" if "exclude_modules" in section else "ignore"
     skipped = LayerNames.read_wildcards(section, key)
-    format_of = _all_but(skipped, weight_format)
-    return Quantization("modelopt", format_of, read_kv_cache_dtype(section))
+    return _all_but("modelopt", skipped, weight_format, kv_cache_dtype)
 
 
 def _all_but(
-    skipped: LayerNames, weight_format: WeightFormat
-) -> Callable[[str], WeightFormat | None]:
+    method: str, skipped: LayerNames, weight_format: WeightFormat, kv_cache_dtype: str
+) -> Quantization:
     def format_of(layer: str) -> WeightFormat | None:
         return weight_format if layer.startswith(BLOCKS) and layer not in skipped else None
 
-    return format_of
+    return Quantization(method, format_of, kv_cache_dtype, converted=lambda layer: weight_format)
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and value > 0
+    return type(value) is int and 0 < value <= MAX_GROUP_SIZE

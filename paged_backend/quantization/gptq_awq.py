@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_GROUP_SIZE, MAX_PATTERNS
 from paged_backend.quantization.formats import BLOCKS, EMBEDDING, Quantization, WeightFormat
 from paged_backend.quantization.layer_names import LayerNames, compile_regex
 from paged_backend.quantization.packed import AwqFormat, GptqFormat
@@ -35,7 +36,7 @@ def read_awq(config: ConfigFile) -> Quantization:
     def format_of(layer: str) -> WeightFormat | None:
         return chosen if _is_converted(layer, output) and layer not in skipped else None
 
-    return Quantization("awq", format_of)
+    return Quantization("awq", format_of, converted=lambda layer: chosen)
 
 
 def read_gptq(config: ConfigFile) -> Quantization:
@@ -47,15 +48,43 @@ def read_gptq(config: ConfigFile) -> Quantization:
     default = _gptq_format(config, config)
     overrides = _overrides(config)
     skipped = LayerNames.read_parts(config, "modules_to_not_convert")
+    chosen = _modules_in_block(config)
     output = config.flag("lm_head", False)
 
     def format_of(layer: str) -> WeightFormat | None:
         for pattern, override in overrides:
             if pattern.match(layer):
                 return override
-        return default if _is_converted(layer, output) and layer not in skipped else None
+        is_chosen = not chosen or any(name in layer for name in chosen)
+        is_converted = _is_converted(layer, output) and is_chosen and layer not in skipped
+        return default if is_converted else None
 
-    return Quantization("gptq", format_of)
+    def converted(layer: str) -> WeightFormat:
+        matching = (override for pattern, override in overrides if pattern.match(layer))
+        return next(filter(None, matching), default)
+
+    return Quantization("gptq", format_of, converted=converted)
+
+
+def _modules_in_block(config: ConfigFile) -> list[str]:
+    """Read the modules of each block that are quantized, by parts of names; empty for all.
+
+    Optimum writes lists of the modules that are quantized together, and others one list.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    key = "modules_in_block_to_quantize"
+    groups = config.value(key) or []
+    names: list[object] = []
+    for group in groups if isinstance(groups, list) else [groups]:
+        names.extend(group if isinstance(group, list) else [group])
+    found = [name for name in names if isinstance(name, str)]
+    if len(found) < len(names) or len(found) > MAX_PATTERNS:
+        problem = f"must be a list of at most {MAX_PATTERNS} strings, or of lists of strings, got "
+        problem += shorten(groups)
+        raise config.error(key, problem)
+    return found
 
 
 def _overrides(config: ConfigFile) -> Sequence[tuple[re.Pattern[str], GptqFormat | None]]:
@@ -63,6 +92,8 @@ def _overrides(config: ConfigFile) -> Sequence[tuple[re.Pattern[str], GptqFormat
     dynamic = config.section("dynamic")
     if dynamic is None:
         return []
+    if len(list(dynamic.keys())) > MAX_PATTERNS:
+        raise config.error("dynamic", f"must have at most {MAX_PATTERNS} entries")
     overrides: list[tuple[re.Pattern[str], GptqFormat | None]] = []
     for key in dynamic.keys():
         expression = key.removeprefix("-:").removeprefix("+:")
@@ -85,7 +116,7 @@ def _gptq_format(override: ConfigFile, config: ConfigFile) -> GptqFormat:
 
 def _group_size(config: ConfigFile, key: str) -> int:
     """The number of inputs that share a scale; 0 for all, which the file writes as -1."""
-    return 0 if config.value(key) == -1 else config.integer(key)
+    return 0 if config.value(key) == -1 else config.integer(key, high=MAX_GROUP_SIZE)
 
 
 def _either(config: ConfigFile, key: str, old_key: str) -> str:

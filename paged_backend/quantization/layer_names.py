@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import translate
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_PATTERNS
 from paged_backend.validation import shorten
 
 _REGEX = "re:"
 
 
 class LayerNames:
-    """The layers that a list stands for; `in` asks for a layer's full name."""
+    """The layers that a list stands for; `in` asks for a layer's full name.
 
-    def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
+    Args:
+        names: whole names, or parts of names if `in_parts`.
+        patterns: expressions that the beginning of a name matches.
+        in_parts: whether a name stands for all layers in whose names its parts follow each other.
+    """
+
+    def __init__(
+        self,
+        names: Collection[str],
+        patterns: Sequence[re.Pattern[str]] = (),
+        *,
+        in_parts: bool = False,
+    ) -> None:
+        self._names = names
         self._patterns = patterns
+        self._in_parts = in_parts
 
     def __contains__(self, layer: str) -> bool:
-        return any(pattern.match(layer) for pattern in self._patterns)
+        found = _runs(layer) if self._in_parts else iter((layer,))
+        return any(name in self._names for name in found) or any(
+            pattern.match(layer) for pattern in self._patterns
+        )
 
     @classmethod
     def read(cls, config: ConfigFile, key: str) -> LayerNames:
@@ -28,32 +46,61 @@ class LayerNames:
         Raises:
             ConfigError: it is no list of strings, or an expression is wrong.
         """
-        return cls._read(config, key, _name_or_regex)
+        names, expressions = _divided(config, key, lambda name: name.startswith(_REGEX))
+        patterns = [
+            compile_regex(config, key, expression.removeprefix(_REGEX))
+            for expression in expressions
+        ]
+        return cls(names, patterns)
 
     @classmethod
     def read_parts(cls, config: ConfigFile, key: str) -> LayerNames:
         """Read a list of names of layers or of modules that hold them, in any depth.
 
+        Regular expressions after "re:" are read, too.
+
         Raises:
-            ConfigError: it is no list of strings.
+            ConfigError: it is no list of strings, or an expression is wrong.
         """
-        return cls._read(config, key, lambda name: rf"(.*\.)?{re.escape(name)}(\..*)?$")
+        whole = cls.read(config, key)
+        return cls(whole._names, whole._patterns, in_parts=True)
 
     @classmethod
     def read_wildcards(cls, config: ConfigFile, key: str) -> LayerNames:
         """Read a list of names in which * stands for any text.
 
+        Names without one stand for modules and the layers in them, too.
+
         Raises:
             ConfigError: it is no list of strings.
         """
-        return cls._read(config, key, translate)
+        names, expressions = _divided(config, key, lambda name: any(c in name for c in "*?["))
+        patterns = [compile_regex(config, key, translate(expression)) for expression in expressions]
+        return cls(names, patterns, in_parts=True)
 
-    @classmethod
-    def _read(cls, config: ConfigFile, key: str, to_regex: Callable[[str], str]) -> LayerNames:
-        names = config.value(key) or []
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise config.error(key, f"must be a list of strings, got {shorten(names)}")
-        return cls([compile_regex(config, key, to_regex(name)) for name in names])
+
+def _divided(
+    config: ConfigFile, key: str, is_expression: Callable[[str], bool]
+) -> tuple[set[str], list[str]]:
+    """Read a list of strings, and divide it into names and expressions."""
+    names = config.value(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise config.error(key, f"must be a list of strings, got {shorten(names)}")
+    expressions = list(filter(is_expression, names))
+    # Each is compared with each layer; whole names are only looked up.
+    if len(expressions) > MAX_PATTERNS:
+        raise config.error(
+            key, f"must have at most {MAX_PATTERNS} expressions, got {len(expressions)}"
+        )
+    return set(names).difference(expressions), expressions
+
+
+def _runs(layer: str) -> Iterator[str]:
+    """Yield all parts of a name that begin and end at a dot or at an end of the name."""
+    parts = layer.split(".")
+    for first in range(len(parts)):
+        for last in range(first, len(parts)):
+            yield ".".join(parts[first : last + 1])
 
 
 def compile_regex(config: ConfigFile, key: str, regex: str) -> re.Pattern[str]:
@@ -64,11 +111,5 @@ def compile_regex(config: ConfigFile, key: str, regex: str) -> re.Pattern[str]:
     """
     try:
         return re.compile(regex)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise config.error(key, f"holds a wrong expression, {shorten(regex)}: {error}") from error
-
-
-def _name_or_regex(name: str) -> str:
-    if name.startswith(_REGEX):
-        return name.removeprefix(_REGEX)
-    return re.escape(name) + "$"

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.quantization_settings import (
+    method_of,
+    settings_beside_config,
+    settings_in_config,
+)
 from paged_backend.errors import ConfigError
 from paged_backend.quantization.compressed_tensors import read_compressed_tensors
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.fp8 import read_fp8, read_modelopt
 from paged_backend.quantization.gptq_awq import read_awq, read_gptq
 from paged_backend.quantization.mxfp4 import read_mxfp4
+from paged_backend.quantization.stored import as_stored, holds_quantized, stored_headers
 from paged_backend.validation import shorten
 
 
@@ -31,28 +37,34 @@ QUANTIZATION_METHODS: dict[str, Callable[[ConfigFile], Quantization]] = {
 }
 """Readers of a quantization_config, by its ``quant_method``."""
 
-_MODELOPT_FILE = "hf_quant_config.json"
-
 
 def read_quantization(folder: Path, config: ConfigFile) -> Quantization | None:
     """Read how the checkpoint in a folder is quantized; None if it is not.
+
+    Which layers are quantized is what the checkpoint's files hold, if they are there.
 
     Args:
         folder: the checkpoint.
         config: its config.json.
 
     Raises:
-        ConfigError: a key is missing or wrong, or the method is not supported.
+        ConfigError: a key is missing or wrong, the method is not supported, or a file of weights is
+            damaged.
     """
-    section = config.section("quantization_config") or config.section("compression_config")
-    if section is None:
-        path = folder / _MODELOPT_FILE
-        return read_modelopt(ConfigFile.read(path)) if path.exists() else None
-    method = section.text("quant_method", "")
+    section = settings_in_config(config)
+    settings = settings_beside_config(folder) if section is None else section
+    if settings is None:
+        return None
+    method = method_of(settings)
     if method not in QUANTIZATION_METHODS:
         supported = ", ".join(QUANTIZATION_METHODS)
-        raise section.error("quant_method", f"is {shorten(method)}; supported: {supported}")
-    return QUANTIZATION_METHODS[method](section)
+        raise settings.error("quant_method", f"is {shorten(method)}; supported: {supported}")
+    quantization = QUANTIZATION_METHODS[method](settings)
+    headers = stored_headers(folder)
+    is_float = headers and not holds_quantized(headers)
+    if section is None and is_float and quantization.kv_cache_dtype == "auto":
+        return None  # a tool has left the file beside weights in floating point
+    return as_stored(quantization, headers)
 
 
 def check_option(option: str | None, quantization: Quantization) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.serving.contract import Array
-from paged_backend.validation import shorten
+from paged_backend.validation import is_deeper, shorten
 
 MAX_ELEMENTS = 2**18  # of a list, unless something narrower bounds it
 
@@ -67,7 +67,7 @@ def parse_json(name: str, source: str, max_depth: int) -> Any:
     except ValueError as error:
         raise InvalidRequest(name, f"is not valid JSON: {shorten(str(error))}") from error
     # A text cannot be nested deeper than its number of brackets, which is quick to count.
-    if source.count("[") + source.count("{") > max_depth and _is_deeper(value, max_depth):
+    if source.count("[") + source.count("{") > max_depth and is_deeper(value, max_depth):
         raise _too_deep(name, max_depth)
     return value
 
@@ -78,21 +78,6 @@ def json_object(name: str, source: str, max_depth: int) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InvalidRequest(name, f"must be a JSON object, got {shorten(values)}")
     return values
-
-
-def _is_deeper(value: Any, max_depth: int) -> bool:
-    """Return whether the value has more levels of arrays and objects, without recursion."""
-    level = [value]
-    for _ in range(max_depth + 1):
-        containers = [item for item in level if isinstance(item, (list, dict))]
-        if not containers:
-            return False
-        level = [
-            item
-            for container in containers
-            for item in (container.values() if isinstance(container, dict) else container)
-        ]
-    return True
 
 
 def _too_deep(name: str, max_depth: int) -> InvalidRequest:

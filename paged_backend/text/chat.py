@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import ConfigError, InvalidRequest
-from paged_backend.json_file import read_json_object
+from paged_backend.errors import InvalidRequest
+from paged_backend.json_file import MAX_JSON_BYTES, read_json_object
+from paged_backend.regular_file import read_text
 from paged_backend.text.template_client import TemplateClient
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
@@ -173,10 +174,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         by_name = {entry.get("name"): entry.get("template") for entry in source}
         source = by_name.get("default")
     if (folder / _TEMPLATE_FILE).exists():
-        try:
-            source = (folder / _TEMPLATE_FILE).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read {folder / _TEMPLATE_FILE}: {error}") from error
+        source = read_text(folder / _TEMPLATE_FILE, MAX_JSON_BYTES)
     if not isinstance(source, str):
         return None
     tokens = {

@@ -10,9 +10,11 @@ from typing import Any
 
 import tokenizers
 
+from paged_backend.checkpoint.folder import MAX_TOKENIZER_BYTES, check_texts
 from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.json_file import read_json_object
+from paged_backend.regular_file import check_regular
 from paged_backend.text.chat import ChatTemplate, load_chat_template, token_content
 from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
 from paged_backend.validation import shorten
@@ -156,6 +158,7 @@ def _load_gguf(path: Path) -> Tokenizer:
 def _read(file: Path) -> tokenizers.Tokenizer | None:
     if not file.exists():
         return None
+    check_regular(file, MAX_TOKENIZER_BYTES)
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower type
@@ -208,6 +211,7 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, str | None]:
     """Return a fast tokenizer made by `transformers`, and its end-of-sequence token."""
     from transformers import AutoTokenizer
 
+    check_texts(folder)
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # its converters raise various types

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import tensors_of
-from paged_backend.checkpoint.safetensors_files import weight_files
+from paged_backend.checkpoint.safetensors_files import open_tensors, weight_files
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.checkpoint.weight_index import INDEX
 from paged_backend.errors import ConfigError
@@ -118,7 +117,7 @@ def _routers(config: ModelConfig) -> list[str]:
 def _quantized(file: Path, linear: set[str], scheme: Scheme) -> dict[str, Tensor]:
     """Return the tensors of a file, with quantized weights in place of those of linear layers."""
     tensors = {}
-    with safe_open(file, framework="pt") as stored:
+    with open_tensors(file) as stored:
         for name in stored.keys():
             tensor = stored.get_tensor(name)
             if name not in linear:

@@ -202,6 +202,16 @@ def test_a_single_file_of_weights(hub: Hub, downloader: Downloader, tmp_path: Pa
     assert names(answer["folder"]) == {*TEXTS, "model.safetensors"}
 
 
+def test_weights_and_settings_as_quantizers_name_them(
+    hub: Hub, downloader: Downloader, tmp_path: Path
+) -> None:
+    quantized = dict.fromkeys(("gptq_model-4bit-128g.safetensors", "quantize_config.json"), b"{}")
+    others = dict.fromkeys(("adapter_model.safetensors", "training_args.bin"), b"unwanted")
+    hub.repositories["org/gptq"] = Repository.of(TEXTS | quantized | others)
+    answer = downloader.ask("org/gptq", tmp_path)
+    assert names(answer["folder"]) == {*TEXTS, *quantized}
+
+
 def test_random_weights_and_tokenizers_need_no_files_of_weights(
     hub: Hub, downloader: Downloader, tmp_path: Path
 ) -> None:

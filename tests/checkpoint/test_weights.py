@@ -74,6 +74,58 @@ def test_shards(tmp_path: Path) -> None:
         assert torch.equal(parameter, state[name]), name
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["gptq_model-4bit-128g.safetensors"],
+        ["pytorch_model.safetensors"],
+        ["part-1.safetensors", "part-2.safetensors"],
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+    ],
+)
+def test_files_of_any_name_without_an_index(names: list[str], tmp_path: Path) -> None:
+    state = make_checkpoint("llama3", tmp_path).state_dict()
+    tensors = sorted(load_file(tmp_path / "model.safetensors").items())
+    (tmp_path / "model.safetensors").unlink()
+    for part, name in enumerate(names):
+        save_file(dict(tensors[part :: len(names)]), tmp_path / name)
+    for other in ("adapter_model", "optimizer", "consolidated", "consolidated-00001-of-00001"):
+        save_file({"layers.0.x": torch.ones(2)}, tmp_path / f"{other}.safetensors")
+    (tmp_path / "training_args.bin").touch()
+    parameters = unpacked_parameters(tmp_path)
+    load_weights(tmp_path, parameters)
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, state[name]), name
+    load(tmp_path)
+
+
+def test_an_index_of_another_name(tmp_path: Path) -> None:
+    state = make_checkpoint("llama3", tmp_path, max_shard_size="100KB").state_dict()
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    (tmp_path / "model.safetensors.index.json").unlink()
+    for file in tmp_path.glob("model-*.safetensors"):
+        file.rename(tmp_path / f"gptq_{file.name}")
+    index["weight_map"] = {name: f"gptq_{file}" for name, file in index["weight_map"].items()}
+    (tmp_path / "gptq_model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"x": torch.ones(2)}, tmp_path / "other.safetensors")  # not listed
+    parameters = unpacked_parameters(tmp_path)
+    load_weights(tmp_path, parameters)
+    assert all(torch.equal(parameter, state[name]) for name, parameter in parameters.items())
+
+
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "one.safetensors")
+    save_file({"model.norm.weight": torch.ones(64)}, tmp_path / "two.safetensors")
+    assert_refused(tmp_path, "two.safetensors: tensor model.norm.weight is in one.safetensors, too")
+
+
+def test_a_missing_one_of_numbered_files(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00002-of-00003.safetensors")
+    assert_refused(tmp_path, "model-00001-of-00003.safetensors is missing; download it again")
+
+
 def test_tensors_are_converted(tmp_path: Path) -> None:
     state = make_checkpoint("llama2", tmp_path).state_dict()
     edit(tmp_path, model__norm__weight=state["model.norm.weight"].bfloat16())
@@ -116,7 +168,8 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
 
 def test_missing_weights(tmp_path: Path) -> None:
     make_checkpoint("llama2", tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
+    (tmp_path / "training_args.bin").touch()
     assert_refused(tmp_path, "holds neither model.safetensors nor")
     (tmp_path / "pytorch_model.bin").touch()
     assert_refused(tmp_path, "convert them")

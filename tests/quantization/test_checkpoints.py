@@ -172,6 +172,174 @@ def test_gptq_overrides_some_layers(tmp_path: Path) -> None:
     oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
 
 
+def settings_in(folder: Path) -> dict[str, Any]:
+    """Take the quantization_config out of a checkpoint's config.json."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    settings: dict[str, Any] = values.pop("quantization_config")
+    path.write_text(json.dumps(values))
+    return settings
+
+
+def write_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+GPTQ_FIELDS = {"bits": 4, "group_size": 16, "damp_percent": 0.01, "desc_act": False, "sym": True}
+AWQ_FIELDS = {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"}
+MODELOPT_FIELDS = {
+    "producer": {"name": "modelopt", "version": "0.29.0"},
+    "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm*"]},
+}
+BESIDE = {
+    "autogptq": ("quantize_config.json", GPTQ_FIELDS | {"model_file_base_name": "m"}, "gptq-4"),
+    "gptqmodel": ("quantize_config.json", GPTQ_FIELDS | {"quant_method": "gptq"}, "gptq-4"),
+    "autoawq": ("quant_config.json", AWQ_FIELDS, "awq"),
+    "autoawq-older": ("quantize_config.json", AWQ_FIELDS, "awq"),
+    "autoawq-newer": ("quantize_config.json", awq_config(16), "awq"),
+    "modelopt": ("hf_quant_config.json", MODELOPT_FIELDS, "modelopt-fp8"),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_settings_beside_the_config(name: str, tmp_path: Path) -> None:
+    file, fields, stored = BESIDE[name]
+    config, writer = FORMATS[stored]
+    oracle = Oracle("llama3", tmp_path)
+    quantize_checkpoint(oracle.model, tmp_path, config, whole(writer))
+    settings_in(tmp_path)
+    (tmp_path / file).write_text(json.dumps(fields))
+    work = mixed_work(4)
+    for option in (None, config["quant_method"]):
+        engine = make_engine(tmp_path, quantization=option, max_num_seqs=4)
+        assert engine.executor.info.quantization == config["quant_method"]
+        oracle.confirm(work, tokens_of(run(engine, work)))
+    with pytest.raises(ConfigError, match="quantization must be null or"):
+        make_engine(tmp_path, quantization="compressed-tensors")
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize("section", [None, "text_config"])
+def test_settings_within_the_config(key: str, section: str | None, tmp_path: Path) -> None:
+    config, writer = FORMATS["w4a16"]
+    oracle = Oracle("llama3", tmp_path)
+    quantize_checkpoint(oracle.model, tmp_path, config, whole(writer))
+    settings = {key: settings_in(tmp_path)}
+    write_config(tmp_path, **(settings if section is None else {section: settings}))
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+def test_settings_that_contradict_each_other(tmp_path: Path) -> None:
+    Oracle("llama3", tmp_path)
+    (tmp_path / "quantize_config.json").write_text(json.dumps(GPTQ_FIELDS))
+    (tmp_path / "quant_config.json").write_text(json.dumps(AWQ_FIELDS))
+    with pytest.raises(ConfigError, match="quant_method is gptq, but another file .* says awq"):
+        make_engine(tmp_path)
+
+
+def test_settings_that_were_left_beside_weights_in_floating_point(tmp_path: Path) -> None:
+    oracle = Oracle("llama3", tmp_path)
+    (tmp_path / "quantize_config.json").write_text(json.dumps(GPTQ_FIELDS))
+    work = mixed_work(4)
+    engine = make_engine(tmp_path, max_num_seqs=4)
+    assert engine.executor.info.quantization is None
+    oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+ATTENTION = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {},
+        {"modules_in_block_to_quantize": ATTENTION},
+        {"modules_in_block_to_quantize": [name for group in ATTENTION for name in group]},
+        {"modules_to_not_convert": ["mlp"]},
+        {"modules_to_not_convert": ["mlp.gate", "up_proj", "model.layers.0.mlp", "down"]},
+        {"modules_to_not_convert": [r"re:.*\.mlp\..*"]},
+        {"modules_to_not_convert": ["model.layers.*.mlp.*"]},
+        {"dynamic": {r"-:.*mlp": {}}},
+    ],
+)
+@pytest.mark.parametrize("stored", ["gptq-4", "awq", "deepseek-fp8"])
+def test_the_files_show_which_layers_are_quantized(
+    stored: str, lists: dict[str, Any], tmp_path: Path
+) -> None:
+    config, writer = FORMATS[stored]
+    oracle = Oracle("llama3", tmp_path)
+
+    def writer_of(layer: str) -> Writer | None:
+        return None if ".mlp." in layer else writer
+
+    quantize_checkpoint(oracle.model, tmp_path, config | lists, writer_of)
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+@pytest.mark.parametrize("stored", ["gptq-4", "awq", "deepseek-fp8", "modelopt-fp8"])
+def test_lists_that_leave_out_layers_which_are_quantized(stored: str, tmp_path: Path) -> None:
+    config, writer = FORMATS[stored]
+    oracle = Oracle("llama3", tmp_path)
+    lists = {"modules_to_not_convert": ["mlp"], "ignore": ["*mlp*"]}
+    quantize_checkpoint(oracle.model, tmp_path, config | lists, whole(writer))
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+@pytest.mark.parametrize("says", [None, True, False])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_an_output_layer_that_is_quantized_or_not(
+    is_packed: bool, says: bool | None, tmp_path: Path
+) -> None:
+    oracle = Oracle("llama3", tmp_path, vocab_size=200, tie_word_embeddings=False)
+    writer = gptq(4, 16)
+    config = gptq_config(4, 16, **({} if says is None else {"lm_head": says}))
+    quantize_checkpoint(oracle.model, tmp_path, config, whole(writer))
+    if is_packed:
+        tensors = load_file(tmp_path / "model.safetensors")
+        stored, dense = writer(tensors.pop("lm_head.weight"))
+        oracle.model.lm_head.weight.data = dense.float()
+        tensors |= {f"lm_head.{suffix}": tensor for suffix, tensor in stored.items()}
+        save_file(tensors, tmp_path / "model.safetensors")
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+@pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize(
+    "inputs", [None, "input_scale", "activation_scale", "act_scale", "input_scale_inv"]
+)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (-1,), (-1, 1)])
+def test_names_and_shapes_of_scales_of_fp8(
+    scale: str, inputs: str | None, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    oracle = Oracle("llama3", tmp_path)
+    rows = 1 if -1 in shape else 1024
+
+    def write(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        stored, dense = fp8(rows, 1024, scale)(weight)
+        stored[scale] = stored[scale].reshape(shape)
+        if inputs is not None:
+            stored[inputs] = torch.tensor(0.1)
+        return stored, dense
+
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    quantize_checkpoint(oracle.model, tmp_path, config, whole(write))
+    work = mixed_work(2)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
+def test_blocks_with_scales_of_the_other_name(tmp_path: Path) -> None:
+    oracle = Oracle("llama3", tmp_path)
+    config = FORMATS["deepseek-fp8"][0] | {"modules_to_not_convert": ["lm_head"]}
+    quantize_checkpoint(oracle.model, tmp_path, config, whole(fp8(48, 40, "weight_scale")))
+    work = mixed_work(4)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
 def test_a_float_checkpoint_is_quantized_as_it_is_loaded(name: str, tmp_path: Path) -> None:
     Oracle("smollm", tmp_path)  # its output layer is the embedding
@@ -307,6 +475,10 @@ def test_groups_that_do_not_exist(tmp_path: Path) -> None:
         ({"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size must hold two"]),
         ({"quant_method": "fp8", "fmt": "e5m2"}, ["fmt must be"]),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo is 'NVFP4'"]),
+        (gptq_config(4, 16, modules_in_block_to_quantize=[[3]]), ["modules_in_block_to_quantize"]),
+        (gptq_config(4, 2**31), ["group_size must be an integer from 1 up to 2147483647"]),
+        (gptq_config(4, 16, dynamic={str(n): {} for n in range(5000)}), ["at most 4096 entries"]),
+        (ct("int-quantized", INT8) | {"ignore": ["re:a"] * 5000}, ["at most 4096 expressions"]),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, Any], words: list[str], tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ FP8_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": F
         "self_attn.attn.{}_scale",
         "self_attn.{}_proj.{}_scale",
         "self_attn.{}_proj.output_scale",
+        "self_attn.kv_scale",
+        "self_attn.attn.kv_scale",
+        "self_attn.qkv_proj.{}_scale",
+        "self_attn.qkqkv_proj.{}_scale",
+        "self_attn.{}_cache.scale",
     ],
 )
 @pytest.mark.parametrize("value", [0.05, [0.05], [0.05, 0.05]])

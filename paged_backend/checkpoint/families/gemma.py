@@ -43,7 +43,7 @@ def gemma3(config: ConfigFile, num_layers: int) -> Variant:
     return replace(
         _gemma(config, kinds),
         qk_norm=QKNorm.HEAD,
-        rotary=rotary_by_kind(config, kinds, older),
+        rotary=replace(rotary_by_kind(config, kinds, older), within_positions=True),
     )
 
 

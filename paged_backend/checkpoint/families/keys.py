@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.limits import MAX_WINDOW
 from paged_backend.checkpoint.shape import Activation, Biases, Rotary, Windows
 from paged_backend.validation import shorten
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Names in transformers of one function, whose implementations round differently.
+SILU_NAMES = ("silu", "swish")
+_GELU_TANH_NAMES = (
+    "gelu_pytorch_tanh",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_accurate",
+    "gelu_python_tanh",
+)
 # Keys of the rotary embedding that files may have outside of its section.
 _OUTER_ROPE_KEYS = "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"
 
@@ -52,7 +62,7 @@ def windows_of(config: ConfigFile, kinds: tuple[str, ...], default: int | None =
     """Return the window of each layer: ``sliding_window`` where its kind is `SLIDING`."""
     if SLIDING not in kinds:
         return (None,) * len(kinds)
-    window = config.integer("sliding_window", default)
+    window = config.integer("sliding_window", default, high=MAX_WINDOW)
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
@@ -62,7 +72,7 @@ def one_window(config: ConfigFile, num_layers: int, default: int | None = None) 
         return (None,) * num_layers
     if "sliding_window" not in config and default is None:
         return (None,) * num_layers
-    return (config.integer("sliding_window", default),) * num_layers
+    return (config.integer("sliding_window", default, high=MAX_WINDOW),) * num_layers
 
 
 def rope_section(config: ConfigFile, **defaults: Any) -> ConfigFile:
@@ -121,6 +131,5 @@ def rotary_dim(config: ConfigFile, head_dim: int, default: float = 1.0) -> int:
 def gelu_tanh(config: ConfigFile) -> Activation:
     """Check that the activation is the approximation of GELU by tanh; returns it."""
     key = "hidden_activation" if "hidden_activation" in config else "hidden_act"
-    name = Activation.GELU_TANH.value
-    config.text(key, name, (name,))
+    config.text(key, Activation.GELU_TANH.value, _GELU_TANH_NAMES)
     return Activation.GELU_TANH

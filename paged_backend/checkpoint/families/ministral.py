@@ -11,6 +11,7 @@ from paged_backend.checkpoint.families.keys import (
     rope_section,
     windows_of,
 )
+from paged_backend.checkpoint.limits import MAX_POSITIONS
 from paged_backend.checkpoint.shape import QueryGrowth, Variant
 
 
@@ -27,5 +28,6 @@ def ministral3(config: ConfigFile, num_layers: int) -> Variant:
     rate = section.optional_number("llama_4_scaling_beta")
     growth = None
     if rate is not None:
-        growth = QueryGrowth(rate, section.integer("original_max_position_embeddings"))
+        key = "original_max_position_embeddings"
+        growth = QueryGrowth(rate, section.integer(key, high=MAX_POSITIONS))
     return Variant(windows=one_window(config, num_layers), query_growth=growth)

@@ -52,7 +52,8 @@ def qwen3_moe(config: ConfigFile, num_layers: int) -> Variant:
 def _moe_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
     """Read which layers have experts; the others have an MLP."""
     dense = config.value("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+    is_list = isinstance(dense, list) and len(dense) <= num_layers
+    if not is_list or not all(type(layer) is int for layer in dense):
         raise config.error("mlp_only_layers", f"must be a list of integers, got {shorten(dense)}")
     step = config.integer("decoder_sparse_step", 1)
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

@@ -145,7 +145,7 @@ def _rope_scaling(file: GgufFile, keys: ConfigFile) -> dict[str, Any] | None:
         if kind == "none":
             return None
         others = {ours: keys.value(f"rope.scaling.{theirs}") for theirs, ours in _YARN.items()}
-        return {"rope_type": kind, "factor": factor} | (others if kind == "yarn" else {})
+        return {"rope_type": kind, "factor": factor, **others}
     if kind != "none":
         raise keys.error("rope.scaling.type", f"must be none beside {ROPE_DIVISORS}, got {kind}")
     if divisors.num_bytes > _MAX_DIVISORS_BYTES:

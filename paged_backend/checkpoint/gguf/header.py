@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.gguf.block_type import BlockType, block_type, can_dequantize
 from paged_backend.errors import ConfigError
+from paged_backend.regular_file import open_regular
 from paged_backend.validation import shorten
 
 MAX_HEADER_BYTES = 2**25  # a vocabulary of 200,000 tokens with its merges takes a third of it
@@ -59,11 +60,11 @@ def read_header(path: Path) -> GgufFile:
     Raises:
         ConfigError: the file cannot be read, is damaged, or is of a kind that is not supported.
     """
-    try:
-        with path.open("rb") as stream:
+    with open_regular(path) as stream:
+        try:
             return _Header(path, stream).read()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
 class _Header:

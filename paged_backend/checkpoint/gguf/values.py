@@ -9,6 +9,7 @@ import numpy as np
 from paged_backend.checkpoint.gguf.block_type import Floats
 from paged_backend.checkpoint.gguf.header import GgufTensor
 from paged_backend.errors import ConfigError
+from paged_backend.regular_file import open_regular
 
 _CHUNK_BYTES = 2**22  # read and converted at once; rows are never divided
 
@@ -23,7 +24,7 @@ def read_values(path: Path, tensor: GgufTensor) -> Floats:
     row_bytes = columns // tensor.kind.size * tensor.kind.num_bytes
     values: Floats = np.empty((tensor.num_bytes // row_bytes, columns), np.float32)
     step = max(1, _CHUNK_BYTES // row_bytes)
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         stream.seek(tensor.offset)
         for first in range(0, len(values), step):
             rows = values[first : first + step]

@@ -40,6 +40,7 @@ class GpuPlatform:
             captured then.
     """
 
+    default_kv_cache_bytes: int | None = None
     supports_async_scheduling = True
     supports_cascade_attention = True
     supports_drafts = False  # the sampler's rows hold the state of one sample per sequence

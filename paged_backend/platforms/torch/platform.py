@@ -37,6 +37,7 @@ DEFAULT_KV_CACHE_BYTES = 512 * 2**20
 class TorchPlatform:
     """See :class:`~paged_backend.platforms.base.Platform`."""
 
+    default_kv_cache_bytes: int | None = DEFAULT_KV_CACHE_BYTES
     supports_async_scheduling = False
     supports_cascade_attention = False
     supports_drafts = True

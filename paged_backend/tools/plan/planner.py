@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.quantization_settings import says_quantized
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.config import EngineConfig
@@ -172,8 +173,8 @@ class Planner:
         self._lengths = lengths
         dtype = read_dtype(config) if options.dtype == "auto" else options.dtype
         self._weights, kv_dtype = WEIGHT_TYPES[dtype], kv_type_of(dtype)
-        if options.dtype == "auto" and _is_quantized(path.parent, config):
-            dtype, kv_dtype = self._quantize(path.parent, config, kv_dtype)
+        if options.dtype == "auto" and says_quantized(path.parent, config):
+            dtype, kv_dtype = self._quantize(path.parent, config, dtype, kv_dtype)
         if options.kv_cache_dtype != "auto":
             kv_dtype = options.kv_cache_dtype
         self._kv = KV_TYPES[kv_dtype]
@@ -214,13 +215,16 @@ class Planner:
         )
         return GpuPlan(gpu, price, capacity)
 
-    def _quantize(self, folder: Path, config: ConfigFile, kv_dtype: str) -> tuple[str, str]:
+    def _quantize(
+        self, folder: Path, config: ConfigFile, dtype: str, kv_dtype: str
+    ) -> tuple[str, str]:
         """Plan for quantized weights; returns the names of their format and of the KV cache's."""
         from paged_backend.quantization.read import read_quantization  # needs torch
         from paged_backend.tools.plan.quantized import quantized_weights
 
         quantization = read_quantization(folder, config)
-        assert quantization is not None
+        if quantization is None:  # the files beside config.json are not quantized
+            return dtype, kv_dtype
         self._weights = quantized_weights(quantization, self._shape, self._weights)
         known = quantization.kv_cache_dtype
         return quantization.method, kv_dtype if known == "auto" else known
@@ -317,15 +321,6 @@ class Planner:
             cost_per_million_output=cost_per_million(price, known.mean_output / seconds),
             cost_per_million_total=cost_per_million(price, tokens / seconds),
         )
-
-
-def _is_quantized(folder: Path, config: ConfigFile) -> bool:
-    """Return True if a checkpoint says that it is quantized; reading more needs torch."""
-    sections = ("quantization_config", "compression_config")
-    return (
-        any(config.section(name) is not None for name in sections)
-        or (folder / "hf_quant_config.json").exists()
-    )
 
 
 def _attention(shape: ModelShape) -> str:

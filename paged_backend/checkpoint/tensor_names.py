@@ -1,0 +1,59 @@
+"""The names that tools give to the same tensor; docs/quantization.md has them as a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+# Tensors of a checkpoint that a model may not need: a tied output layer, rotary tables.
+_IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
+# How names begin in checkpoints that leave out the prefix.
+_BASE_NAMES = "embed_tokens.", "layers.", "norm."
+_QUERY_SCALES = re.compile(
+    r".*\.self_attn\.(?:q_proj\.(?:output|q)_scale|(?:attn\.)?(?:q|prob|prob_output)_scale|q\.scale)"
+)
+# The scales of keys, of values, or of both.
+_KV_SCALES = (
+    re.compile(r"(?P<layer>.*\.self_attn)\.(?:attn\.)?(?P<kind>k|v|kv)_scale"),
+    re.compile(r"(?P<layer>.*\.self_attn)\.(?P<kind>[kv])_proj\.(?:output|[kv])_scale"),
+    re.compile(r"(?P<layer>.*\.self_attn)\.(?:qkv|qkqkv)_proj\.(?P<kind>[kv])_scale"),
+    re.compile(r"(?P<layer>.*\.self_attn)\.(?P<kind>[kv])_cache\.scale"),
+)
+_SYNONYMS = {
+    "weight_scale": "weight_scale_inv",
+    "weight_scale_inv": "weight_scale",
+    **dict.fromkeys(("activation_scale", "act_scale", "input_scale_inv"), "input_scale"),
+}
+
+
+def usual_name(name: str) -> str:
+    """Return a name with the prefix ``model.``, which models without an output layer leave out."""
+    return f"model.{name}" if name.startswith(_BASE_NAMES) else name
+
+
+def targets(name: str, known: Container[str]) -> list[str]:
+    """Return which known tensors a tensor of a checkpoint stands for.
+
+    Args:
+        name: the name in the checkpoint.
+        known: the names of the model's tensors, as transformers or compressed-tensors spell them.
+
+    Returns:
+        Both scales of a layer for one scale of keys and values; empty if no known tensor is meant.
+    """
+    name = usual_name(name)
+    layer, _, suffix = name.rpartition(".")
+    names = [name], [f"{layer}.{_SYNONYMS.get(suffix, suffix)}"], _kv_scales(name)
+    return next((found for found in names if found and all(one in known for one in found)), [])
+
+
+def is_ignored(name: str) -> bool:
+    """Return whether a model may do without a tensor of a checkpoint."""
+    name = usual_name(name)
+    is_scale = _QUERY_SCALES.fullmatch(name) is not None or bool(_kv_scales(name))
+    return is_scale or name.endswith(_IGNORED)
+
+
+def _kv_scales(name: str) -> list[str]:
+    match = next(filter(None, (pattern.fullmatch(name) for pattern in _KV_SCALES)), None)
+    return [] if match is None else [f"{match['layer']}.{kind}_scale" for kind in match["kind"]]

@@ -1,0 +1,34 @@
+"""Refuses contexts that no KV pool holds, before anything is made for each of their positions."""
+
+from __future__ import annotations
+
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.errors import ConfigError
+
+MAX_TABLE_BYTES = 2**28  # of rotary tables that are made whatever the size of the pool
+_NUMBER_BYTES = 4  # of a rotary table, which has as many numbers for a position as a head
+
+
+def check_positions(model: ModelConfig, max_model_len: int, pool_bytes: int) -> None:
+    """Check that a KV pool can hold the longest sequence, if its rotary tables are large.
+
+    The exact check, of any context, needs the model, which has a row in these tables for each
+    position. A window bounds the keys and values of a sequence, but not the tables.
+
+    Args:
+        model: the sizes.
+        max_model_len: tokens of the longest sequence.
+        pool_bytes: the size of the pool.
+
+    Raises:
+        ConfigError: the pool cannot hold it, in the smallest of all formats.
+    """
+    tables = len(set(model.ropes)) * model.head_dim * _NUMBER_BYTES * max_model_len
+    layers = sum(window is None for window in model.windows)
+    keys_and_values = 2 * model.num_kv_heads * model.head_dim * layers * max_model_len
+    needed = max(tables, keys_and_values)
+    if tables > MAX_TABLE_BYTES and needed > pool_bytes:
+        raise ConfigError(
+            f"option kv_cache_memory_bytes: {pool_bytes} bytes are too few for max_model_len "
+            f"({max_model_len}), which takes {needed} at least; give more, or lower max_model_len"
+        )
