@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import partial
 
 from paged_backend.config import EngineConfig
@@ -34,11 +31,18 @@ from paged_backend.serving.contract import as_strings
 from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
 from paged_backend.serving.requests.drain import Drain
+from paged_backend.serving.requests.inspection import view_json
 from paged_backend.serving.requests.intake import Intake, answer_cancel
+from paged_backend.serving.requests.large_responses import (
+    DoneResponse,
+    LargeResponse,
+    LargeResponses,
+)
 from paged_backend.serving.requests.open_requests import (
     Arrival,
     CancelledSenders,
     CancelSweep,
+    OpenRequest,
     Sender,
 )
 from paged_backend.serving.requests.parsing import RequestParser
@@ -78,7 +82,8 @@ class FrontEnd:
         self._stat_logger = stat_logger
         self._max_crashes = config.max_crashes_per_request
         self._drain = drain
-        self._table = RequestTable(link)
+        self._table = RequestTable(link, config.max_open_result_bytes)
+        self._large = LargeResponses(lambda num_large: len(self._table) > num_large)
         self._intake = Intake(
             link, parser, tokenizer, self._table, config.max_waiting_tokens, config.stream_interval
         )
@@ -105,6 +110,7 @@ class FrontEnd:
         self._thread.join()
         self._table.close(UNLOADING)
         self._intake.close()
+        self._end_large()
         self._fail_all(UNLOADING)
         self._link.close()
 
@@ -136,6 +142,8 @@ class FrontEnd:
         try:
             while not self._stopping.is_set():
                 self._deliver(self._link.receive(POLL_S if self._num_open else IDLE_POLL_S))
+                for done in self._large.take_done():
+                    self._guarded(partial(self._return_lent, done), done.response.request_id)
                 self._stat_logger.report_refused(self._table.refused)
                 self._refusal_log.write(self._table.refused, time.monotonic())
                 self._stat_logger.publish(idle=not len(self._table))
@@ -146,6 +154,7 @@ class FrontEnd:
                     self._abort(request_id, DeadlineExceeded(timeout_s))
                 self._drain_if_asked()
         except Exception as error:  # an internal error: no client may be left waiting
+            self._end_large()
             self._die(EngineDead(f"the front-end failed: {place_of(error)}"))
 
     def _guarded(self, act: Callable[[str], None], request_id: str) -> None:
@@ -202,26 +211,61 @@ class FrontEnd:
         for output in outputs:
             if open_request.answer.append(output):
                 self._link.send(wire.StopCompletion(request_id, output.index))
-        if open_request.answer.is_due:
-            final = open_request.answer.is_finished
-            if final and not any(output.finish_reason is FinishReason.ABORT for output in outputs):
-                self._stat_logger.report_end(open_request.clock, open_request.answer.request)
-            open_request.sender.send(open_request.answer.take(), final)
-            if final:
-                self._table.remove(request_id)
+            open_request.was_aborted |= output.finish_reason is FinishReason.ABORT
+        self._send_if_due(open_request, request_id)
+
+    def _send_if_due(self, open_request: OpenRequest, request_id: str) -> None:
+        answer = open_request.answer
+        if open_request.is_lent or not answer.is_due:
+            return
+        final = answer.is_finished
+        if final and not open_request.was_aborted:
+            self._stat_logger.report_end(open_request.clock, answer.request)
+        if answer.is_large or open_request.is_large:
+            open_request.is_lent = True
+            make = answer.take_later()
+            self._large.put(LargeResponse(request_id, open_request, make, final))
+            return
+        open_request.sender.send(answer.take(), final)
+        if final:
+            self._table.remove(request_id)
+
+    def _return_lent(self, done: DoneResponse, request_id: str) -> None:
+        """Go on with a request whose large response was sent, or could not be sent."""
+        open_request = done.response.open_request
+        open_request.is_lent = False
+        if done.error is None and done.response.final:
+            self._table.remove(request_id)
+        elif isinstance(done.error, Cancelled):
+            self._cancel(open_request, request_id)
+        elif (error := done.error or open_request.end) is not None:
+            self._abort(request_id, error)
+        else:
+            self._send_if_due(open_request, request_id)
+
+    def _end_large(self) -> None:
+        """End the thread of large responses, and take back the requests that it has."""
+        for done in self._large.close():
+            self._guarded(partial(self._return_lent, done), done.response.request_id)
+        self._table.return_lent()
 
     def _show(self, request_id: str, view: EngineView) -> None:
         sender = self._table.remove(request_id)
         if sender is not None:
-            sender.send({"text_output": as_strings([_view_json(view)])}, True)
+            sender.send({"text_output": as_strings([view_json(view)])}, True)
 
     def _cancel_if_asked(self, request_id: str) -> None:
         """Abort a request if its client has canceled it; the final response is sent later."""
         open_request = self._table.get(request_id)
-        if open_request is not None and open_request.sender.is_cancelled():
-            self._link.send(wire.AbortRequest(request_id))
-            self._table.remove(request_id)
-            self._cancelled.add(open_request.sender)
+        if open_request is None or open_request.is_lent:
+            return
+        if open_request.sender.is_cancelled():
+            self._cancel(open_request, request_id)
+
+    def _cancel(self, open_request: OpenRequest, request_id: str) -> None:
+        self._link.send(wire.AbortRequest(request_id))
+        self._table.remove(request_id)
+        self._cancelled.add(open_request.sender)
 
     def _end_cancelled(self, senders: Iterable[Sender]) -> None:
         for sender in senders:
@@ -245,6 +289,10 @@ class FrontEnd:
         self._end(request_id, error)
 
     def _end(self, request_id: str, error: Exception) -> None:
+        open_request = self._table.get(request_id)
+        if open_request is not None and open_request.is_lent:
+            open_request.end = open_request.end or error  # when its large response is done
+            return
         sender = self._table.remove(request_id)
         if sender is not None:
             _fail(sender, error)
@@ -281,15 +329,6 @@ def _fail(sender: Sender, error: Exception) -> None:
     """Send an error as the final response."""
     with contextlib.suppress(Exception):  # the server may have ended the request already
         sender.fail(error)
-
-
-def _view_json(view: EngineView) -> str:
-    """Return a view as JSON, with digests in place of request ids."""
-    values = asdict(view)
-    for entry in values["sequences"]:
-        digest = hashlib.blake2b(entry["request_id"].encode(), digest_size=5)
-        entry["request_id"] = digest.hexdigest()
-    return json.dumps(values)
 
 
 def _portions(steps: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:
