@@ -31,6 +31,7 @@ VALUES = {
     "pooling_params",
     "request",
     "sampling_params",
+    "server_memory",
     "structured_outputs",
     "tool_choice",
     "validation",
