@@ -30,7 +30,12 @@ from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, is_batched, split_rows
 from paged_backend.serving.tensorrtllm.batch import Batch, RowSender
 from paged_backend.serving.tensorrtllm.completions import Completions
-from paged_backend.serving.tensorrtllm.sampling import Dialect, renamed, sampling_values
+from paged_backend.serving.tensorrtllm.sampling import (
+    Dialect,
+    renamed,
+    sampling_values,
+    with_newer_names,
+)
 
 # Parameters of a request that its clients set, and that have no effect.
 _PARAMETERS = ("Streaming",)
@@ -89,6 +94,7 @@ class BatchModel(model.TritonPythonModel):
             if not name.startswith("triton_") and name not in _PARAMETERS:
                 raise InvalidRequest(name, "is not known")
         rows = split_rows(triton.read_tensors(request, self.inputs), is_batched=self._is_batched)
+        rows = list(map(with_newer_names, rows))
         is_stream = self._is_stream(rows)
         batch = Batch(sender, len(rows), is_stream=is_stream, is_decoupled=self._is_decoupled)
         arrivals = [
