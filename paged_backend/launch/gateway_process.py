@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -25,7 +26,9 @@ class GatewayProcess:
         grpc_url: str,
         drain_timeout_s: float = _DRAIN_TIMEOUT_S,
         metrics_url: str | None = None,
+        flags: Sequence[str] = (),
     ) -> None:
+        """Start the gateway; ``flags`` are further ones of ``paged-backend gateway``."""
         self._stop_timeout_s = drain_timeout_s + _CLOSE_TIMEOUT_S
         listen(listener)
         self.address = reachable(*listener.getsockname())
@@ -34,7 +37,7 @@ class GatewayProcess:
         command += ["--triton", grpc_url, "--fd", str(listener.fileno())]
         if metrics_url is not None:
             command += ["--triton-metrics", urlsplit(metrics_url).netloc]
-        command += ["--drain-timeout", str(drain_timeout_s)]
+        command += ["--drain-timeout", str(drain_timeout_s), *flags]
         self._process = subprocess.Popen(
             tied_command(command),
             pass_fds=(listener.fileno(),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -38,12 +38,14 @@ def serve(
     openai_port: int | None,
     verbose: bool,
     note: str | None = None,
+    gateway_flags: Sequence[str] = (),
 ) -> None:
     """Serve one model until SIGINT, SIGTERM or SIGHUP; a second signal does not wait for requests.
 
     With ``pipeline`` the models around it are served, too; with ``repository``, the models of this
-    model repository, and no other. With ``openai_port`` an OpenAI gateway listens on that port.
-    Prints the addresses on one line to stdout once the model is ready, and ``note`` to stderr.
+    model repository, and no other. With ``openai_port`` an OpenAI gateway listens on that port,
+    started with ``gateway_flags``. Prints the addresses on one line to stdout once the model is
+    ready, and ``note`` to stderr.
     Raises ConfigError or LaunchError if it cannot continue. Must run on the main thread.
     """
     with ExitStack() as stack:
@@ -77,7 +79,9 @@ def serve(
         check = None
         if listener is not None:
             drain_timeout_s = engine_args.from_mapping(engine_options).config.drain_timeout_s
-            gateway = GatewayProcess(listener, server.grpc_url, drain_timeout_s, server.metrics_url)
+            gateway = GatewayProcess(
+                listener, server.grpc_url, drain_timeout_s, server.metrics_url, gateway_flags
+            )
             stack.enter_context(gateway)
             where += f", OpenAI http://{gateway.address}/v1"
             check = gateway.check
