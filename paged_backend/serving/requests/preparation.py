@@ -8,14 +8,14 @@ other requests with chat messages, which need the chat template, and one the oth
 from __future__ import annotations
 
 import heapq
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from paged_backend.errors import RequestRefused, place_of
+from paged_backend.errors import RequestRefused
+from paged_backend.log import write_internal_error
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 
@@ -171,9 +171,7 @@ class Lane:
             try:
                 job.work()
             except BaseException as error:  # an internal error of one request
-                print(
-                    f"paged-backend: internal error: {place_of(error)}", file=sys.stderr, flush=True
-                )
+                write_internal_error(error)
             with self._changed:
                 self.size -= job.size
                 self.num_jobs -= 1
