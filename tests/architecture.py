@@ -33,6 +33,7 @@ VALUES = {
     "regular_file",
     "request",
     "sampling_params",
+    "server_memory",
     "structured_outputs",
     "tool_choice",
     "validation",

@@ -55,7 +55,13 @@ def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):
         (["serve", "demo", "--block-size", "24"], "block_size must be a power of two"),
         (["serve", "demo", "--gpu-memory-utilization", "1.5"], "up to 1, got 1.5"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer from 1"),
-        (["serve", "demo", "--served-model-name", "a/b"], "a/b"),
+        (["serve", "demo", "--served-model-name", "a/b"], "'a/b' needs --openai-port"),
+        (["serve", "demo", "--served-model-name", "a", "b"], "several names need --openai-port"),
+        (["serve", "demo", "--served-model-name", "a b"], "without spaces and '=', got 'a b'"),
+        (
+            ["serve", "--model-repository", "x", "--served-model-name", "a=b"],
+            "needs --openai-port with --model-repository",
+        ),
         (["serve", "--model-repository", "missing"], "no model repository at missing"),
         (["serve", "demo-tools", "--model-repository", "x"], "MODEL: cannot be used with"),
         (

@@ -15,9 +15,8 @@ from paged_backend.cli.options import Subparsers, add_engine_options, engine_opt
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import PipelineOptions
+from paged_backend.launch.served_names import DEFAULT_NAME, ServedNames, read_names
 from paged_backend.tools.demo import QUESTIONS_FOR
-
-DEFAULT_NAME = "paged_llm"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -33,8 +32,14 @@ def add_parser(subparsers: Subparsers) -> None:
     group = parser.add_argument_group("server")
     group.add_argument(
         "--served-model-name",
-        default=DEFAULT_NAME,
-        help="what clients call it (default: %(default)s)",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help=f"what clients call it (default: {DEFAULT_NAME}). The first name is that of Triton's "
+        "model, which of `org/model` is `model`. With --openai-port, OpenAI's clients may use any "
+        "of several names, and answers have the first one; with --model-repository, a name is "
+        "NAME=MODEL",
     )
     group.add_argument(
         "--instances", type=int, default=1, help="stub processes that send responses (default: 1)"
@@ -97,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         gateway_values(args)  # raises ConfigError before the model is loaded
     elif flags:
         raise ConfigError(f"{flags[0].partition('=')[0]}: needs --openai-port")
+    names = _names(args)
     if args.model_repository is not None:
         _check_alone(args, options)
     if args.write_to is not None:
@@ -106,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         command = serve.command_by_hand(
             args.write_to.resolve(),
             options,
-            name=args.served_model_name,
+            name=names.triton,
             instances=args.instances,
             pipeline=_pipeline(args),
             endpoints=endpoints,
@@ -115,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     serve.serve(
         options,
-        name=args.served_model_name,
+        name=names.triton,
         instances=args.instances,
         pipeline=_pipeline(args),
         repository=args.model_repository,
@@ -126,9 +132,19 @@ def run(args: argparse.Namespace) -> int:
         openai_port=args.openai_port,
         verbose=args.verbose,
         note=None if args.model_repository else _what_to_ask(str(options["model"])),
-        gateway_flags=flags,
+        gateway_flags=[*flags, *names.gateway_flags],
     )
     return 0
+
+
+def _names(args: argparse.Namespace) -> ServedNames:
+    """Return the names of the model, or of the models of a repository."""
+    names, has_gateway = args.served_model_name, args.openai_port is not None
+    if args.model_repository is None:
+        return read_names(names, has_gateway=has_gateway and args.write_to is None)
+    if names and not has_gateway:
+        raise ConfigError("--served-model-name: needs --openai-port with --model-repository")
+    return ServedNames("", ("--served-model-name", *names) if names else ())
 
 
 def _check_alone(args: argparse.Namespace, options: Mapping[str, object]) -> None:
@@ -136,7 +152,6 @@ def _check_alone(args: argparse.Namespace, options: Mapping[str, object]) -> Non
     changed = {
         **{name: name != "model" for name in options},
         "MODEL": options["model"] != EngineConfig.model,
-        "served_model_name": args.served_model_name != DEFAULT_NAME,
         "instances": args.instances != 1,
         "pipeline": args.pipeline,
         "write_to": args.write_to is not None,

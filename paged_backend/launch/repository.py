@@ -79,8 +79,13 @@ def write_pipeline(
     return folders
 
 
+def is_model_name(name: str) -> bool:
+    """Return whether a model of a repository may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not is_model_name(name):
         raise ConfigError(
             f"model name {name!r}: use letters, digits, '_', '-' and '.', not starting with "
             "'-' or '.'"

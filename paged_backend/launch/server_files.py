@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paged_backend.errors import ConfigError
 from paged_backend.launch.backend import install_backend
+from paged_backend.server_memory import heap_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class ServerFiles:
         first ``python3`` on PATH, which must be the present interpreter.
         """
         changes = {"PATH": _prepend([Path(sys.executable).parent], "PATH")}
+        changes |= heap_variables(os.environ)
         if self.library_folders:
             changes["LD_LIBRARY_PATH"] = _prepend(self.library_folders, "LD_LIBRARY_PATH")
         return changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from paged_backend.launch.shutdown import wait_for_end
 from paged_backend.launch.stderr_relay import StderrRelay
 from paged_backend.launch.storage import shortage, temporary_folder, writing
 from paged_backend.launch.tied_process import tied_command
+from paged_backend.server_memory import REGION_PREFIX, regions_with, remove_regions
 
 _STDERR = 2
 _POLL_S = 0.1
@@ -193,7 +195,9 @@ def launch_server(
         with writing(run_folder):
             files = find_server_files(run_folder)
             working_directory = empty_folder(run_folder)
+        region_prefix = f"{REGION_PREFIX}{secrets.token_hex(8)}-"
         argv, variables = server_command(files, repository, reserved.endpoints, log.path)
+        argv.append(f"--backend-config=python,shm-region-prefix-name={region_prefix}")
         variables |= environment or {}
         process, relay = _start(argv, variables, working_directory, log.path)
         server = RunningServer(process, reserved.endpoints, models, relay, log)
@@ -201,6 +205,7 @@ def launch_server(
             yield server
         finally:
             server.stop()
+            remove_regions(regions_with(region_prefix))  # of a server that was killed
 
 
 @contextmanager

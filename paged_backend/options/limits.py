@@ -55,10 +55,17 @@ class LimitOptions:
         "and of its prompt if requested, one and those of the most likely tokens",
     )
     max_total_logits: int = checked(
-        2**22,
+        2**19,
         Rule(int, 0, 2**31 - 1),
         "maximum number of logits that a request returns: for each token of its completions, or of "
         "its prompt, the size of the vocabulary; 0 turns them off",
+    )
+    max_open_result_bytes: int = checked(
+        2**26,
+        Rule(int, 1, 2**40),
+        "maximum bytes of the logits and log-probabilities that open requests of an instance may "
+        "hold together: 4 for each logit, 64 for each log-probability; more requests with such "
+        "results are refused with queue_full",
     )
     max_pass_through_length: int = checked(
         4096,

@@ -32,6 +32,7 @@ from paged_backend.process.lifetime import (
     runtime_folder,
 )
 from paged_backend.process.status_page import StatusPage
+from paged_backend.server_memory import without_heap_variables
 
 GONE = "its process is gone; the server's log may say why"
 _KILL_S = 5.0  # a process may have much memory to give back
@@ -235,4 +236,5 @@ def _start(config: EngineConfig, run_dir: Path, server: ProcessId) -> subprocess
         *("--run-dir", str(run_dir), "--server", str(server)),
         *("--config", json.dumps(dataclasses.asdict(config))),
     ]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    environment = without_heap_variables(os.environ)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)

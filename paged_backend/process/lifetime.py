@@ -19,9 +19,12 @@ from threading import Thread
 from typing import NamedTuple, Self
 
 from paged_backend.errors import ConfigError
+from paged_backend.server_memory import own_region, remove_regions
 
 MAX_BASE_LENGTH = 16
 _ENROLLED = "front-end-"
+_STEPS = "steps"  # the folder of a pipeline's steps; no model's folder has this name
+_KILL_S = 1.0  # how long processes that were killed may take to end
 _SERVER_FOLDER = re.compile(r"paged-backend-([0-9a-f]+)-(\d+)-([0-9a-f]+)")
 
 
@@ -80,9 +83,14 @@ def end_with(process: ProcessId, grace_s: float, folder: Path) -> None:
     Thread(target=end, name="end-with", daemon=True).start()
 
 
-def enrol(folder: Path) -> None:
-    """Register this process for ``end_enrolled``."""
-    (folder / f"{_ENROLLED}{ProcessId.of(os.getpid())}").touch()
+def enrol(folder: Path) -> Path:
+    """Register this process for ``end_enrolled``; returns the file that does it.
+
+    The file has the name of the memory that the process shares with the server.
+    """
+    file = folder / f"{_ENROLLED}{ProcessId.of(os.getpid())}"
+    file.write_text(own_region())
+    return file
 
 
 def end_enrolled(folder: Path) -> None:
@@ -90,13 +98,63 @@ def end_enrolled(folder: Path) -> None:
 
     A front end that was sending a response when the server ended waits forever. It holds Python's
     global interpreter lock, so none of its threads can notice that the server has ended.
+
+    The memory that they shared with the server is removed, because a server that was killed could
+    not remove it. If this process is among them, it is killed last.
     """
-    for file in folder.glob(f"{_ENROLLED}*"):
-        pidfd = open_process(ProcessId.parse(file.name.removeprefix(_ENROLLED)))
-        if pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.close(pidfd)
+    files = {
+        ProcessId.parse(file.name.removeprefix(_ENROLLED)): file
+        for file in (*folder.glob(f"{_ENROLLED}*"), *folder.parent.glob(f"{_STEPS}/{_ENROLLED}*"))
+    }
+    regions: dict[Path, str] = {}
+    for file in files.values():
+        with contextlib.suppress(OSError):  # it has just ended properly
+            regions[file] = file.read_text()
+    itself = ProcessId.of(os.getpid())
+    _kill([process for process in files if process != itself])
+    left = remove_regions(regions.values(), own=own_region())
+    for file, region in regions.items():
+        if region not in left:  # otherwise the next start of a server tries again
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder.parent / _STEPS).rmdir()
+    if itself in files:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill(processes: list[ProcessId]) -> None:
+    """Kill processes, and wait ``_KILL_S`` seconds at most until they have ended."""
+    pidfds = [pidfd for pidfd in map(open_process, processes) if pidfd is not None]
+    for pidfd in pidfds:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    deadline_s = time.monotonic() + _KILL_S
+    for pidfd in pidfds:
+        select.select([pidfd], [], [], max(0.0, deadline_s - time.monotonic()))
+        os.close(pidfd)
+
+
+class StepsFolder:
+    """Enrols a step of a pipeline, which has no engine to watch the server for it.
+
+    It ends with the front ends of the models of the same server.
+
+    Args:
+        server_pid: the process id of tritonserver, which runs.
+    """
+
+    def __init__(self, server_pid: int) -> None:
+        base = _base()
+        _remove_leftovers(base)
+        folder = _private(_server_folder(base, ProcessId.of(server_pid)))
+        self._file = enrol(_private(folder / _STEPS))
+
+    def leave(self) -> None:
+        """Undo it, as the server ends this process properly."""
+        with contextlib.suppress(OSError):  # others are still enrolled
+            self._file.unlink()
+            self._file.parent.rmdir()
+            self._file.parent.parent.rmdir()
 
 
 def runtime_folder(server: ProcessId, model: str, version: str, fingerprint: str) -> Path:
@@ -114,8 +172,12 @@ def runtime_folder(server: ProcessId, model: str, version: str, fingerprint: str
     """
     base = _base()
     _remove_leftovers(base)
-    folder = _private(base / f"paged-backend-{_pid_namespace()}-{server.pid}-{_secret(server)}")
+    folder = _private(_server_folder(base, server))
     return _private(folder / f"{model[:12]}-{version}-{fingerprint}")
+
+
+def _server_folder(base: Path, server: ProcessId) -> Path:
+    return base / f"paged-backend-{_pid_namespace()}-{server.pid}-{_secret(server)}"
 
 
 def remove_runtime_folder(folder: Path) -> None:
@@ -184,6 +246,9 @@ def _remove_leftovers(base: Path) -> None:
         if name is None or name[1] != namespace or not _is_own(folder):
             continue
         if not _may_be_of(name[3], int(name[2])):
+            with contextlib.suppress(OSError):  # another process removes it, too
+                for model in list(folder.iterdir()):
+                    end_enrolled(model)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -72,6 +72,7 @@ class TritonPythonModel:
         """Wait for open requests to finish."""
         self._threads.shutdown()
         self._stopping.set()
+        self._llm.leave()
 
     def _serve(self, tensors: dict[str, Array], parameters: str, caller: Caller) -> None:
         self._callers.add(caller)

@@ -17,6 +17,7 @@ from paged_backend.log import LOG, log_to
 from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.request import RequestLimits
+from paged_backend.server_memory import close_to_other_users
 from paged_backend.serving.contract import Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
 from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher
@@ -28,7 +29,6 @@ from paged_backend.serving.requests.front_end import FrontEnd
 from paged_backend.serving.requests.open_requests import Arrival
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.tool_use import load_tool_use
-from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.serving.triton import (
     TritonLogHandler,
     complete_config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,14 @@ from paged_backend.contract import named as named  # copies of bls.py import it 
 from paged_backend.engine_args import read_engine_args
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
+from paged_backend.process.lifetime import StepsFolder
 from paged_backend.request import RequestLimits
 from paged_backend.sampling_params import SamplingParams
+from paged_backend.server_memory import close_to_other_users
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.tool_use import load_tool_use
-from paged_backend.serving.shared_memory import close_to_other_users
 from paged_backend.text.tokenizer import load_tokenizer
 
 MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
@@ -48,6 +50,7 @@ class Llm:
         self.config = read_engine_args(llm_version(args) / "model.json").config
         self._tokenizer_folder = resolve_tokenizer(self.config)
         self.tokenizer = load_tokenizer(self._tokenizer_folder)
+        self._folder = StepsFolder(os.getppid())
 
     @functools.cached_property
     def limits(self) -> RequestLimits:
@@ -64,6 +67,10 @@ class Llm:
         grammars = GrammarChecker(self._tokenizer_folder, self.limits.vocab_size)
         tool_use = load_tool_use(self._tokenizer_folder, self.tokenizer, self.config)
         return RequestParser(self.tokenizer, self.limits, grammars, tool_use)
+
+    def leave(self) -> None:
+        """End the step properly: the server removes the memory that it shares with it."""
+        self._folder.leave()
 
     def cancel(self, call_id: str) -> None:
         """Cancel a request: its stream gets its last response."""

@@ -50,6 +50,10 @@ class TritonPythonModel:
         self._llm = load_llm(args)
         self._leavers = Leavers(self._llm)
 
+    def finalize(self) -> None:
+        """End properly."""
+        self._llm.leave()
+
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request separately."""
         return [triton.respond(partial(self._answer, request)) for request in requests]

@@ -72,6 +72,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Answer the waiting requests."""
         self._preparation.close()
+        self._llm.leave()
 
     def _answer(self, tensors: Tensors, parameters: str, sender: Any) -> None:
         act = partial(prepare, self._llm, tensors, parameters)

@@ -19,8 +19,8 @@ from paged_backend.errors import (
     PagedError,
     RequestRefused,
     as_exception,
-    place_of,
 )
+from paged_backend.log import write_internal_error
 from paged_backend.serving.contract import Array
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
 
@@ -240,5 +240,5 @@ def _code(error: Exception) -> Any:
 def _message(error: Exception) -> str:
     if isinstance(error, (PagedError, Cancelled)):
         return str(error)
-    print(f"paged-backend: internal error: {place_of(error)}", file=sys.stderr, flush=True)
+    write_internal_error(error)
     return f"internal error ({type(error).__name__}); the server's log has more"

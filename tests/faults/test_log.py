@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from oracle import Oracle, make_engine, mixed_work, run
 from paged_client import Client, Unavailable
 from servers import kill_engine, serve_demo_with_log, wait_for, wait_loaded
 
+from paged_backend import log
 from paged_backend.serving.requests import refusal_log
 from paged_backend.serving.requests.refusal_log import RefusalLog
 
@@ -112,3 +114,42 @@ def test_nothing_is_logged_for_tokens_and_calls(
     with caplog.at_level(logging.INFO, "paged_backend"):
         run(engine, mixed_work(8))
     assert caplog.records == []
+
+
+class Lines(logging.Handler):
+    """Keeps the lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def test_no_kind_of_line_fills_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(log, "_LIMIT", log.LineLimit())
+    handlers, level = log.LOG.handlers, log.LOG.level
+    lines = Lines()
+    try:
+        log.log_to(lines, "info")
+        for number in range(1000):
+            log.LOG.info("Cancelling the request %d", number)
+        log.LOG.info("another kind")
+        for _ in range(1000):
+            log.write_internal_error(ValueError("secret"))
+        assert len(lines.texts) == log.MAX_LINES + 1
+        time.sleep(0.25)
+        log.LOG.info("Cancelling the request %d", 1000)
+        log.write_internal_error(ValueError("secret"))
+    finally:
+        log.LOG.handlers = handlers
+        log.LOG.setLevel(level)
+    assert lines.texts[-1] == "Cancelling the request 1000 (980 such lines were left out)"
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == log.MAX_LINES + 1
+    assert errors[-1].endswith("(980 such lines were left out)")
+    assert "secret" not in "".join(errors)

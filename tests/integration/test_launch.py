@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from paged_backend.errors import ConfigError
 from paged_backend.launch.ports import Endpoints, ReservedEndpoints
 from paged_backend.launch.repository import model_names, write_model_repository
+from paged_backend.launch.served_names import ServedNames, read_names
 from paged_backend.launch.server_process import (
     LaunchError,
     RunningServer,
@@ -320,6 +321,50 @@ def test_serve_says_where_it_listens_and_ends_cleanly(
     assert shell.returncode == 0
     assert not psutil.wait_procs(children, timeout=60)[1]
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("names", "triton", "flags"),
+    [
+        ([], "paged_llm", ()),
+        (["toy"], "toy", ()),
+        (["org/toy-1.5"], "toy-1.5", ("org/toy-1.5=toy-1.5",)),
+        (["gpt-4o:latest"], "gpt-4o_latest", ("gpt-4o:latest=gpt-4o_latest",)),
+        (["toy", "org/toy"], "toy", ("toy=toy", "org/toy=toy")),
+        (["a/b/.c/"], "c", ("a/b/.c/=c",)),
+    ],
+)
+def test_triton_gets_a_name_that_it_allows(
+    names: list[str], triton: str, flags: tuple[str, ...]
+) -> None:
+    option = ("--served-model-name",) if flags else ()
+    assert read_names(names, has_gateway=True) == ServedNames(triton, option + flags)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["a", "a"], "'a' is given twice"), (["x="], "and '='"), (["-/"], "has no letter")],
+)
+def test_a_name_that_cannot_be_one_is_refused(names: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--served-model-name: .*{message}"):
+        read_names(names, has_gateway=True)
+
+
+@pytest.mark.server
+def test_a_model_is_served_by_several_names(temporary: Path) -> None:
+    ports = "--http-port 0 --grpc-port 0 --metrics-port 0 --openai-port 0"
+    names = "--served-model-name org/toy gpt-4o:latest"
+    with run_shell(f"{PAGED_BACKEND} serve demo {names} {ports}", temporary) as shell:
+        line = first_line(shell)
+        listening = re.match(r"toy is ready: HTTP \S+, gRPC (\S+), ", line)
+        assert listening is not None, line + shell.communicate()[1]
+        with Client(listening[1], "toy", timeout=30) as client:
+            assert client.generate("x", max_tokens=1).num_output_tokens == 1
+        with openai.OpenAI(base_url=line.split()[-1], api_key="none") as client:
+            assert [model.id for model in client.models.list()] == ["org/toy", "gpt-4o:latest"]
+            for name in ("org/toy", "gpt-4o:latest", "toy"):
+                answer = client.completions.create(model=name, prompt="x", max_tokens=1)
+                assert answer.model == "org/toy"
 
 
 @pytest.mark.server

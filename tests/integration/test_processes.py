@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from paged_client import Client
-from servers import engine_of, is_alive, processes_of, serve_demo
+from servers import (
+    MODEL,
+    engine_of,
+    is_alive,
+    processes_of,
+    serve_demo,
+    serve_repository,
+    wait_for,
+)
 
+from paged_backend.launch.repository import write_model_repository, write_pipeline
+from paged_backend.launch.server_process import launch_server
 from paged_backend.process.lifetime import ProcessId
+from paged_backend.server_memory import REGION_PREFIX, regions_with, remove_regions
 
 pytestmark = pytest.mark.server
+SECRET = "zebra-in-the-prompt"
 SEED_OF_A_LONG_ANSWER = "7"  # at a temperature at which the model says anything
 
 
@@ -30,18 +45,112 @@ def test_a_stopped_server_leaves_no_process_no_folder_and_no_shared_memory(tmp_p
         folder = folder_of(engine)
         assert (folder / "engine.pid").read_text() == str(ProcessId.of(engine.pid))
         assert folder.stat().st_mode & 0o077 == 0
-        regions = {
-            word
-            for process in processes_of(server)
-            for word in process.cmdline()
-            if word.startswith("triton_python_backend_shm_region")
-        }
+        regions = regions_of(server)
         assert regions & set(os.listdir("/dev/shm"))
         with Client(server.grpc_url, timeout=60) as client:
             client.generate("What does len do?")
     assert not is_alive(engine)
     assert not folder.exists()
     assert not regions & set(os.listdir("/dev/shm"))
+
+
+def regions_of(server):
+    """The names of the memory that the server shares with its Python processes."""
+    return {
+        word
+        for process in processes_of(server)
+        for word in process.cmdline()
+        if word.startswith("triton_python_backend_shm_region")
+    }
+
+
+def left_in_memory(names):
+    return names & set(os.listdir("/dev/shm"))
+
+
+@contextmanager
+def a_pipeline(folder):
+    """A server with two front ends and the steps around them, which have no engine."""
+    write_pipeline(folder / "repository", MODEL, {"model": "demo"}, instances=2)
+    with serve_repository(folder) as server:
+        with Client(server.grpc_url, timeout=60) as client:
+            client.generate(SECRET * 80, max_tokens=1)  # more would overwrite it
+        yield server
+
+
+def test_no_prompt_stays_in_memory_after_a_server_was_killed(tmp_path):
+    with a_pipeline(tmp_path) as server:
+        regions = regions_of(server)
+        assert len(left_in_memory(regions)) > 2
+        folders = {folder_of(engine_of(server)).parent}
+        # A process that opened a file in time can read nothing in it later.
+        open_files = [Path("/dev/shm", name).open("rb") for name in regions]
+        assert any(SECRET.encode() in file.read() for file in open_files)
+        os.kill(server.pid, signal.SIGKILL)
+        # The server's own processes do it, so it works without our launcher, too.
+        wait_for(lambda: not left_in_memory(regions), 30, "a region outlives the server")
+        assert not any(os.fstat(file.fileno()).st_size for file in open_files)
+        for file in open_files:
+            file.close()
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_the_next_server_removes_what_was_left_when_all_processes_were_killed(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with a_pipeline(tmp_path / "first") as first:
+        regions = regions_of(first)
+        folder = folder_of(engine_of(first)).parent
+        others = [psutil.Process(first.pid), *processes_of(first)]
+        for process in others:  # stopped first, so that none notices the end of another
+            process.suspend()
+        for process in others:
+            process.kill()
+        wait_for(lambda: not any(map(is_alive, others)), 30)
+        assert left_in_memory(regions) == regions
+        assert folder.exists()
+        with serve_demo(tmp_path / "second") as second:
+            assert not left_in_memory(regions)
+            assert not folder.exists()
+            mine = regions_of(second)
+            assert left_in_memory(mine) == mine
+            with Client(second.grpc_url, timeout=60) as client:
+                client.generate("What does len do?")
+
+
+def test_a_launcher_removes_the_memory_of_a_server_that_was_killed_while_it_loaded(tmp_path):
+    write_model_repository(tmp_path / "repository", MODEL, {"model": "demo"}, 1)
+    with launch_server(tmp_path / "repository") as server:
+        process = psutil.Process(server.pid)
+        wait_for(lambda: process.name() == "tritonserver", 30)  # it has its command line
+        (prefix,) = (w.rpartition("=")[2] for w in process.cmdline() if "shm-region-prefix" in w)
+        wait_for(lambda: regions_with(prefix), 60)
+        family = [process, *process.children(recursive=True)]
+        for member in family:
+            member.suspend()
+        for member in family:
+            member.kill()
+        assert regions_with(prefix)
+    assert not regions_with(prefix)
+
+
+def test_a_region_in_use_and_a_region_of_another_user_stay(tmp_path):
+    name = f"{REGION_PREFIX}test-{os.getpid()}"
+    path = Path("/dev/shm", name)
+    path.write_bytes(b"x" * 4096)
+    try:
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+            assert remove_regions([name]) == {name}
+        link = path.with_name(f"{name}-link")
+        link.symlink_to(tmp_path / "target")
+        (tmp_path / "target").write_text("kept")
+        assert remove_regions([link.name, f"../../{tmp_path}/target"]) == {link.name}
+        assert (tmp_path / "target").read_text() == "kept"
+        link.unlink()
+        assert remove_regions([name]) == set()
+        assert not path.exists()
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_ctrl_c_in_generate_cancels_on_the_server(server):

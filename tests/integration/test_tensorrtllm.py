@@ -234,6 +234,37 @@ def test_each_sequence_has_responses_of_its_own(
     assert (len(answers) > 3) == is_stream
 
 
+def test_older_names_mean_the_same(server: Server) -> None:
+    call = {"text_input": "What does", "max_tokens": 12, "top_k": 50, "temperature": 5.0}
+    newer = {"seed": 7, "min_tokens": 12, "return_log_probs": True, "return_perf_metrics": True}
+    older = {
+        **{"random_seed": 7, "min_length": 12, "is_return_log_probs": True},
+        "return_kv_cache_reuse_stats": True,
+    }
+    expected = generate(server, "ensemble", **call, **newer)
+    found = generate(server, "ensemble", **call, **older)
+    times = {name for name in expected if name.endswith("_ns")}
+    assert found.keys() == expected.keys()
+    assert len(expected["output_log_probs"]) == 12
+    assert times
+    for name in expected.keys() - times - {"kv_cache_reused_blocks", "kv_cache_alloc_new_blocks"}:
+        assert found[name] == expected[name], name
+    neutral = {
+        **{"early_stopping": True, "no_repeat_ngram_size": 0, "beam_search_diversity_rate": 0.0},
+        **{"beam_width": 1, "length_penalty": 1.0},
+    }
+    again = generate(server, "ensemble", **call, **older, **neutral)
+    assert again["text_output"] == expected["text_output"]
+    generate(server, "ensemble", **call, no_repeat_ngram_size=2**30)
+    ids = {"input_ids": np.array([[5, 6, 7]], np.int32), "request_output_len": np.int32(4)}
+    ids |= {"runtime_top_k": np.int32(50), "random_seed": np.uint64(7)}
+    (one,), (other,) = (
+        stream(server, "tensorrt_llm", ["output_ids"], **ids, min_length=np.int32(length))
+        for length in (0, 4)
+    )
+    assert one["output_ids"].shape == other["output_ids"].shape == (1, 1, 7)
+
+
 def test_words_and_ids(server: Server, client: Client) -> None:
     question, answer = QUESTIONS[6].question, QUESTIONS[6].answer
     words = answer.split()
@@ -300,6 +331,12 @@ def test_guides_constrain_the_answer(server: Server) -> None:
         ({"beam_width": 2}, "beam_width: must be 1: beam search is not supported"),
         ({"length_penalty": 0.5}, "length_penalty: must be 1"),
         ({"lora_task_id": 7}, "lora_task_id: is not supported"),
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: must be 0"),
+        (
+            {"seed": 1, "random_seed": 1},
+            "random_seed: is the older name of seed; give one of them",
+        ),
+        ({"min_length": 5}, "min_length: must be at most max_tokens"),
         ({"unknown": 1}, "unknown: is not known"),
         ({"guided_decoding_guide": "x"}, "guided_decoding_guide_type: is missing"),
         (

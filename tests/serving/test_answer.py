@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_backend.config import EngineConfig
-from paged_backend.outputs import FinishReason, SequenceOutput
+from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
 from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.requests.answer import Answer
@@ -59,6 +59,42 @@ def responses(answer: Answer, outputs: list[SequenceOutput]) -> Iterator[dict[st
         if answer.is_due:
             yield answer.take()
     assert answer.is_finished
+
+
+@given(history=histories(), stream_interval=st.integers(1, 6))
+def test_a_response_that_is_made_later_has_what_it_would_have_had_at_once(
+    tokenizer, history, stream_interval
+):
+    n, outputs = history
+    at_once = responses(answer_of(tokenizer, n, stream_interval), outputs)
+    answer, later = answer_of(tokenizer, n, stream_interval), []
+    for output in outputs:
+        answer.append(output)
+        if answer.is_due:
+            later.append(answer.take_later())
+    for expected, make in zip(at_once, later, strict=True):
+        found = make()
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("entry", "number", "is_large"),
+    [
+        (TokenLogprobs(-1.0, 1, [5], [-1.0]), 1, False),
+        (TokenLogprobs(-1.0, 1, [5], [-1.0], bytes(4 * 2048)), 1, True),
+        (TokenLogprobs(-1.0, 1, [5] * 19, [-1.0] * 19), 40, False),
+        (TokenLogprobs(-1.0, 1, [5] * 19, [-1.0] * 19), 52, True),
+        (None, 9000, True),
+    ],
+)
+def test_a_response_is_large_by_its_logits_or_its_size(tokenizer, entry, number, is_large):
+    answer = answer_of(tokenizer, 1, 1)
+    logprobs = None if entry is None else [entry] * number
+    answer.append(SequenceOutput(REQUEST, 0, [7] * number, logprobs=logprobs))
+    assert answer.is_large == is_large
+    answer.take()
+    assert not answer.is_large
 
 
 @given(history=histories(), stream_interval=st.integers(1, 6))

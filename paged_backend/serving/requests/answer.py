@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -14,6 +15,8 @@ from paged_backend.outputs import FinishReason, SequenceOutput, SequenceTimes, T
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.serving.contract import Array, as_strings
+from paged_backend.serving.requests.held_results import LOGPROB_BYTES
+from paged_backend.serving.requests.large_responses import LARGE_BYTES
 from paged_backend.serving.requests.logprobs import NOT_ASKED_FOR, logprobs_json
 from paged_backend.serving.requests.parsing import ParsedRequest
 from paged_backend.text.text_stream import StreamState, TextDelta, TextStream
@@ -25,6 +28,7 @@ METRICS = (
     *("first_token_time_ns", "last_token_time_ns"),
 )
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
+_TOKEN_BYTES = 8  # of a token's text and id, as an estimate
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ class Completion:
         # A completion that has ended holds no text back.
         ended = self.finish_reason is not None
         self.sent = state._replace(context_ids=[], num_held=0) if ended else state
-        self.text.clear()
+        self.text = []
         self.parsed = []
         self.token_ids = []
         self.logprobs = []
@@ -136,6 +140,10 @@ class Answer:
         self._num_cached_tokens: int | None = None  # as the first engine reported it
         self._prompt_logprobs: list[TokenLogprobs] | None = None  # until they are sent
         self._context: list[TokenLogprobs] = []  # these and the first token's, until they are sent
+        note = parsed.options.pass_through
+        self._beside = 0 if note is None else sum(map(len, note.reshape(-1)))  # in each response
+        self._num_bytes = self._beside + parsed.request.params.n * len(parsed.prompt_text)
+        self._has_logits = False  # in the next response
         self._completions = [_completion(parsed, tokenizer) for _ in range(parsed.request.params.n)]
 
     def append(self, output: SequenceOutput) -> bool:
@@ -148,6 +156,7 @@ class Answer:
         if completion.finish_reason is not None:
             return False  # computed before the engine was told of the stop string
         completion.append(output)
+        self._measure(output)
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -180,8 +189,34 @@ class Answer:
         is_urgent = completion.sent.num_tokens == 0 or completion.finish_reason is not None
         return len(completion.token_ids) >= (1 if is_urgent else self._stream_interval)
 
+    def _measure(self, output: SequenceOutput) -> None:
+        """Estimate the size of what an output adds to the next response."""
+        self._num_bytes += _TOKEN_BYTES * len(output.new_token_ids)
+        if output.logprobs is None and output.prompt_logprobs is None:
+            return
+        for entry in (*(output.logprobs or ()), *(output.prompt_logprobs or ())):
+            self._num_bytes += LOGPROB_BYTES * (1 + len(entry.top_token_ids))
+            self._has_logits |= entry.logits is not None
+
+    @property
+    def is_large(self) -> bool:
+        """Return True if the next response takes long to make or to send."""
+        return self._has_logits or self._num_bytes > LARGE_BYTES
+
     def take(self) -> dict[str, Array]:
         """Return the output tensors of the next response, and drop what they contain."""
+        tensors = self._tensors()
+        self._clear()
+        return tensors
+
+    def take_later(self) -> Callable[[], dict[str, Array]]:
+        """Do the same, but leave the work to the result, which another thread may call."""
+        taken = copy.copy(self)
+        taken._completions = [copy.copy(completion) for completion in self._completions]
+        self._clear()
+        return taken._tensors
+
+    def _tensors(self) -> dict[str, Array]:
         texts = (self._prompt_text + completion.new_text for completion in self._completions)
         tensors = {"text_output": as_strings(texts)}
         for name, write in _OUTPUTS.items():
@@ -189,11 +224,16 @@ class Answer:
                 tensors |= write(self, name)
         if self._options.pass_through is not None:
             tensors["pass_through"] = self._options.pass_through
+        return tensors
+
+    def _clear(self) -> None:
+        """Drop what the next response contains."""
         for completion in self._completions:
             completion.clear()
         self._prompt_logprobs = None
         self._context = []
-        return tensors
+        self._num_bytes = self._beside
+        self._has_logits = False
 
     # --- one method for each output that clients can ask for ------------------------------------
 
@@ -201,7 +241,9 @@ class Answer:
         return {name: as_strings(b.shown_finish_reason for b in self._completions)}
 
     def _stop_reasons(self, name: str) -> dict[str, Array]:
-        return {name: as_strings(b.stream.stop_string for b in self._completions)}
+        # The stream may have gone on since a large response was taken.
+        reasons = (b.stream.stop_string if b.finish_reason else "" for b in self._completions)
+        return {name: as_strings(reasons)}
 
     def _tool_calls(self, name: str) -> dict[str, Array]:
         calls = ([part.as_json() for part in b.new_parts.tool_calls] for b in self._completions)

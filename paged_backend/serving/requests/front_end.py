@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Iterable
 
 from paged_backend.config import EngineConfig
 from paged_backend.errors import (
@@ -21,7 +15,7 @@ from paged_backend.errors import (
     RequestRefused,
     place_of,
 )
-from paged_backend.outputs import EngineView, FinishReason, SequenceOutput
+from paged_backend.outputs import SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import (
     EngineDied,
@@ -30,17 +24,11 @@ from paged_backend.process.engine_supervisor import (
     EngineUnavailable,
     Event,
 )
-from paged_backend.serving.contract import as_strings
 from paged_backend.serving.metrics.stat_logger import StatLogger
-from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.serving.requests.delivery import Delivery
 from paged_backend.serving.requests.drain import Drain
 from paged_backend.serving.requests.intake import Intake, answer_cancel
-from paged_backend.serving.requests.open_requests import (
-    Arrival,
-    CancelledSenders,
-    CancelSweep,
-    Sender,
-)
+from paged_backend.serving.requests.open_requests import Arrival
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.refusal_log import RefusalLog
 from paged_backend.serving.requests.request_table import RequestTable
@@ -78,13 +66,12 @@ class FrontEnd:
         self._stat_logger = stat_logger
         self._max_crashes = config.max_crashes_per_request
         self._drain = drain
-        self._table = RequestTable(link)
+        self._table = RequestTable(link, config.max_open_result_bytes)
+        self._delivery = Delivery(link, self._table, stat_logger)
         self._intake = Intake(
             link, parser, tokenizer, self._table, config.max_waiting_tokens, config.stream_interval
         )
         self._refusal_log = RefusalLog()
-        self._sweep = CancelSweep()
-        self._cancelled = CancelledSenders()
         self._may_begin = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paged-sender", daemon=True)
@@ -105,7 +92,8 @@ class FrontEnd:
         self._thread.join()
         self._table.close(UNLOADING)
         self._intake.close()
-        self._fail_all(UNLOADING)
+        self._delivery.close()
+        self._delivery.fail_all(UNLOADING)
         self._link.close()
 
     @property
@@ -135,25 +123,19 @@ class FrontEnd:
         self._may_begin.wait(SETTLE_S)
         try:
             while not self._stopping.is_set():
-                self._deliver(self._link.receive(POLL_S if self._num_open else IDLE_POLL_S))
+                is_idle = self._delivery.num_open == 0
+                self._deliver(self._link.receive(IDLE_POLL_S if is_idle else POLL_S))
+                self._delivery.take_large()
                 self._stat_logger.report_refused(self._table.refused)
                 self._refusal_log.write(self._table.refused, time.monotonic())
                 self._stat_logger.publish(idle=not len(self._table))
-                self._end_cancelled(self._cancelled.take_due())
-                for request_id in self._sweep.due(self._table.request_ids()):
-                    self._guarded(self._cancel_if_asked, request_id)
+                self._delivery.end_cancelled()
                 for request_id, timeout_s in self._table.overdue().items():
-                    self._abort(request_id, DeadlineExceeded(timeout_s))
+                    self._delivery.abort(request_id, DeadlineExceeded(timeout_s))
                 self._drain_if_asked()
         except Exception as error:  # an internal error: no client may be left waiting
+            self._delivery.close()
             self._die(EngineDead(f"the front-end failed: {place_of(error)}"))
-
-    def _guarded(self, act: Callable[[str], None], request_id: str) -> None:
-        """Limit an internal error in one request to that request."""
-        try:
-            act(request_id)
-        except Exception as error:
-            self._abort(request_id, error)
 
     def _deliver(self, events: Iterable[Event]) -> None:
         """Handle all events; outputs are sent last."""
@@ -163,15 +145,15 @@ class FrontEnd:
                 case wire.StepOutputs(outputs):
                     steps.append(outputs)
                 case wire.RequestRejected(request_id, text):
-                    self._end(request_id, InvalidRequest.verbatim("request", text))
+                    self._delivery.end(request_id, InvalidRequest.verbatim("request", text))
                 case wire.RequestRefused(request_id, reason, problem):
                     refusal = RequestRefused(reason, problem)
                     self._table.count_refusal(refusal)
-                    self._end(request_id, refusal)
+                    self._delivery.end(request_id, refusal)
                 case wire.RequestsCancelled(request_id):
                     answer_cancel(self._table, request_id)
                 case wire.Inspection(request_id, view):
-                    self._show(request_id, view)
+                    self._delivery.show(request_id, view)
                 case wire.Stats(stats, anew):
                     self._stat_logger.report(stats, anew=anew)
                 case EngineDied(error):
@@ -184,72 +166,15 @@ class FrontEnd:
                 case _:
                     raise RuntimeError(f"unexpected message from the engine: {event!r}")
         for outputs in _portions(steps):
-            self._respond_all(outputs)
-
-    def _respond_all(self, outputs: Iterable[SequenceOutput]) -> None:
-        """Add outputs to their requests, and send one response for each request."""
-        arrived: defaultdict[str, list[SequenceOutput]] = defaultdict(list)
-        for output in outputs:
-            arrived[output.request_id].append(output)
-        for request_id, part in arrived.items():
-            self._guarded(partial(self._respond, part), request_id)
-
-    def _respond(self, outputs: list[SequenceOutput], request_id: str) -> None:
-        open_request = self._table.get(request_id)
-        if open_request is None:
-            return  # canceled while the engine computed
-        self._stat_logger.report_tokens(open_request.clock, outputs)
-        for output in outputs:
-            if output.problem:
-                raise InvalidRequest.verbatim("structured_outputs", output.problem)
-            if open_request.answer.append(output):
-                self._link.send(wire.StopCompletion(request_id, output.index))
-        if open_request.answer.is_due:
-            final = open_request.answer.is_finished
-            if final and not any(output.finish_reason is FinishReason.ABORT for output in outputs):
-                self._stat_logger.report_end(open_request.clock, open_request.answer.request)
-            open_request.sender.send(open_request.answer.take(), final)
-            if final:
-                self._table.remove(request_id)
-
-    def _show(self, request_id: str, view: EngineView) -> None:
-        sender = self._table.remove(request_id)
-        if sender is not None:
-            sender.send({"text_output": as_strings([_view_json(view)])}, True)
-
-    def _cancel_if_asked(self, request_id: str) -> None:
-        """Abort a request if its client has canceled it; the final response is sent later."""
-        open_request = self._table.get(request_id)
-        if open_request is not None and open_request.sender.is_cancelled():
-            self._link.send(wire.AbortRequest(request_id))
-            self._table.remove(request_id)
-            self._cancelled.add(open_request.sender)
-
-    def _end_cancelled(self, senders: Iterable[Sender]) -> None:
-        for sender in senders:
-            _fail(sender, Cancelled(CANCELLED))
-
-    @property
-    def _num_open(self) -> int:
-        """The number of requests without a final response."""
-        return len(self._table) + len(self._cancelled)
+            self._delivery.respond_all(outputs)
 
     def _drain_if_asked(self) -> None:
-        is_over = self._drain.is_over(self._num_open)
+        is_over = self._drain.is_over(self._delivery.num_open)
         if self._drain.has_begun:
             self._table.close(self._drain.refusal())
         if is_over:
             for request_id in self._table.request_ids():
-                self._abort(request_id, self._drain.refusal())
-
-    def _abort(self, request_id: str, error: Exception) -> None:
-        self._link.send(wire.AbortRequest(request_id))
-        self._end(request_id, error)
-
-    def _end(self, request_id: str, error: Exception) -> None:
-        sender = self._table.remove(request_id)
-        if sender is not None:
-            _fail(sender, error)
+                self._delivery.abort(request_id, self._drain.refusal())
 
     # --- without an engine ------------------------------------------------------------------
 
@@ -258,40 +183,17 @@ class FrontEnd:
         lost = self._table.lose_engine()
         self._stat_logger.report_lost()
         for request_id in lost.inspections:
-            self._end(request_id, error)
+            self._delivery.end(request_id, error)
         for request_id in lost.cancellations:  # the next engine carries them out
             answer_cancel(self._table, request_id)
         for request_id, open_request in lost.requests.items():
             if open_request.num_crashes >= self._max_crashes:
-                self._end(request_id, CrashLimit(open_request.num_crashes))
+                self._delivery.end(request_id, CrashLimit(open_request.num_crashes))
 
     def _die(self, error: EngineDead) -> None:
         self._table.give_up(error)
-        self._fail_all(error)
+        self._delivery.fail_all(error)
         self._stat_logger.report_lost()
-
-    def _fail_all(self, error: Exception) -> None:
-        requests_and_inspections, cancellations = self._table.waiting_ids()
-        for request_id in requests_and_inspections:
-            self._end(request_id, error)
-        for request_id in cancellations:
-            answer_cancel(self._table, request_id)
-        self._end_cancelled(self._cancelled.take_all())
-
-
-def _fail(sender: Sender, error: Exception) -> None:
-    """Send an error as the final response."""
-    with contextlib.suppress(Exception):  # the server may have ended the request already
-        sender.fail(error)
-
-
-def _view_json(view: EngineView) -> str:
-    """Return a view as JSON, with digests in place of request ids."""
-    values = asdict(view)
-    for entry in values["sequences"]:
-        digest = hashlib.blake2b(entry["request_id"].encode(), digest_size=5)
-        entry["request_id"] = digest.hexdigest()
-    return json.dumps(values)
 
 
 def _portions(steps: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:

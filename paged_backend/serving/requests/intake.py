@@ -12,6 +12,7 @@ from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.requests.answer import Answer
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.serving.requests.held_results import result_bytes
 from paged_backend.serving.requests.open_requests import (
     Arrival,
     OpenAnswer,
@@ -170,9 +171,14 @@ class Intake:
         parsed = self._parser.parse(
             self._table.new_id(), arrival.tensors, arrival.parameters_json, self._link.check_rate
         )
-        self._open(
-            arrival, Answer(parsed, self._tokenizer, self._stream_interval), parsed.timeout_s
+        answer = Answer(parsed, self._tokenizer, self._stream_interval)
+        held = result_bytes(
+            parsed.request.params,
+            len(parsed.request.prompt_token_ids),
+            self._parser.limits.vocab_size,
+            stream=parsed.options.stream,
         )
+        self._open(arrival, answer, parsed.timeout_s, held)
 
     def _start_pooling(self, arrival: Arrival, *, scores: bool) -> None:
         parsed = parse_pooling(
@@ -185,9 +191,18 @@ class Intake:
         )
         self._open(arrival, PoolingAnswer(parsed), parsed.timeout_s)
 
-    def _open(self, arrival: Arrival, answer: OpenAnswer, own_timeout_s: float | None) -> None:
+    def _open(
+        self,
+        arrival: Arrival,
+        answer: OpenAnswer,
+        own_timeout_s: float | None,
+        result_bytes: int = 0,
+    ) -> None:
         timeout_s = min(filter(None, (arrival.timeout_s, own_timeout_s)), default=None)
-        self._table.start(OpenRequest(answer, arrival.sender, arrival.clock, timeout_s), arrival)
+        open_request = OpenRequest(
+            answer, arrival.sender, arrival.clock, timeout_s, result_bytes, arrival.is_large
+        )
+        self._table.start(open_request, arrival)
 
     @contextlib.contextmanager
     def _answering(self, sender: Sender) -> Iterator[None]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from paged_backend.errors import place_of
+from paged_backend.log import write_internal_error
 
 Work = Callable[[], None]
 """A job. It must not raise."""
@@ -110,9 +109,7 @@ class Lane:
             try:
                 job.work()
             except BaseException as error:  # an internal error of one request
-                print(
-                    f"paged-backend: internal error: {place_of(error)}", file=sys.stderr, flush=True
-                )
+                write_internal_error(error)
             self._end(account, job, time.monotonic() - started_s)
 
     def _next(self) -> tuple[_Account, _Job] | None:

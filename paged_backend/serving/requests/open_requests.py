@@ -6,7 +6,7 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,8 +69,17 @@ class OpenAnswer(Protocol):
         """The tokens of each completion so far, to resume it; None for one that has ended."""
         ...
 
+    @property
+    def is_large(self) -> bool:
+        """Return True if the next response takes long to make or to send."""
+        ...
+
     def take(self) -> dict[str, Array]:
         """Return the output tensors of the next response, and drop what they contain."""
+        ...
+
+    def take_later(self) -> Callable[[], dict[str, Array]]:
+        """Do the same, but leave the work to the result, which another thread may call."""
         ...
 
 
@@ -90,6 +99,7 @@ class Arrival:
     needs_engine: bool = False  # others need the tokenizer only
     is_cancelled: bool = False  # canceled by its name, before the engine knew it
     tenant: str = ""  # that its preparation is charged to, unless it is small
+    is_large: bool = False  # each of its responses is sent as a large one
     load: Load = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,8 +114,13 @@ class OpenRequest:
     sender: Sender
     clock: RequestClock
     timeout_s: float | None
+    result_bytes: int = 0  # of its logits and log-probabilities
+    is_large: bool = False  # each of its responses is sent as a large one
     is_in_flight: bool = False  # an engine knows it
     num_crashes: int = 0  # number of engines that died while it was in flight
+    is_lent: bool = False  # a large response is being sent; only that thread uses the sender
+    end: Exception | None = None  # what ends it once it is not lent anymore
+    was_aborted: bool = False  # the engine ended a completion without finishing it
 
     @property
     def deadline_s(self) -> float:

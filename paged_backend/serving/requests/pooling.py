@@ -187,6 +187,15 @@ class PoolingAnswer:
         """Nothing was generated: the next engine computes the prompt again."""
         return [[]]
 
+    @property
+    def is_large(self) -> bool:
+        """False: an embedding has as many numbers as the model has."""
+        return False
+
+    def take_later(self) -> Callable[[], dict[str, Array]]:
+        """Return ``take``."""
+        return self.take
+
     def take(self) -> dict[str, Array]:
         """Return the output tensors of the response.
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from paged_backend.errors import EngineDead, PagedError, RequestRefused
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import EngineSupervisor
+from paged_backend.serving.requests.held_results import HeldResults
 from paged_backend.serving.requests.open_requests import Arrival, Deadlines, OpenRequest, Sender
 
 MAX_HELD_CANCELS = 4096
@@ -29,8 +30,9 @@ class RequestTable:
     gets them in the order in which the table changed: no cancellation overtakes its request.
     """
 
-    def __init__(self, link: EngineSupervisor) -> None:
+    def __init__(self, link: EngineSupervisor, max_open_result_bytes: int) -> None:
         self._link = link
+        self._results = HeldResults(max_open_result_bytes)
         self._open: dict[str, OpenRequest] = {}  # by request_id, the earliest first
         self._inspecting: dict[str, Sender] = {}  # by request_id
         self._cancelling: dict[str, Cancel] = {}  # by request_id, until the engine confirms it
@@ -104,17 +106,19 @@ class RequestTable:
         request is not added.
 
         Raises:
-            PagedError: no requests are accepted.
+            PagedError: no requests are accepted, or there is no room for the results.
         """
         request = open_request.answer.request
         with self._lock:
             self.check_open()
+            self._results.add(open_request.result_bytes)
             self._open[request.request_id] = open_request
             if self._has_engine:
                 try:
                     open_request.is_in_flight = self._link.send(wire.AddRequest(request))
                 except Exception:
                     del self._open[request.request_id]
+                    self._results.remove(open_request.result_bytes)
                     raise
             self._deadlines.add(request.request_id)
             if arrival.is_cancelled:
@@ -193,7 +197,14 @@ class RequestTable:
             open_request = self._open.pop(request_id, None)
             if open_request is None:
                 return self._inspecting.pop(request_id, None)
+            self._results.remove(open_request.result_bytes)
             return open_request.sender
+
+    def return_lent(self) -> None:
+        """Take back the requests whose large responses will not be sent anymore."""
+        with self._lock:
+            for open_request in self._open.values():
+                open_request.is_lent = False
 
     # --- without an engine ----------------------------------------------------------------
 
@@ -204,7 +215,11 @@ class RequestTable:
         """
         with self._lock:
             self._has_engine = False
-            in_flight = {id_: lost for id_, lost in self._open.items() if lost.is_in_flight}
+            in_flight = {
+                id_: lost
+                for id_, lost in self._open.items()
+                if lost.is_in_flight and not lost.answer.is_finished
+            }
             for open_request in in_flight.values():
                 open_request.is_in_flight = False
                 open_request.num_crashes += 1
@@ -216,6 +231,8 @@ class RequestTable:
         with self._lock:
             for open_request in self._open.values():
                 answer = open_request.answer
+                if answer.is_finished:
+                    continue  # its last response is being sent
                 message = wire.AddRequest(answer.request, answer.progress)
                 open_request.is_in_flight = self._link.send(message)
             self._has_engine = True

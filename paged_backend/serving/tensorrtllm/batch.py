@@ -31,18 +31,24 @@ class Batch:
         self._is_decoupled = is_decoupled
         self._answers: list[list[Outputs]] = [[] for _ in range(num_rows)]
         self._error: Exception | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards what is above
+        self._sending = threading.Lock()  # held while a response is sent, which may take long
 
     def add(self, row: int, outputs: Iterator[Outputs], *, final: bool) -> None:
         """Take new outputs of a row; ``final`` if they are the last."""
         index = {"batch_index": element(row)}
-        with self._lock:
-            self._answers[row] += [found | index for found in outputs]
-            self._num_open -= final
-            if self._num_open == 0:
-                self._end()
-            elif self._is_stream and self._error is None:
-                for answer in self._take():
+        found = [tensors | index for tensors in outputs]
+        with self._sending:
+            with self._lock:
+                self._answers[row] += found
+                self._num_open -= final
+                is_over = self._num_open == 0
+                is_due = is_over or (self._is_stream and self._error is None)
+                answers = self._take() if is_due else []
+            if is_over:
+                self._end(answers)
+            else:
+                for answer in answers:
                     self._sender.send(answer, False)
 
     def fail(self, error: Exception) -> None:
@@ -50,13 +56,23 @@ class Batch:
         with self._lock:
             self._error = self._error or error
             self._num_open -= 1
-            if self._num_open == 0:
-                self._end()
+            if self._num_open > 0:
+                return
+        with self._sending:
+            self._sender.fail(self._error)
 
     def is_cancelled(self) -> bool:
         """Return True if the client has disconnected or canceled, or if a row has failed."""
         with self._lock:
-            return self._error is not None or self._sender.is_cancelled()
+            if self._error is not None:
+                return True
+        # While a response is sent, nobody waits to ask; the next check will.
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            return self._sender.is_cancelled()
+        finally:
+            self._sending.release()
 
     def _take(self) -> list[Outputs]:
         taken = [answer for answers in self._answers for answer in answers]
@@ -64,8 +80,7 @@ class Batch:
             answers.clear()
         return taken
 
-    def _end(self) -> None:
-        answers = self._take()
+    def _end(self, answers: list[Outputs]) -> None:
         if self._error is not None:
             self._sender.fail(self._error)
         elif not self._is_decoupled:

@@ -26,10 +26,16 @@ from paged_backend.serving.fields import Tensors
 from paged_backend.serving.model import TritonSender
 from paged_backend.serving.pipeline import llm_version
 from paged_backend.serving.requests.open_requests import Arrival
+from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, is_batched, split_rows
 from paged_backend.serving.tensorrtllm.batch import Batch, RowSender
 from paged_backend.serving.tensorrtllm.completions import Completions
-from paged_backend.serving.tensorrtllm.sampling import Dialect, renamed, sampling_values
+from paged_backend.serving.tensorrtllm.sampling import (
+    Dialect,
+    renamed,
+    sampling_values,
+    with_newer_names,
+)
 
 # Parameters of a request that its clients set, and that have no effect.
 _PARAMETERS = ("Streaming",)
@@ -88,12 +94,18 @@ class BatchModel(model.TritonPythonModel):
             if not name.startswith("triton_") and name not in _PARAMETERS:
                 raise InvalidRequest(name, "is not known")
         rows = split_rows(triton.read_tensors(request, self.inputs), is_batched=self._is_batched)
+        rows = list(map(with_newer_names, rows))
         is_stream = self._is_stream(rows)
         batch = Batch(sender, len(rows), is_stream=is_stream, is_decoupled=self._is_decoupled)
-        return [
+        arrivals = [
             self._arrival(request, batch, index, self._row(tensors, is_stream=is_stream), is_stream)
             for index, tensors in enumerate(rows)
         ]
+        # The answers to all rows may be one response.
+        is_large = any(fields.flag(row, f"return_{name}") for row in rows for name in LOGITS)
+        for arrival in arrivals:
+            arrival.is_large = is_large
+        return arrivals
 
     def _is_stream(self, rows: Sequence[Tensors]) -> bool:
         flags = {fields.flag(row, self.stream_flag) for row in rows}

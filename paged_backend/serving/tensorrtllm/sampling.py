@@ -24,6 +24,7 @@ from paged_backend.structured_outputs import KINDS, from_guide
 from paged_backend.text.tokenizer import Tokenizer
 
 PREFIX = "sampling_param_"  # of the same fields in the LLM API
+_ANY_LENGTH = 2**30  # TensorRT-LLM's default of no_repeat_ngram_size: no n-gram is as long
 _NO_END = -1  # the end_id with which only max_tokens and stop words end a sequence
 
 # Scalars with the same meaning here, and their names here.
@@ -37,6 +38,13 @@ _SAME = {
     "seed": "seed",
 }
 _WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
+OLDER_NAMES = {
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+    "is_return_log_probs": "return_log_probs",
+    "return_kv_cache_reuse_stats": "return_perf_metrics",
+}
+"""Names of tensors in older releases of tensorrtllm_backend, and their names today."""
 
 # Fields without effect unless they are set, and not supported then.
 _OFF = (
@@ -61,6 +69,7 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
     "beam_search_diversity_rate": (0,),
     "runtime_top_p_decay": (0, 1),
     "best_of": (1,),
+    "no_repeat_ngram_size": (_ANY_LENGTH, 0),
 }
 _BEAMS = ("beam_width", "length_penalty", "len_penalty", "beam_search_diversity_rate")
 
@@ -126,6 +135,21 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
     return values
 
 
+def with_newer_names(tensors: Tensors) -> Tensors:
+    """Return the tensors of a request, those with older names under their names of today, too.
+
+    Raises:
+        InvalidRequest: a field is given under both names.
+    """
+    found = dict(tensors)
+    for older, newer in OLDER_NAMES.items():
+        if older in tensors:
+            if newer in tensors:
+                raise InvalidRequest(older, f"is the older name of {newer}; give one of them")
+            found[newer] = tensors[older]
+    return found
+
+
 def renamed(error: InvalidRequest, dialect: Dialect, tensors: Tensors) -> InvalidRequest:
     """Return the error with the client's name for the field."""
     called = {
@@ -142,6 +166,9 @@ def renamed(error: InvalidRequest, dialect: Dialect, tensors: Tensors) -> Invali
     )
     if "stop_words_list" in tensors:
         called["stop"] = "stop_words_list"
+    for older, newer in OLDER_NAMES.items():
+        if older in tensors:
+            called[newer] = older
     if error.field not in called:
         return error
     return error.renamed(dialect.prefix + called[error.field])

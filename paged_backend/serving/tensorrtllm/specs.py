@@ -23,6 +23,13 @@ SAMPLING_INPUTS = (
     *specs("TYPE_BOOL", 1, "return_log_probs", "return_context_logits"),
     *specs("TYPE_BOOL", 1, "return_generation_logits", "return_perf_metrics"),
     *specs("TYPE_BOOL", 1, "exclude_input_in_output"),
+    *specs("TYPE_FP32", 1, "beam_search_diversity_rate"),
+    *specs("TYPE_INT32", 1, "no_repeat_ngram_size"),
+    *specs("TYPE_BOOL", 1, "early_stopping"),
+    # The names of older releases, see ``sampling.OLDER_NAMES``.
+    *specs("TYPE_INT32", 1, "min_length"),
+    *specs("TYPE_UINT64", 1, "random_seed"),
+    *specs("TYPE_BOOL", 1, "is_return_log_probs", "return_kv_cache_reuse_stats"),
 )
 TEXT_INPUTS = (
     *specs("TYPE_STRING", 1, "text_input"),

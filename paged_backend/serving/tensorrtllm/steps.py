@@ -48,6 +48,10 @@ class _Step:
         self._llm = load_llm(args)
         self._is_batched = is_batched(args)
 
+    def finalize(self) -> None:
+        """End properly."""
+        self._llm.leave()
+
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request separately."""
         return [triton.respond(partial(self._answer, request)) for request in requests]

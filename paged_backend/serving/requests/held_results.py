@@ -1,0 +1,60 @@
+"""Bounds the memory of what is returned with tokens: logits and log-probabilities."""
+
+from __future__ import annotations
+
+from paged_backend.errors import RequestRefused
+from paged_backend.sampling_params import SamplingParams
+
+LOGIT_BYTES = 4
+LOGPROB_BYTES = 64  # of Python's numbers for a token id and its log-probability
+_RETRY_AFTER_S = 1
+
+
+def result_bytes(
+    params: SamplingParams, num_prompt_tokens: int, vocab_size: int, *, stream: bool
+) -> int:
+    """Return how much memory the logits and log-probabilities of a request may take at once.
+
+    A stream sends the log-probabilities of new tokens as they come, so they do not count.
+    """
+    num_output_tokens = params.n * (params.max_tokens or 0)
+    num_bytes = 0
+    if params.prompt_logprobs is not None:
+        num_bytes += num_prompt_tokens * (1 + params.prompt_logprobs) * LOGPROB_BYTES
+    if params.logprobs is not None and not stream:
+        num_bytes += num_output_tokens * (1 + params.logprobs) * LOGPROB_BYTES
+    if params.return_context_logits:
+        num_bytes += num_prompt_tokens * vocab_size * LOGIT_BYTES
+    if params.return_generation_logits:
+        num_bytes += num_output_tokens * vocab_size * LOGIT_BYTES
+    return num_bytes
+
+
+class HeldResults:
+    """The memory that the results of open requests may take.
+
+    Args:
+        max_bytes: limit for all of them. A request that has more alone may be the only one.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count the results of a request.
+
+        Raises:
+            RequestRefused: there is no room for them now; nothing was counted.
+        """
+        if num_bytes and self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
+            raise RequestRefused(
+                "queue_full",
+                f"open requests will return {self._num_bytes} bytes of logits and log-probabilities"
+                f" already (max_open_result_bytes); retry after {_RETRY_AFTER_S} s",
+            )
+        self._num_bytes += num_bytes
+
+    def remove(self, num_bytes: int) -> None:
+        """Stop counting the results of a request."""
+        self._num_bytes -= num_bytes
