@@ -37,18 +37,26 @@ class Sandbox:
 
     Args:
         module: the module that the process runs; see :mod:`paged_backend.sandbox.server`.
-        arguments: of its command line.
         subject: what a request is, such as "chat template", for messages.
         time_limit_s: processor time of one answer, for messages.
+        arguments: of its command line.
+        answer_limit_s: wall-clock time of one answer; default: ``ANSWER_LIMIT_S``.
     """
 
     def __init__(
-        self, module: str, *, subject: str, time_limit_s: float, arguments: Sequence[str] = ()
+        self,
+        module: str,
+        *,
+        subject: str,
+        time_limit_s: float,
+        arguments: Sequence[str] = (),
+        answer_limit_s: float | None = None,
     ) -> None:
         # -P: nothing is imported from the working directory, which others may be able to write.
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._subject = subject
         self._time_limit_s = time_limit_s
+        self._answer_limit_s = answer_limit_s
         self._lock = threading.Lock()
         self._process: _Process | None = None
 
@@ -80,7 +88,7 @@ class Sandbox:
     def _exchange(self, line: bytes) -> bytes:
         process = self._running()
         try:
-            return process.exchange(line)
+            return process.exchange(line, self._answer_limit_s or ANSWER_LIMIT_S)
         except NoAnswer:
             process.end()
             self._running()  # so that the next caller need not wait for a new process
@@ -116,8 +124,12 @@ class _Process:
         self.end()
         return True
 
-    def exchange(self, line: bytes) -> bytes:
+    def exchange(self, line: bytes, answer_limit_s: float) -> bytes:
         """Return the answer to a line.
+
+        Args:
+            line: the request.
+            answer_limit_s: wall-clock time of the answer.
 
         Raises:
             NoAnswer: there is none.
@@ -129,7 +141,7 @@ class _Process:
             problem = f"{name} did not start in {START_LIMIT_S:g} s"
             self._read_line(stdout, _Limit(START_LIMIT_S, problem))
             self._is_ready = True
-        limit = _Limit(ANSWER_LIMIT_S, f"{name} gave no answer in {ANSWER_LIMIT_S:g} s")
+        limit = _Limit(answer_limit_s, f"{name} gave no answer in {answer_limit_s:g} s")
         self._write(stdin, line, limit)
         return self._read_line(stdout, limit)
 
