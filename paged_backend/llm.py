@@ -63,7 +63,7 @@ class LLM:
         self.config = args.config
         checkpoint = resolve_checkpoint(self.config)
         self.tokenizer = load_tokenizer(checkpoint.tokenizer)
-        worker = Worker(self.config, checkpoint.model)
+        worker = Worker(self.config, checkpoint.model, checkpoint.tokenizer)
         info = worker.info
         grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
         self.engine = Engine(self.config, worker, grammars=grammars)

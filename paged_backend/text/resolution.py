@@ -42,12 +42,14 @@ class ResolvedTokenizer:
         backend: the fast tokenizer, as the text of a ``tokenizer.json``.
         special_tokens: the texts of special tokens by names such as ``bos_token``; chat templates
             can refer to them.
+        end_token_id: the token that ends a text; None if there is none.
         splits_special_tokens: special tokens in a text are encoded like other text.
         note: what the operator should know; empty for nothing.
     """
 
     backend: str
     special_tokens: dict[str, str]
+    end_token_id: int | None
     splits_special_tokens: bool
     note: str
 

@@ -61,9 +61,12 @@ def _resolve(folder: Path) -> Answer:
     backend.no_truncation()
     backend.no_padding()
     check_tokenizer(backend)
+    special_tokens = loaded.special_tokens_map
+    end_token = special_tokens.get("eos_token")
     return {
         "backend": backend.to_str(),
-        "special_tokens": loaded.special_tokens_map,
+        "special_tokens": special_tokens,
+        "end_token_id": None if end_token is None else backend.token_to_id(end_token),
         "splits_special_tokens": bool(loaded.split_special_tokens),
         "note": note,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -134,7 +134,19 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     backend = tokenizers.Tokenizer.from_str(resolved.backend)
     backend.encode_special_tokens = resolved.splits_special_tokens
     template = load_chat_template(folder, resolved.special_tokens)
-    return Tokenizer(backend, _end_token_id(backend, resolved.special_tokens), template)
+    return Tokenizer(backend, resolved.end_token_id, template)
+
+
+def load_end_token_id(name_or_folder: str | Path) -> int | None:
+    """Return the end token of a checkpoint's tokenizer without loading a folder's vocabulary.
+
+    Raises:
+        ConfigError: as `load_tokenizer`.
+    """
+    folder = resolve_model(str(name_or_folder), weights=False, role="tokenizer")
+    if is_gguf(folder):
+        return _load_gguf(folder).eos_token_id
+    return resolve_tokenizer_files(folder).end_token_id
 
 
 def _load_gguf(path: Path) -> Tokenizer:
@@ -144,9 +156,6 @@ def _load_gguf(path: Path) -> Tokenizer:
     except ConfigError as error:
         raise ConfigError(f"{path} holds no usable tokenizer: {error}") from error
     template = None if read.template is None else ChatTemplate(read.template, read.special)
-    return Tokenizer(read.backend, _end_token_id(read.backend, read.special), template)
-
-
-def _end_token_id(backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> int | None:
-    token = special.get("eos_token")
-    return None if token is None else backend.token_to_id(token)
+    end_token = read.special.get("eos_token")
+    end_token_id = None if end_token is None else read.backend.token_to_id(end_token)
+    return Tokenizer(read.backend, end_token_id, template)
