@@ -218,7 +218,7 @@ class LLM:
             grammar = self._checker.grammar(OutputConstraint(params.structured_outputs))
             params = replace(params, structured_outputs=None)  # it has become the grammar
         request = Request(str(self._num_requests), ids, params, grammar=grammar)
-        streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
+        streams = [TextStream(self.tokenizer, params, prompt=ids) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)
 
     def _run(self, requests: list[Request], take: Callable[[SequenceOutput], bool]) -> None:

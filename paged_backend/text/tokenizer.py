@@ -56,6 +56,21 @@ class Tokenizer:
         state = json.loads(self._backend.to_str())["decoder"]
         return tuple(step["type"] for step in state.get("decoders", [state]))
 
+    @property
+    def has_byte_tokens(self) -> bool:
+        """True if tokens such as ``<0x0A>`` stand for single bytes."""
+        return "ByteFallback" in self.decoder_steps
+
+    @functools.cached_property
+    def some_word_id(self) -> int:
+        """Any token with text that is neither special nor a byte."""
+        ids = range(self.vocab_size)
+        return next((id_ for id_ in ids if self._is_word(id_)), 0)
+
+    def _is_word(self, token_id: int) -> bool:
+        text = self.decode([token_id])  # without special tokens
+        return bool(text.strip()) and not (self.token(token_id) or "").startswith("<0x")
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with the special tokens of a prompt.
 
