@@ -187,7 +187,7 @@ class LLM:
     def _encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of prompts; all texts are encoded at once, on several cores."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded = iter(self.tokenizer.encode_batch(texts))
+        encoded = iter(self.tokenizer.encode_prompts(texts))
         return [
             next(encoded) if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts
         ]

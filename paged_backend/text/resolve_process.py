@@ -25,6 +25,7 @@ _SETTINGS = {
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "RAYON_NUM_THREADS": "1",  # each thread reserves memory
     "TOKENIZERS_PARALLELISM": "false",
+    "RUST_BACKTRACE": "0",
 }
 
 

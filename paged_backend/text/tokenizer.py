@@ -27,6 +27,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         eos_token_id: int | None = None,
         chat_template: ChatTemplate | None = None,
+        bos_token: str | None = None,
     ) -> None:
         """Own ``backend``; its truncation and padding are turned off."""
         backend.no_truncation()
@@ -34,6 +35,7 @@ class Tokenizer:
         self._backend = backend
         self.eos_token_id = eos_token_id  # the tokenizer's own; the model may have more
         self.chat_template = chat_template
+        self._bos_token = bos_token
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.added_tokens = {token.content: id_ for id_, token in added.items()}
@@ -85,7 +87,8 @@ class Tokenizer:
         """Return the token ids of several texts, or of pairs as `transformers` joins them.
 
         Raises:
-            InvalidRequest: a text contains half of a surrogate pair.
+            InvalidRequest: a text contains half of a surrogate pair, or the tokenizer's patterns
+                take too many steps for it.
         """
         try:
             # Unlike the call for a single text, this call releases the GIL.
@@ -96,7 +99,30 @@ class Tokenizer:
             raise InvalidRequest(
                 "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"
             ) from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise InvalidRequest(
+                "prompt", "cannot be divided by the patterns of this model's tokenizer"
+            ) from error
         return [encoding.ids for encoding in encodings]
+
+    def encode_prompts(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Return the token ids of prompts, which begin with bos once.
+
+        Other than in `encode_batch`, a text that begins with bos, such as a rendered chat, gets no
+        second one.
+        """
+        prompts = self.encode_batch(texts, add_special_tokens=add_special_tokens)
+        if not add_special_tokens or self._bos_token is None:
+            return prompts
+        twice = [self.token_id(self._bos_token)] * 2
+        return [
+            ids[1:] if ids[:2] == twice and text.lstrip().startswith(self._bos_token) else ids
+            for text, ids in zip(texts, prompts, strict=True)
+        ]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Return the token ids of two texts together; see `encode_batch`."""
@@ -112,10 +138,17 @@ class Tokenizer:
 
         Ids outside the vocabulary have no text.
         """
-        if len(token_ids) <= _MANY:
-            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        # Unlike the call for a single list, this call releases the GIL.
-        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        try:
+            if len(token_ids) <= _MANY:
+                return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            # Unlike the call for a single list, this call releases the GIL.
+            (text,) = self._backend.decode_batch(
+                [token_ids], skip_special_tokens=skip_special_tokens
+            )
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise RuntimeError("the tokenizer's decoder fails") from error
         return text
 
     def to_json(self) -> str:
@@ -130,6 +163,14 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """Return the vocabulary entry of ``token_id``, not decoded; None if there is none."""
         return self._backend.id_to_token(token_id)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Return True for a panic of Rust, which is no `Exception` and would end a thread.
+
+    Its class cannot be imported. Patterns panic where they need too many steps for a text.
+    """
+    return type(error).__name__ == "PanicException"
 
 
 def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
@@ -149,7 +190,8 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     backend = tokenizers.Tokenizer.from_str(resolved.backend)
     backend.encode_special_tokens = resolved.splits_special_tokens
     template = load_chat_template(folder, resolved.special_tokens)
-    return Tokenizer(backend, resolved.end_token_id, template)
+    bos_token = resolved.special_tokens.get("bos_token")
+    return Tokenizer(backend, resolved.end_token_id, template, bos_token)
 
 
 def load_end_token_id(name_or_folder: str | Path) -> int | None:
@@ -173,4 +215,4 @@ def _load_gguf(path: Path) -> Tokenizer:
     template = None if read.template is None else ChatTemplate(read.template, read.special)
     end_token = read.special.get("eos_token")
     end_token_id = None if end_token is None else read.backend.token_to_id(end_token)
-    return Tokenizer(read.backend, end_token_id, template)
+    return Tokenizer(read.backend, end_token_id, template, read.special.get("bos_token"))
