@@ -63,7 +63,7 @@ class LLM:
         self.config = args.config
         checkpoint = resolve_checkpoint(self.config)
         self.tokenizer = load_tokenizer(checkpoint.tokenizer)
-        worker = Worker(self.config, checkpoint.model)
+        worker = Worker(self.config, checkpoint.model, checkpoint.tokenizer)
         info = worker.info
         grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
         self.engine = Engine(self.config, worker, grammars=grammars)
@@ -187,7 +187,7 @@ class LLM:
     def _encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of prompts; all texts are encoded at once, on several cores."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded = iter(self.tokenizer.encode_batch(texts))
+        encoded = iter(self.tokenizer.encode_prompts(texts))
         return [
             next(encoded) if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts
         ]
@@ -218,7 +218,7 @@ class LLM:
             grammar = self._checker.grammar(OutputConstraint(params.structured_outputs))
             params = replace(params, structured_outputs=None)  # it has become the grammar
         request = Request(str(self._num_requests), ids, params, grammar=grammar)
-        streams = [TextStream(self.tokenizer, params) for _ in range(params.n)]
+        streams = [TextStream(self.tokenizer, params, prompt=ids) for _ in range(params.n)]
         return OfflineAnswer(request, text, streams)
 
     def _run(self, requests: list[Request], take: Callable[[SequenceOutput], bool]) -> None:

@@ -38,7 +38,7 @@ from paged_backend.platforms.select import select_platform
 from paged_backend.pooling_params import Pooling, PoolingType
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
-from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.text.tokenizer import load_end_token_id, load_tokenizer
 from paged_backend.validation import shorten
 
 if TYPE_CHECKING:  # imports transformers, which takes seconds
@@ -55,6 +55,8 @@ class Worker:
     Args:
         config: the engine's options.
         folder: the checkpoint.
+        tokenizer: folder or GGUF file of the tokenizer, whose end token ends a generation like
+            those that the checkpoint's configurations name; None for no more tokens than those.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded, the pool cannot hold one longest request, or
@@ -63,9 +65,11 @@ class Worker:
 
     model_runner: ModelRunner
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    def __init__(self, config: EngineConfig, folder: Path, tokenizer: Path | None = None) -> None:
         started_s = time.monotonic()
         model_config = _read_config(folder, config)
+        if tokenizer is not None:
+            model_config = _with_end_token(model_config, load_end_token_id(tokenizer))
         self.platform = select_platform(config.device, config.dtype, model_config.dtype, config)
         self.step_limits = config.step_limits(self.platform.default_limits)
         self._check_device_has(config)
@@ -227,6 +231,20 @@ def _read_config(
             "option classifier_from_token cannot be used with a model that transformers computes"
         )
     return load_encoder_config(folder) if is_encoder(folder) else load_fallback_config(folder)
+
+
+def _with_end_token(
+    model: ModelConfig | FallbackConfig | EncoderConfig, token_id: int | None
+) -> ModelConfig | FallbackConfig | EncoderConfig:
+    """Return the model with one more token that ends a generation, if its vocabulary has it.
+
+    Fine-tunes often have an end of turn that only their tokenizer names, beside the base model's
+    generation_config.json. vLLM ends at both, too.
+    """
+    known = model.eos_token_ids
+    if token_id is None or token_id in known or token_id >= model.vocab_size:
+        return model
+    return replace(model, eos_token_ids=(*known, token_id))
 
 
 def _with_classifier(model: ModelConfig, config: EngineConfig) -> ModelConfig:

@@ -212,9 +212,17 @@ class AsyncClient:
         )
         return decode_token_ids(await self._answer(request))
 
-    async def detokenize(self, token_ids: Sequence[int], *, tenant: str | None = None) -> str:
-        """Return the text of token ids, including special tokens, on behalf of a tenant."""
-        request = task_request("detokenize", self._model, token_ids, tenant=tenant)
+    async def detokenize(
+        self, token_ids: Sequence[int], *, tenant: str | None = None, is_prompt: bool = False
+    ) -> str:
+        """Return the text of token ids, including special tokens, on behalf of a tenant.
+
+        With ``is_prompt`` it is the text to which an answer's text can be joined: a character that
+        is not complete at the end is left out, because the answer begins with it.
+        """
+        request = task_request(
+            "detokenize", self._model, token_ids, tenant=tenant, is_prompt=is_prompt
+        )
         return decode_text(await self._answer(request))
 
     async def info(self) -> ModelInfo:

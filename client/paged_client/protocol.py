@@ -145,13 +145,17 @@ def task_request(
     add_special_tokens: bool = True,
     tenant: str | None = None,
     tool_options: Mapping[str, Any] | None = None,
+    is_prompt: bool = False,
 ) -> Any:
     """Return a ``ModelInferRequest`` for a task that the model performs without generating.
 
-    ``tool_options`` may have ``tools`` and ``tool_choice`` for the task ``tokenize``.
+    ``tool_options`` may have ``tools`` and ``tool_choice`` for the task ``tokenize``, and
+    ``is_prompt`` is for the task ``detokenize``: an answer's text follows.
     """
     request = _request(model, prompt, add_special_tokens)
     _add_text(request, "task", task)
+    if is_prompt:
+        _add_flag(request, "stream")
     _add_tools(request, tool_options or {})
     if tenant is not None:
         request.parameters["tenant"].string_param = tenant

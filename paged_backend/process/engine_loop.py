@@ -330,7 +330,7 @@ def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
         ConfigError: the options or the checkpoint cannot be used.
     """
     checkpoint = resolve_checkpoint(config)
-    worker = Worker(config, checkpoint.model)
+    worker = Worker(config, checkpoint.model, checkpoint.tokenizer)
     info = worker.info
     grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
     if info.pooling is None:

@@ -26,10 +26,11 @@ class Sandbox:
 
     Args:
         module: the module that the processes run; see :mod:`paged_backend.sandbox.server`.
-        arguments: of its command line.
         subject: what a request is, such as "chat template", for messages.
         time_limit_s: processor time of one answer.
+        arguments: of its command line.
         max_processes: requests that can be answered at the same time.
+        answer_limit_s: wall-clock time of one answer.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Sandbox:
         time_limit_s: float,
         arguments: Sequence[str] = (),
         max_processes: int = 2,
+        answer_limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
         # -P: nothing is imported from the working directory, which others may be able to write.
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._subject = subject
         self._time_limit_s = time_limit_s
         self._max_processes = max_processes
+        self._answer_limit_s = answer_limit_s
         self._turns = threading.BoundedSemaphore(max_processes)
         self._lock = threading.Lock()
         self._idle: list[SandboxProcess] = []  # the oldest first
@@ -98,7 +101,7 @@ class Sandbox:
         for _ in range(ATTEMPTS):
             process = self._take(leaves_ready=leaves_ready)
             try:
-                return process.exchange(line, limit_s, ANSWER_LIMIT_S)
+                return process.exchange(line, limit_s, self._answer_limit_s)
             except ProcessLost as error:
                 process.end()  # it may be stopped
                 problem = str(error)

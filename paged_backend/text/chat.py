@@ -162,8 +162,15 @@ class ChatTemplate:
         )
 
 
-def load_chat_template(folder: Path) -> ChatTemplate | None:
+def load_chat_template(
+    folder: Path, special_tokens: Mapping[str, str] | None = None
+) -> ChatTemplate | None:
     """Load the chat template of a checkpoint, from its own file or ``tokenizer_config.json``.
+
+    Args:
+        folder: of the checkpoint.
+        special_tokens: of its tokenizer, by names such as ``bos_token``; default: those that
+            ``tokenizer_config.json`` names.
 
     Raises:
         ConfigError: the folder's files cannot be read.
@@ -177,6 +184,8 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         source = read_text(folder / _TEMPLATE_FILE, MAX_JSON_BYTES)
     if not isinstance(source, str):
         return None
+    if special_tokens is not None:
+        return ChatTemplate(source, special_tokens)
     tokens = {
         name: token_content(value) for name, value in config.items() if name.endswith("_token")
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -25,7 +26,7 @@ class TextDelta:
 class StreamState(NamedTuple):
     """The state that a stateless detokenizer needs to continue a stream."""
 
-    context_ids: list[int]  # the last tokens
+    context_ids: list[int]  # the last tokens, at the beginning those of the prompt
     num_held: int  # number of the last of these that may belong to a stop string
     num_tokens: int  # of the completion so far
 
@@ -41,6 +42,7 @@ class TextStream:
         tokenizer: of the model.
         params: of the request.
         kept_special_ids: special tokens that are part of the text in any case.
+        prompt: tokens before the completion, whose text its own continues.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class TextStream:
         tokenizer: Tokenizer,
         params: SamplingParams,
         kept_special_ids: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
     ) -> None:
         self._detokenizer = Detokenizer(
             tokenizer,
             skip_special_tokens=params.skip_special_tokens,
             kept_special_ids=kept_special_ids,
+            prompt=prompt,
         )
         hidden = self._detokenizer.hidden_ids if params.stop_special_tokens else frozenset()
         self._marks = StopMarks(tokenizer, params.stop, hidden)
@@ -62,7 +66,7 @@ class TextStream:
         self._num_tokens = 0
         self._held = ""
         self._stop_string = ""  # that was found
-        self._shown_context_ids: list[int] = []  # of the detokenizer, before the held ones
+        self._shown_context_ids = self._detokenizer.context_ids  # before the held ones
         self._held_ids: list[int] = []  # text that may become a stop string
 
     @classmethod
@@ -80,6 +84,16 @@ class TextStream:
         """The state for ``resume``; its size does not grow with the completion."""
         context_ids = self._shown_context_ids + self._held_ids
         return StreamState(context_ids, len(self._held_ids), self._num_tokens)
+
+    def first_of_text(self, token_ids: Sequence[int]) -> int | None:
+        """Return the index of the next token that begins the text; None if none does.
+
+        Without a prompt that has text, it is the first of these tokens that is not left out.
+        """
+        if not self._detokenizer.is_at_start:
+            return None
+        shown = (i for i, id_ in enumerate(token_ids) if self._detokenizer.shows(id_))
+        return next(shown, None)
 
     @property
     def stopped(self) -> bool:

@@ -1,29 +1,22 @@
-"""Converts text to token ids and back, as `transformers` does, without importing it if possible."""
+"""Converts text to token ids and back, as `transformers` does, without importing it."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
-from paged_backend.checkpoint.folder import MAX_TOKENIZER_BYTES, check_texts
 from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.errors import ConfigError, InvalidRequest
-from paged_backend.json_file import read_json_object
-from paged_backend.regular_file import check_regular
-from paged_backend.text.chat import ChatTemplate, load_chat_template, token_content
+from paged_backend.text.chat import ChatTemplate, load_chat_template
 from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
-from paged_backend.validation import shorten
+from paged_backend.text.resolution import resolve_tokenizer_files
+from paged_backend.text.tokenizer_limits import check_lengths
 
-_TOKENIZER_FILE = "tokenizer.json"
 _MANY = 4096  # token ids that take over a millisecond to decode
-_CONFIG_FILE = "tokenizer_config.json"
-_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class Tokenizer:
@@ -34,6 +27,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         eos_token_id: int | None = None,
         chat_template: ChatTemplate | None = None,
+        bos_token: str | None = None,
     ) -> None:
         """Own ``backend``; its truncation and padding are turned off."""
         backend.no_truncation()
@@ -41,6 +35,7 @@ class Tokenizer:
         self._backend = backend
         self.eos_token_id = eos_token_id  # the tokenizer's own; the model may have more
         self.chat_template = chat_template
+        self._bos_token = bos_token
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.added_tokens = {token.content: id_ for id_, token in added.items()}
@@ -63,6 +58,21 @@ class Tokenizer:
         state = json.loads(self._backend.to_str())["decoder"]
         return tuple(step["type"] for step in state.get("decoders", [state]))
 
+    @property
+    def has_byte_tokens(self) -> bool:
+        """True if tokens such as ``<0x0A>`` stand for single bytes."""
+        return "ByteFallback" in self.decoder_steps
+
+    @functools.cached_property
+    def some_word_id(self) -> int:
+        """Any token with text that is neither special nor a byte."""
+        ids = range(self.vocab_size)
+        return next((id_ for id_ in ids if self._is_word(id_)), 0)
+
+    def _is_word(self, token_id: int) -> bool:
+        text = self.decode([token_id])  # without special tokens
+        return bool(text.strip()) and not (self.token(token_id) or "").startswith("<0x")
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with the special tokens of a prompt.
 
@@ -77,7 +87,8 @@ class Tokenizer:
         """Return the token ids of several texts, or of pairs as `transformers` joins them.
 
         Raises:
-            InvalidRequest: a text contains half of a surrogate pair.
+            InvalidRequest: a text contains half of a surrogate pair, or the tokenizer's patterns
+                take too many steps for it.
         """
         try:
             # Unlike the call for a single text, this call releases the GIL.
@@ -88,7 +99,30 @@ class Tokenizer:
             raise InvalidRequest(
                 "prompt", "must be text that UTF-8 can hold, not half of a surrogate pair"
             ) from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise InvalidRequest(
+                "prompt", "cannot be divided by the patterns of this model's tokenizer"
+            ) from error
         return [encoding.ids for encoding in encodings]
+
+    def encode_prompts(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Return the token ids of prompts, which begin with bos once.
+
+        Other than in `encode_batch`, a text that begins with bos, such as a rendered chat, gets no
+        second one.
+        """
+        prompts = self.encode_batch(texts, add_special_tokens=add_special_tokens)
+        if not add_special_tokens or self._bos_token is None:
+            return prompts
+        twice = [self.token_id(self._bos_token)] * 2
+        return [
+            ids[1:] if ids[:2] == twice and text.lstrip().startswith(self._bos_token) else ids
+            for text, ids in zip(texts, prompts, strict=True)
+        ]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Return the token ids of two texts together; see `encode_batch`."""
@@ -104,10 +138,17 @@ class Tokenizer:
 
         Ids outside the vocabulary have no text.
         """
-        if len(token_ids) <= _MANY:
-            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        # Unlike the call for a single list, this call releases the GIL.
-        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        try:
+            if len(token_ids) <= _MANY:
+                return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            # Unlike the call for a single list, this call releases the GIL.
+            (text,) = self._backend.decode_batch(
+                [token_ids], skip_special_tokens=skip_special_tokens
+            )
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise RuntimeError("the tokenizer's decoder fails") from error
         return text
 
     def to_json(self) -> str:
@@ -124,107 +165,54 @@ class Tokenizer:
         return self._backend.id_to_token(token_id)
 
 
+def _is_panic(error: BaseException) -> bool:
+    """Return True for a panic of Rust, which is no `Exception` and would end a thread.
+
+    Its class cannot be imported. Patterns panic where they need too many steps for a text.
+    """
+    return type(error).__name__ == "PanicException"
+
+
 def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     """Load a checkpoint's tokenizer: a bundled model's, a folder's, a GGUF file's, or a Hub id's.
 
-    A ``tokenizer.json`` is read directly unless ``tokenizer_config.json`` changes its behavior. In
-    that case, or if there is none, `transformers` (which takes seconds to import) converts the
-    files to a fast tokenizer. Code of a checkpoint is never run.
+    A folder's is the one that `transformers` loads, without code of the checkpoint; see
+    :mod:`paged_backend.text.resolution`.
 
     Raises:
-        ConfigError: there is no such tokenizer, it cannot be read, or it has no fast version.
+        ConfigError: there is no such tokenizer, it cannot be read, it has no fast version, or it
+            does too much work for a short text.
     """
     folder = resolve_model(str(name_or_folder), weights=False, role="tokenizer")
     if is_gguf(folder):
         return _load_gguf(folder)
-    config = read_json_object(folder / _CONFIG_FILE) if (folder / _CONFIG_FILE).exists() else {}
-    backend = _read(folder / _TOKENIZER_FILE)
-    if backend is None or not _agrees(backend, config):
-        backend, eos_token = _convert(folder)
-    else:
-        eos_token = token_content(config.get("eos_token"))
-    eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
-    return Tokenizer(backend, eos_token_id, load_chat_template(folder))
+    resolved = resolve_tokenizer_files(folder)
+    backend = tokenizers.Tokenizer.from_str(resolved.backend)
+    backend.encode_special_tokens = resolved.splits_special_tokens
+    template = load_chat_template(folder, resolved.special_tokens)
+    bos_token = resolved.special_tokens.get("bos_token")
+    return Tokenizer(backend, resolved.end_token_id, template, bos_token)
+
+
+def load_end_token_id(name_or_folder: str | Path) -> int | None:
+    """Return the end token of a checkpoint's tokenizer without loading a folder's vocabulary.
+
+    Raises:
+        ConfigError: as `load_tokenizer`.
+    """
+    folder = resolve_model(str(name_or_folder), weights=False, role="tokenizer")
+    if is_gguf(folder):
+        return _load_gguf(folder).eos_token_id
+    return resolve_tokenizer_files(folder).end_token_id
 
 
 def _load_gguf(path: Path) -> Tokenizer:
     read = read_gguf_tokenizer(path)
+    try:
+        check_lengths(read.backend)
+    except ConfigError as error:
+        raise ConfigError(f"{path} holds no usable tokenizer: {error}") from error
     template = None if read.template is None else ChatTemplate(read.template, read.special)
-    eos_token = read.special.get("eos_token")
-    eos_token_id = None if eos_token is None else read.backend.token_to_id(eos_token)
-    return Tokenizer(read.backend, eos_token_id, template)
-
-
-def _read(file: Path) -> tokenizers.Tokenizer | None:
-    if not file.exists():
-        return None
-    check_regular(file, MAX_TOKENIZER_BYTES)
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no narrower type
-        raise ConfigError(f"{file} holds no tokenizer: {_first_line(error)}") from error
-
-
-def _agrees(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
-    """Return True if ``backend`` already behaves as ``config`` says."""
-    added = {str(id_): token for id_, token in backend.get_added_tokens_decoder().items()}
-    special = {token.content for token in added.values() if token.special}
-    wanted = config.get("added_tokens_decoder") or {}
-    return (
-        not config.get("split_special_tokens")
-        and special.issuperset(_special_tokens(config))
-        and isinstance(wanted, dict)
-        and all(_is_token(added.get(token_id), entry) for token_id, entry in wanted.items())
-        and _frames_as(backend, config)
-    )
-
-
-def _is_token(token: tokenizers.AddedToken | None, entry: object) -> bool:
-    return (
-        token is not None
-        and isinstance(entry, dict)
-        and token.content == entry.get("content")
-        and token.special == entry.get("special", False)
-    )
-
-
-def _frames_as(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> bool:
-    """Whether prompts get the special tokens that ``add_bos_token/add_eos_token`` ask for."""
-    frame = backend.encode("", add_special_tokens=True).tokens
-    for flag, name, at in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", -1)):
-        token = token_content(config.get(name))
-        framed = bool(frame) and frame[at] == token
-        if flag in config and bool(config[flag] and token is not None) != framed:
-            return False
-    return True
-
-
-def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
-    values = [config.get(f"{name}_token") for name in _SPECIAL_NAMES]
-    for key in _SPECIAL_LISTS:
-        more = config.get(key) or []
-        values.extend(more.values() if isinstance(more, dict) else more)
-    return (content for content in map(token_content, values) if content is not None)
-
-
-def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, str | None]:
-    """Return a fast tokenizer made by `transformers`, and its end-of-sequence token."""
-    from transformers import AutoTokenizer
-
-    check_texts(folder)
-    try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # its converters raise various types
-        raise ConfigError(
-            f"no tokenizer can be made of the files in {folder}: {_first_line(error)}"
-        ) from error
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if not isinstance(backend, tokenizers.Tokenizer):
-        raise ConfigError(
-            f"{folder}: {type(loaded).__name__} has no fast version; add a {_TOKENIZER_FILE}"
-        )
-    return backend, loaded.eos_token
-
-
-def _first_line(error: Exception) -> str:
-    return shorten(str(error).strip().split("\n")[0], 200, quote=False)
+    end_token = read.special.get("eos_token")
+    end_token_id = None if end_token is None else read.backend.token_to_id(end_token)
+    return Tokenizer(read.backend, end_token_id, template, read.special.get("bos_token"))

@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -285,18 +285,23 @@ async def _echoed_prompts(
 async def _text(servers: BackendPool, model: str, prompt: TextOrIds, tenant: str | None) -> str:
     if isinstance(prompt, str):
         return prompt
-    return await servers.ask(model, lambda client: client.detokenize(prompt, tenant=tenant))
+    return await servers.ask(
+        model, lambda client: client.detokenize(prompt, tenant=tenant, is_prompt=True)
+    )
 
 
 async def _first_token(
     servers: BackendPool, model: str, prompt: TextOrIds, special: bool, tenant: str | None
 ) -> str:
-    if not isinstance(prompt, str):
-        return await _text(servers, model, prompt[:1], tenant)
-    ids = await servers.ask(
-        model, lambda client: client.tokenize(prompt, add_special_tokens=special, tenant=tenant)
-    )
-    return await _text(servers, model, array("i", ids[:1]), tenant)
+    ids: Sequence[int]
+    if isinstance(prompt, str):
+        ids = await servers.ask(
+            model, lambda client: client.tokenize(prompt, add_special_tokens=special, tenant=tenant)
+        )
+    else:
+        ids = prompt
+    first = array("i", ids[:1])
+    return await servers.ask(model, lambda client: client.detokenize(first, tenant=tenant))
 
 
 async def _model_card(servers: BackendPool, name: str, model: str) -> dict[str, Any]:

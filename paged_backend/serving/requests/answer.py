@@ -41,6 +41,7 @@ class Completion:
     text: list[str] = field(default_factory=list)
     parsed: list[ResponseDelta] = field(default_factory=list)  # in place of the text
     token_ids: list[int] = field(default_factory=list)
+    first_of_text: int | None = None  # among these tokens
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     cumulative_logprob: float = 0.0  # of all tokens, sent or not
@@ -50,6 +51,9 @@ class Completion:
 
     def append(self, output: SequenceOutput) -> None:
         """Add the tokens of a step, up to the one that completes a stop string."""
+        first = self.stream.first_of_text(output.new_token_ids)
+        if first is not None:
+            self.first_of_text = len(self.token_ids) + first
         delta = self.stream.append(output.new_token_ids, output.finish_reason)
         self._add_text(delta)
         self.token_ids += delta.token_ids
@@ -117,6 +121,7 @@ class Completion:
         self.text = []
         self.parsed = []
         self.token_ids = []
+        self.first_of_text = None
         self.logprobs = []
 
 
@@ -135,6 +140,7 @@ class Answer:
         self.request = parsed.request
         self._options = parsed.options
         self._prompt_text = parsed.prompt_text
+        self._is_text = parsed.is_text
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
         self._num_cached_tokens: int | None = None  # as the first engine reported it
@@ -262,7 +268,8 @@ class Answer:
             return {name: as_strings(NOT_ASKED_FOR for _ in self._completions)}
         return {
             name: as_strings(
-                logprobs_json(self._tokenizer, b.token_ids, b.logprobs) for b in self._completions
+                logprobs_json(self._tokenizer, b.token_ids, b.logprobs, b.first_of_text)
+                for b in self._completions
             )
         }
 
@@ -270,7 +277,19 @@ class Answer:
         if self._prompt_logprobs is None:
             return {name: as_strings([NOT_ASKED_FOR])}
         prompt, logprobs = self.request.prompt_token_ids, [None, *self._prompt_logprobs]
-        return {name: as_strings([logprobs_json(self._tokenizer, prompt, logprobs)])}
+        entries = logprobs_json(self._tokenizer, prompt, logprobs, self._first_of_prompt())
+        return {name: as_strings([entries])}
+
+    def _first_of_prompt(self) -> int:
+        """Return the index of the token with which the prompt's text begins.
+
+        A text has no special tokens that the tokenizer has added.
+        """
+        if not self._is_text:
+            return 0
+        special = self._tokenizer.special_token_ids
+        ids = enumerate(self.request.prompt_token_ids)
+        return next((index for index, token_id in ids if token_id not in special), 0)
 
     def _context_logits(self, name: str) -> dict[str, Array]:
         return {name: _logits(self._context)}
@@ -324,7 +343,10 @@ _OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
 
 
 def _completion(parsed: ParsedRequest, tokenizer: Tokenizer) -> Completion:
-    stream = TextStream(tokenizer, parsed.request.params, parsed.kept_special_ids)
+    request = parsed.request
+    stream = TextStream(
+        tokenizer, request.params, parsed.kept_special_ids, request.prompt_token_ids
+    )
     reader = None if parsed.new_reader is None else parsed.new_reader()
     return Completion(stream, stream.state, reader)
 

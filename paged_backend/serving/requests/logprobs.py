@@ -19,17 +19,20 @@ PAUSE_S = 1e-4  # between them
 
 
 def logprobs_json(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    first: int | None = None,
 ) -> str:
-    """Return a JSON list with one entry for each token.
+    """Return a JSON list with one entry for each token; ``first`` is the one that begins the text.
 
     An entry is an object that maps token ids to their log-probability, rank and text: first the
     token itself, then the most likely tokens. The entry of a token without log-probabilities is
     null.
     """
     parts, num_values = [], 0
-    for token_id, entry in zip(token_ids, logprobs, strict=True):
-        parts.append(json.dumps(_entry(tokenizer, token_id, entry)))
+    for at, (token_id, entry) in enumerate(zip(token_ids, logprobs, strict=True)):
+        parts.append(json.dumps(_entry(tokenizer, token_id, entry, is_first=at == first)))
         num_values += 1 if entry is None else 1 + len(entry.top_token_ids)
         if num_values >= VALUES_AT_ONCE:
             time.sleep(PAUSE_S)  # releases the GIL for the thread that sends small responses
@@ -38,23 +41,24 @@ def logprobs_json(
 
 
 def _entry(
-    tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs | None
+    tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs | None, *, is_first: bool
 ) -> dict[str, Any] | None:
     if logprobs is None:
         return None
     top = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
     ranked = [(likely_id, logprob, rank) for rank, (likely_id, logprob) in enumerate(top, 1)]
+    text = functools.partial(_text, tokenizer, is_first=is_first)
     entry: dict[str, Any] = {}
     for likely_id, logprob, rank in [(token_id, logprobs.logprob, logprobs.rank), *ranked]:
-        values = {"logprob": max(logprob, LOWEST), "rank": rank, **_text(tokenizer, likely_id)}
+        values = {"logprob": max(logprob, LOWEST), "rank": rank, **text(likely_id)}
         entry.setdefault(str(likely_id), values)
     return entry
 
 
 @functools.lru_cache(2**16)
-def _text(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
+def _text(tokenizer: Tokenizer, token_id: int, *, is_first: bool) -> dict[str, Any]:
     """Return the token's text, and its bytes if they are not whole characters."""
-    data = token_bytes(tokenizer, token_id)
+    data = token_bytes(tokenizer, token_id, is_first=is_first)
     try:
         return {"decoded_token": data.decode()}
     except UnicodeDecodeError:

@@ -39,6 +39,7 @@ from paged_backend.serving.requests.tasks import (
 )
 from paged_backend.serving.requests.tool_use import PARSED, ToolUse
 from paged_backend.text.bad_words import resolve_bad_words
+from paged_backend.text.detokenizer import text_of_prompt
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import coerce, shorten
 
@@ -75,6 +76,7 @@ class ParsedRequest:
     request: Request
     options: AnswerOptions
     prompt_text: str  # empty unless it is echoed
+    is_text: bool = False  # the prompt was not given as token ids
     timeout_s: float | None = None  # from arrival to the last token
     kept_special_ids: frozenset[int] = frozenset()  # special tokens that the text keeps
     # Makes a reader for each completion; None if the answer is text only.
@@ -191,8 +193,8 @@ class RequestParser:
         self.limits.check_total_logprobs(len(prompt.token_ids), params)
         prompt_text = ""
         if options.echo:
-            prompt_text = prompt.text or self._tokenizer.decode(
-                prompt.token_ids, skip_special_tokens=params.skip_special_tokens
+            prompt_text = prompt.text or text_of_prompt(
+                self._tokenizer, prompt.token_ids, skip_special_tokens=params.skip_special_tokens
             )
         is_parsed = not options.wanted.isdisjoint(PARSED)
         constraint = self._tool_use.constraint(
@@ -211,7 +213,9 @@ class RequestParser:
             grammar,
             call_id=self.call_id(tensors, parameters_json) or "",
         )
-        parsed = ParsedRequest(request, options, prompt_text, own.timeout_s)
+        parsed = ParsedRequest(
+            request, options, prompt_text, prompt.text is not None, own.timeout_s
+        )
         if not is_parsed or self._tool_use.is_plain:
             return parsed
         return replace(

@@ -113,7 +113,7 @@ class PromptReader:
             InvalidRequest: it is too long or no valid Unicode; ``name`` is the field that has it.
         """
         self._check_length(name, len(text), self._max_text_length)
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        (ids,) = self._tokenizer.encode_prompts([text], add_special_tokens=add_special_tokens)
         return Prompt(ids, text)
 
     def _check_length(self, name: str, length: int, max_length: int) -> None:

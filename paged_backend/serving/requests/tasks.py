@@ -14,6 +14,7 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.prompts import EMBEDDING_REQUEST, PromptReader
 from paged_backend.serving.requests.tool_use import ToolUse
+from paged_backend.text.detokenizer import text_of_prompt
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.validation import shorten
 
@@ -130,7 +131,10 @@ class TaskReader:
             raise InvalidRequest("input_ids", "is missing")
         token_ids = fields.elements("input_ids", tensors["input_ids"])
         self._limits.check_token_ids("input_ids", token_ids)
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        if fields.flag(tensors, "stream"):  # more text follows
+            text = text_of_prompt(self._tokenizer, token_ids, skip_special_tokens=False)
+        else:
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return {"text_output": as_strings([text])}
 
     def _info(self, tensors: Tensors) -> dict[str, Array]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.tensorrtllm.words import read_words
 from paged_backend.structured_outputs import KINDS, from_guide
+from paged_backend.text.detokenizer import token_bytes
 from paged_backend.text.tokenizer import Tokenizer
 
 PREFIX = "sampling_param_"  # of the same fields in the LLM API
@@ -197,8 +197,7 @@ def _end(tensors: Tensors, llm: Vocabulary) -> dict[str, Any]:
         llm.limits.check_token_ids("stop_words_list", [token for word in words for token in word])
         token_ids = [word[0] for word in words if len(word) == 1]
         texts = [word for word in words if len(word) > 1]
-        decode = partial(llm.tokenizer.decode, skip_special_tokens=False)
-        values["stop"] = [decode(word) for word in texts]
+        values["stop"] = [_text(llm.tokenizer, word) for word in texts]
     if "end_id" in tensors:
         end_id = fields.single("end_id", tensors["end_id"]).item()
         # The tokenizer's own token stands for all tokens that end a sequence of the model.
@@ -206,6 +205,12 @@ def _end(tensors: Tensors, llm: Vocabulary) -> dict[str, Any]:
         if end_id != _NO_END:
             token_ids.append(end_id)
     return values | {"stop_token_ids": token_ids}
+
+
+def _text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    """Return the text of tokens within a text, where the first one keeps its space."""
+    data = b"".join(token_bytes(tokenizer, token_id) for token_id in token_ids)
+    return data.decode(errors="replace")
 
 
 def _guide(tensors: Tensors) -> dict[str, Any]:
