@@ -47,7 +47,7 @@ class Llm:
         self.name = parameter(args, "llm")
         self.config = read_engine_args(llm_version(args) / "model.json").config
         self._tokenizer_folder = resolve_tokenizer(self.config)
-        self.tokenizer = load_tokenizer(self._tokenizer_folder)
+        self.tokenizer = load_tokenizer(self._tokenizer_folder, self.config)
 
     @functools.cached_property
     def limits(self) -> RequestLimits:

@@ -13,7 +13,13 @@ import tokenizers
 from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.json_file import read_json_object
-from paged_backend.text.chat import ChatTemplate, load_chat_template, token_content
+from paged_backend.options.chat_template import ChatTemplateOptions
+from paged_backend.text.chat import (
+    ChatTemplate,
+    choose_chat_template,
+    load_chat_template,
+    token_content,
+)
 from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
 from paged_backend.validation import shorten
 
@@ -122,19 +128,22 @@ class Tokenizer:
         return self._backend.id_to_token(token_id)
 
 
-def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
+def load_tokenizer(
+    name_or_folder: str | Path, options: ChatTemplateOptions | None = None
+) -> Tokenizer:
     """Load a checkpoint's tokenizer: a bundled model's, a folder's, a GGUF file's, or a Hub id's.
 
     A ``tokenizer.json`` is read directly unless ``tokenizer_config.json`` changes its behavior. In
     that case, or if there is none, `transformers` (which takes seconds to import) converts the
-    files to a fast tokenizer. Code of a checkpoint is never run.
+    files to a fast tokenizer. Code of a checkpoint is never run. ``options``
+    choose the chat template.
 
     Raises:
         ConfigError: there is no such tokenizer, it cannot be read, or it has no fast version.
     """
     folder = resolve_model(str(name_or_folder), weights=False, role="tokenizer")
     if is_gguf(folder):
-        return _load_gguf(folder)
+        return _load_gguf(folder, options)
     config = read_json_object(folder / _CONFIG_FILE) if (folder / _CONFIG_FILE).exists() else {}
     backend = _read(folder / _TOKENIZER_FILE)
     if backend is None or not _agrees(backend, config):
@@ -142,12 +151,12 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     else:
         eos_token = token_content(config.get("eos_token"))
     eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
-    return Tokenizer(backend, eos_token_id, load_chat_template(folder))
+    return Tokenizer(backend, eos_token_id, load_chat_template(folder, options=options))
 
 
-def _load_gguf(path: Path) -> Tokenizer:
+def _load_gguf(path: Path, options: ChatTemplateOptions | None) -> Tokenizer:
     read = read_gguf_tokenizer(path)
-    template = None if read.template is None else ChatTemplate(read.template, read.special)
+    template = choose_chat_template(read.templates, read.special, options)
     eos_token = read.special.get("eos_token")
     eos_token_id = None if eos_token is None else read.backend.token_to_id(eos_token)
     return Tokenizer(read.backend, eos_token_id, template)

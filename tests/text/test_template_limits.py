@@ -117,7 +117,7 @@ def test_a_process_that_is_stopped_fails_one_call_and_is_replaced(
     monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", 1)
     with pytest.raises(InvalidRequest, match="^messages: .* gave no answer in 1 s$"):
         client.render(
-            {"conversations": [[{"role": "user", "content": "x" * length}]], "chat_template": "x"}
+            {"messages": [{"role": "user", "content": "x" * length}], "chat_template": "x"}
         )
     assert process_of(client) != stopped
     assert not stopped.is_running()
@@ -189,7 +189,7 @@ def test_many_threads_get_their_own_answers(client):
 
 @pytest.mark.parametrize("text", ["\ud800", "\0\r\n\u2028", "日本語👩‍👩‍👧", "x" * 2**20])
 def test_text_passes_as_it_is(client, text):
-    arguments = {"conversations": [[{"role": "user", "content": text}]]}
+    arguments = {"messages": [{"role": "user", "content": text}]}
     assert client.render({**arguments, "chat_template": "{{ messages[0].content }}"}) == text
 
 
@@ -201,7 +201,7 @@ import psutil
 from paged_backend.text.template_client import TemplateClient
 
 def arguments(source):
-    return {{"conversations": [[{{"role": "user", "content": "x"}}]], "chat_template": source}}
+    return {{"messages": [{{"role": "user", "content": "x"}}], "chat_template": source}}
 
 client = TemplateClient()
 client.render(arguments("x"))
@@ -229,7 +229,7 @@ def test_a_caller_cannot_turn_the_renderer_s_own_arguments():
 
 
 def render(client: TemplateClient, source: str) -> str:
-    return client.render({"conversations": [CHAT.messages], "chat_template": source})
+    return client.render({"messages": CHAT.messages, "chat_template": source})
 
 
 def process_of(client: TemplateClient) -> psutil.Process:
