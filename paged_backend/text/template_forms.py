@@ -6,14 +6,14 @@ often prints nothing in its place, without an error. So each form is tried: a sh
 that no client can choose is rendered, and its text is looked for in the prompt. Only where neither
 form appears, the syntax tree decides as in vLLM: a loop over content asks for parts.
 
-This runs in the sandbox process, once for each role.
+This runs in the sandbox process, once for each role, and for requests with and without tools.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,12 @@ from paged_backend.text.call_arguments import render_history
 from paged_backend.text.messages import Message
 from paged_backend.text.template_syntax import iterates_content
 
-Render = Callable[[Sequence[dict[str, Any]], list[Message]], str]
-"""Renders tools and messages with the template; may raise any exception."""
-
 _FIRST, _SECOND = "zqprobeone", "zqprobetwo"  # texts that no template has
 _MAX_LENGTH = 2**20  # characters of a prompt that is searched for them
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _ID = "probe0000"  # nine letters and digits, as Mistral's templates ask for
-_TOOL = {
+# A tool for the renderings of requests with tools, which may take other branches of a template.
+TOOL = {
     "type": "function",
     "function": {
         "name": "probe",
@@ -73,10 +71,13 @@ class TemplateForms:
     Args:
         source: the template.
         content_format: the option ``chat_template_content_format``.
-        render: renders with the template and without any argument of a client.
+        render: renders messages with the template, and nothing else that a client chooses; it may
+            raise any exception.
     """
 
-    def __init__(self, source: str, content_format: str, render: Render) -> None:
+    def __init__(
+        self, source: str, content_format: str, render: Callable[[list[Message]], str]
+    ) -> None:
         self._source = source
         self._format = content_format
         self._render = render
@@ -151,16 +152,14 @@ class TemplateForms:
 
     def _prompts(self, conversations: list[list[Message]]) -> Iterator[str]:
         for conversation in conversations:
-            for tools in ((), (_TOOL,)):
-                try:
-                    render = functools.partial(self._render, tools)
-                    prompt = render_history(conversation, render, fill=self.fill)
-                except MemoryError:
-                    raise
-                except Exception:  # the template does not take this conversation
-                    continue
-                if len(prompt) <= _MAX_LENGTH:
-                    yield prompt
+            try:
+                prompt = render_history(conversation, self._render, self.fill)
+            except MemoryError:
+                raise
+            except Exception:  # the template does not take this conversation
+                continue
+            if len(prompt) <= _MAX_LENGTH:
+                yield prompt
 
     def _user(self) -> Message:
         return {"role": "user", "content": self._form("user").fit("a")}

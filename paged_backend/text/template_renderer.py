@@ -12,9 +12,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from paged_backend.options.chat_template import AUTO_FORMAT
 from paged_backend.text.call_arguments import render_history
 from paged_backend.text.messages import Message
-from paged_backend.text.template_forms import TemplateForms
+from paged_backend.text.template_forms import TOOL, TemplateForms
 
-_MAX_FORMS = 32  # templates whose forms are kept; a model has one or two
+_MAX_FORMS = 32  # templates whose forms are kept; a model has two or four
 
 
 class TemplateRenderer:
@@ -50,18 +50,17 @@ class TemplateRenderer:
         )
 
     def _forms_of(self, request: dict[str, Any]) -> TemplateForms:
-        """Return the forms of the template, which depend on nothing that a client chooses."""
+        """Return the forms of the template; of a request they depend on nothing but its tools."""
         source, constants = request["chat_template"], request.get("constants", {})
         content_format = request.get("content_format", AUTO_FORMAT)
-        key = json.dumps((source, constants, content_format))
+        tools = [TOOL] if request.get("tools") else None
+        key = json.dumps((source, constants, content_format, tools))
         if key not in self._forms:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
 
-            def render(tools: Sequence[dict[str, Any]], messages: list[Message]) -> str:
-                arguments = {"tools": list(tools) or None, "add_generation_prompt": True}
-                return _render(source, {**constants, **arguments}, messages)
-
+            arguments = {**constants, "tools": tools, "add_generation_prompt": True}
+            render = functools.partial(_render, source, arguments)
             self._forms[key] = TemplateForms(source, content_format, render)
         return self._forms[key]
 

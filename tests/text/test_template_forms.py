@@ -94,6 +94,17 @@ def test_each_role_has_its_form(client):
     )
 
 
+def test_a_branch_for_tools_has_its_form(client):
+    """As Llama 4's: with tools, the first message is trimmed as a text."""
+    source = (
+        "{% if tools %}[first]{{ messages[0].content | trim }}{% set messages = messages[1:] %}"
+        "{% endif %}" + EITHER
+    )
+    assert prompt(client, source, user(TWO)) == "[user]one;two;"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert prompt(client, source, user(TWO), tools=tools) == "[first]one\ntwo"
+
+
 def test_results_of_tools_in_a_template_that_takes_only_parts(client):
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
     result = {"role": "tool", "content": "one"}
