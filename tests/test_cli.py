@@ -56,6 +56,14 @@ def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):
         (["serve", "demo", "--gpu-memory-utilization", "1.5"], "up to 1, got 1.5"),
         (["serve", "demo", "--max-num-seqs", "0"], "max_num_seqs must be an integer from 1"),
         (["serve", "demo", "--served-model-name", "a/b"], "a/b"),
+        (
+            ["serve", "demo", "--chat-template", "missing.jinja"],
+            "option chat_template names no file: 'missing.jinja'",
+        ),
+        (
+            ["serve", "demo", "--default-chat-template-kwargs", "{"],
+            "default_chat_template_kwargs must be a JSON object or null, got '{'",
+        ),
         (["serve", "--model-repository", "missing"], "no model repository at missing"),
         (["serve", "demo-tools", "--model-repository", "x"], "MODEL: cannot be used with"),
         (

@@ -164,9 +164,9 @@ def test_without_a_call_the_answer_is_text(api: openai.OpenAI) -> None:
         ({"tools": 3}, "tools"),
         ({"tools": [{}] * 600}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"messages": [*MESSAGES, {"role": "assistant"}]}, "messages[1].content"),
+        ({"messages": [*MESSAGES, {"role": "user"}]}, "messages[1].content"),
         (
-            {"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "c", "content": ""}]},
+            {"messages": [*MESSAGES, {"role": "tool", "tool_call_id": 3, "content": ""}]},
             "messages[1].tool_call_id",
         ),
         (
