@@ -11,6 +11,7 @@ from typing import Any
 
 from paged_backend.errors import option_error
 from paged_backend.options.cache import CacheOptions
+from paged_backend.options.chat_template import ChatTemplateOptions
 from paged_backend.options.cpu import CpuOptions
 from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.options.limits import LimitOptions
@@ -28,6 +29,7 @@ class EngineConfig(
     LifetimeOptions,
     LimitOptions,
     ResponseOptions,
+    ChatTemplateOptions,
     SchedulingOptions,
     CacheOptions,
     CpuOptions,
@@ -44,6 +46,7 @@ class EngineConfig(
     def __post_init__(self) -> None:
         check_fields(self, option_error)
         self.check_revisions()
+        self.check_chat_template()
         self.check_cache()
         self.check_cpu()
         self.check_scheduling()

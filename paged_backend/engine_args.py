@@ -18,6 +18,7 @@ from typing import Any
 from paged_backend.config import EngineConfig
 from paged_backend.errors import option_error
 from paged_backend.json_file import read_json_object
+from paged_backend.options.chat_template import resolved_path
 from paged_backend.pooling_params import PoolingType
 from paged_backend.validation import check_known, coerce, shorten
 
@@ -175,6 +176,9 @@ def read_engine_args(path: Path) -> EngineArgs:
         value = values.get(name)
         if isinstance(value, str) and (path.parent / value).exists():
             values[name] = str((path.parent / value).resolve())
+    template = values.get("chat_template")
+    if isinstance(template, str):
+        values["chat_template"] = resolved_path(template, path.parent)
     return from_mapping(values)
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from paged_backend.validation import DataclassInstance, Rule
+from paged_backend.validation import DataclassInstance, Rule, from_string
 
 
 def add_flags(
@@ -39,6 +39,8 @@ def add_flags(
             kind: Callable[[str], Any] = rule.kind
             if rule.kind is str:
                 kind = partial(alias, spec.name)
+            elif rule.kind is dict:
+                kind = partial(from_string, dict)
             choices = rule.choices or None
             group.add_argument(flag, type=kind, choices=choices, default=spec.default, help=help)
 

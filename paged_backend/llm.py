@@ -62,7 +62,7 @@ class LLM:
             LOG.info("options without effect here: %s", ", ".join(args.without_effect))
         self.config = args.config
         checkpoint = resolve_checkpoint(self.config)
-        self.tokenizer = load_tokenizer(checkpoint.tokenizer)
+        self.tokenizer = load_tokenizer(checkpoint.tokenizer, self.config)
         worker = Worker(self.config, checkpoint.model, checkpoint.tokenizer)
         info = worker.info
         grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)

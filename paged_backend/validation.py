@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -48,6 +49,7 @@ class Rule:
             float: "a number",
             bool: "true or false",
             str: "a string",
+            dict: "a JSON object",
         }
         words = noun[self.kind]
         if self.choices:
@@ -132,11 +134,14 @@ def coerce(cls: type[DataclassInstance], values: Mapping[str, Any]) -> dict[str,
 
 
 def from_string(kind: type, text: str) -> Any:
-    """Convert a string to ``kind``; a string that cannot be converted is returned as it is."""
+    """Convert a string to ``kind``; a string that cannot be converted is returned as it is.
+
+    An object (``dict``) is given as JSON.
+    """
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
-        return kind(text)
+        return json.loads(text) if kind is dict else kind(text)
     except ValueError:
         return text
 

@@ -29,7 +29,10 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: Tokenizer, words: str | None) 
 
 
 def write_vocabulary(
-    path: Path, tokenizer: Tokenizer, words: str | None, **metadata: bool | int | str
+    path: Path,
+    tokenizer: Tokenizer,
+    words: str | None,
+    **metadata: bool | int | str | list[dict[str, str]],
 ) -> Path:
     """Write a file that holds nothing but a vocabulary and keys of the tokenizer."""
     writer = GGUFWriter(path, "llama")

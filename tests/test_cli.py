@@ -62,6 +62,14 @@ def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):
             ["serve", "--model-repository", "x", "--served-model-name", "a=b"],
             "needs --openai-port with --model-repository",
         ),
+        (
+            ["serve", "demo", "--chat-template", "missing.jinja"],
+            "option chat_template names no file: 'missing.jinja'",
+        ),
+        (
+            ["serve", "demo", "--default-chat-template-kwargs", "{"],
+            "default_chat_template_kwargs must be a JSON object or null, got '{'",
+        ),
         (["serve", "--model-repository", "missing"], "no model repository at missing"),
         (["serve", "demo-tools", "--model-repository", "x"], "MODEL: cannot be used with"),
         (

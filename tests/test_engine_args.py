@@ -152,6 +152,25 @@ def test_each_door_takes_the_same_names_and_values(tmp_path):
     assert set(by_line.without_effect) == {"swap_space", "tensor_parallel_size"}
 
 
+def test_a_chat_template_at_each_door(tmp_path, monkeypatch):
+    """A file may be relative to model.json or, on the command line, to the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jinja").write_text("{{ tone }}")
+    arguments = '{"tone": "kind"}'
+    values = {"chat_template": "mine.jinja", "default_chat_template_kwargs": arguments}
+    expected = {"chat_template": str(tmp_path / "mine.jinja")}
+    expected["default_chat_template_kwargs"] = {"tone": "kind"}
+    for door in (partial(from_model_json, folder=tmp_path), from_command_line):
+        config = door(values).config
+        assert {name: getattr(config, name) for name in values} == expected
+        literal = "{{ messages }}" * 1000
+        assert door({"chat_template": literal}).config.chat_template == literal
+    with pytest.raises(ConfigError, match="chat_template names no file: 'other.jinja'"):
+        from_command_line({"chat_template": "other.jinja"})
+    template = LLM("demo", **values).tokenizer.chat_template
+    assert template is not None and template.source == "{{ tone }}"
+
+
 def test_the_queue_has_the_name_of_tensorrtllm_backend_too(tmp_path):
     values = {"max_queue_size": 7}
     for door in (partial(from_model_json, folder=tmp_path), from_command_line):

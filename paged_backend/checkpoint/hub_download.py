@@ -30,9 +30,16 @@ from paged_backend.log import LOG
 from paged_backend.validation import shorten
 
 # Configurations, tokenizers, chat templates and the index of the weights. Of the folders only those
-# of sentence-transformers' modules are needed, such as 1_Pooling; onnx/ and original/ are not.
+# of sentence-transformers' modules are needed, such as 1_Pooling, and additional_chat_templates;
+# onnx/ and original/ are not.
 _TEXTS = ["*.json", "*.jinja", "*.model", "*.txt"]
-_NO_TEXTS = ["[!0-9]*/*", "*/*/*"]
+_TEMPLATES = "additional_chat_templates"
+_NO_TEXTS = [
+    "[!0-9a]*/*",
+    # Names with the same beginning that go on with another character.
+    *(f"{_TEMPLATES[:end]}[!{_TEMPLATES[end]}]*/*" for end in range(1, len(_TEMPLATES))),
+    "*/*/*",
+]
 
 
 def download(repository: HubRepository, *, weights: bool) -> Path:

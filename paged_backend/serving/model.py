@@ -180,7 +180,7 @@ def _load(deployment: Deployment) -> LoadedModel:
         os.environ["CUDA_VISIBLE_DEVICES"] = deployment.gpu  # the engine's process inherits it
     link = EngineSupervisor(args.config, deployment.name, deployment.version, os.getppid())
     ready = link.connect()
-    tokenizer = load_tokenizer(ready.tokenizer)
+    tokenizer = load_tokenizer(ready.tokenizer, args.config)
     grammars = GrammarChecker(ready.tokenizer, ready.limits.vocab_size)
     tool_use = load_tool_use(ready.tokenizer, tokenizer, args.config)
     front_end = FrontEnd(

@@ -49,7 +49,7 @@ class Llm:
         self.name = parameter(args, "llm")
         self.config = read_engine_args(llm_version(args) / "model.json").config
         self._tokenizer_folder = resolve_tokenizer(self.config)
-        self.tokenizer = load_tokenizer(self._tokenizer_folder)
+        self.tokenizer = load_tokenizer(self._tokenizer_folder, self.config)
         self._folder = StepsFolder(os.getppid())
 
     @functools.cached_property

@@ -55,12 +55,12 @@ class GgufTokenizer:
     Attributes:
         backend: the tokenizer, added tokens included.
         special: the text of special tokens, by names such as ``bos_token``.
-        template: the chat template, if there is one.
+        templates: the chat templates by name; ``default`` is the one without a name.
     """
 
     backend: Tokenizer
     special: dict[str, str]
-    template: str | None
+    templates: dict[str, str]
 
 
 def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
@@ -85,8 +85,17 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     return GgufTokenizer(
         backend,
         {f"{name}_token": text for name, text in special.items()},
-        metadata.text(_TEMPLATE, "") or None,
+        _templates(metadata),
     )
+
+
+def _templates(metadata: ConfigFile) -> dict[str, str]:
+    """The chat template, and those with a name behind the key, such as ``tool_use``."""
+    named = f"{_TEMPLATE}."
+    keys = {_TEMPLATE: "default"}
+    keys |= {key: key.removeprefix(named) for key in metadata.keys() if key.startswith(named)}
+    templates = {name: metadata.text(key, "") for key, name in keys.items()}
+    return {name: template for name, template in templates.items() if template}
 
 
 def _build(metadata: ConfigFile, tokens: list[str], special: dict[str, str]) -> Tokenizer:

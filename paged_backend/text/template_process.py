@@ -6,7 +6,7 @@ and this process limits its time and memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from paged_backend.sandbox.server import Answer, answer_lines, problem
@@ -22,16 +22,17 @@ def main() -> None:
 
 
 def _prepare() -> Callable[[Any], Answer]:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from paged_backend.text.template_renderer import TemplateRenderer  # imports transformers
 
-    def answer(arguments: Any) -> Answer:
+    renderer = TemplateRenderer()
+
+    def answer(request: Any) -> Answer:
         try:
-            texts: Sequence[str] = render_jinja_template(**arguments)[0]
+            text = renderer.render(request)
         except MemoryError:
             return problem(f"the chat template needs over {MEMORY_LIMIT // 2**20} MiB of memory")
         except Exception as error:  # templates may raise any exception
             return problem(f"the chat template says: {str(error).strip() or type(error).__name__}")
-        text = texts[0]
         if len(text) > MAX_LENGTH:
             return problem(f"the chat template makes over {MAX_LENGTH} characters")
         return {"text": text}

@@ -11,7 +11,8 @@ import tokenizers
 
 from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.errors import ConfigError, InvalidRequest
-from paged_backend.text.chat import ChatTemplate, load_chat_template
+from paged_backend.options.chat_template import ChatTemplateOptions
+from paged_backend.text.chat import ChatTemplate, choose_chat_template, load_chat_template
 from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
 from paged_backend.text.resolution import resolve_tokenizer_files
 from paged_backend.text.tokenizer_limits import check_lengths
@@ -173,11 +174,13 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
+def load_tokenizer(
+    name_or_folder: str | Path, options: ChatTemplateOptions | None = None
+) -> Tokenizer:
     """Load a checkpoint's tokenizer: a bundled model's, a folder's, a GGUF file's, or a Hub id's.
 
     A folder's is the one that `transformers` loads, without code of the checkpoint; see
-    :mod:`paged_backend.text.resolution`.
+    :mod:`paged_backend.text.resolution`. ``options`` choose the chat template.
 
     Raises:
         ConfigError: there is no such tokenizer, it cannot be read, it has no fast version, or it
@@ -185,11 +188,11 @@ def load_tokenizer(name_or_folder: str | Path) -> Tokenizer:
     """
     folder = resolve_model(str(name_or_folder), weights=False, role="tokenizer")
     if is_gguf(folder):
-        return _load_gguf(folder)
+        return _load_gguf(folder, options)
     resolved = resolve_tokenizer_files(folder)
     backend = tokenizers.Tokenizer.from_str(resolved.backend)
     backend.encode_special_tokens = resolved.splits_special_tokens
-    template = load_chat_template(folder, resolved.special_tokens)
+    template = load_chat_template(folder, resolved.special_tokens, options)
     bos_token = resolved.special_tokens.get("bos_token")
     return Tokenizer(backend, resolved.end_token_id, template, bos_token)
 
@@ -206,13 +209,13 @@ def load_end_token_id(name_or_folder: str | Path) -> int | None:
     return resolve_tokenizer_files(folder).end_token_id
 
 
-def _load_gguf(path: Path) -> Tokenizer:
+def _load_gguf(path: Path, options: ChatTemplateOptions | None = None) -> Tokenizer:
     read = read_gguf_tokenizer(path)
     try:
         check_lengths(read.backend)
     except ConfigError as error:
         raise ConfigError(f"{path} holds no usable tokenizer: {error}") from error
-    template = None if read.template is None else ChatTemplate(read.template, read.special)
+    template = choose_chat_template(read.templates, read.special, options)
     end_token = read.special.get("eos_token")
     end_token_id = None if end_token is None else read.backend.token_to_id(end_token)
     return Tokenizer(read.backend, end_token_id, template, read.special.get("bos_token"))

@@ -27,6 +27,7 @@ TEXTS = {
         "tokenizer.json",
         "tokenizer.model",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
         "modules.json",
         "1_Pooling/config.json",
     )
@@ -48,6 +49,8 @@ UNWANTED = dict.fromkeys(
         "original/consolidated.00.pth",
         "onnx/config.json",
         "onnx/model.onnx",
+        "adapter/adapter_config.json",
+        "assets/notes.txt",
         "fp16/model.safetensors",
         "openvino/openvino_model.bin",
         "pytorch_model.bin",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tool_models import LOOKUP, MESSAGES, NOW, TOOLS
@@ -28,10 +28,6 @@ def _nested(levels: int) -> Fields:
     return schema
 
 
-def _result(call_id: str) -> list[Fields]:
-    return [*MESSAGES, {"role": "tool", "tool_call_id": call_id, "content": "4"}]
-
-
 @dataclass(frozen=True)
 class Bad:
     """A request that must be refused.
@@ -39,12 +35,10 @@ class Bad:
     Attributes:
         fields: in the names of chats and of vLLM.
         named: what the error must name, apart from the interface's name of the field.
-        messages: the chat.
     """
 
     fields: Fields
     named: str = ""
-    messages: list[Fields] = field(default_factory=lambda: MESSAGES)
 
     @property
     def constraint(self) -> Fields | None:
@@ -95,7 +89,6 @@ TOOL_USE: dict[str, Bad] = {
         "tool_choice",
     ),
     "choice without tools": Bad({"tool_choice": "required"}, "tool_choice"),
-    "result of no call": Bad({}, "messages[1]", _result("x")),
 }
 BAD = CONSTRAINTS | TOOL_USE
 
@@ -119,7 +112,7 @@ def _as_text(fields: Fields) -> Fields:
 
 def _generate(model: str) -> Callable[[Bad], Request]:
     def make(bad: Bad) -> Request:
-        fields = _as_text(bad.fields | {"messages": bad.messages})
+        fields = _as_text(bad.fields | {"messages": MESSAGES})
         named = bad.named or "structured_outputs"
         return Request(f"/v2/models/{model}/generate", fields, named)
 
@@ -127,7 +120,7 @@ def _generate(model: str) -> Callable[[Bad], Request]:
 
 
 def _chat(bad: Bad) -> Request:
-    body = {"messages": bad.messages, **bad.fields}
+    body = {"messages": MESSAGES, **bad.fields}
     return Request("/v1/chat/completions", body, bad.named or "structured_outputs")
 
 
@@ -136,7 +129,7 @@ def _response_format(bad: Bad) -> Request | None:
     if not isinstance(schema, dict):
         return None
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    body = {"messages": bad.messages, "response_format": form}
+    body = {"messages": MESSAGES, "response_format": form}
     return Request("/v1/chat/completions", body, bad.named or "response_format")
 
 
@@ -148,7 +141,7 @@ def _completion(bad: Bad) -> Request | None:
 
 
 def _response(bad: Bad) -> Request:
-    body: Fields = {"input": [_item(message) for message in bad.messages], **bad.fields}
+    body: Fields = {"input": MESSAGES, **bad.fields}
     if "tools" in body:
         body["tools"] = [{"type": "function", **tool["function"]} for tool in body["tools"]]
     if isinstance(body.get("tool_choice"), dict):
@@ -162,16 +155,9 @@ def _response(bad: Bad) -> Request:
     return Request("/v1/responses", body, named)
 
 
-def _item(message: Fields) -> Fields:
-    if message["role"] != "tool":
-        return message
-    call_id = message["tool_call_id"]
-    return {"type": "function_call_output", "call_id": call_id, "output": message["content"]}
-
-
 def _message(bad: Bad) -> Request:
     body: Fields = {
-        "messages": [_turn(message) for message in bad.messages],
+        "messages": MESSAGES,
         "max_tokens": 100,
         **bad.fields,
     }
@@ -187,17 +173,6 @@ def _message(bad: Bad) -> Request:
         body["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
         return Request("/v1/messages", body, bad.named or "output_config.format")
     return Request("/v1/messages", body, bad.named or "structured_outputs")
-
-
-def _turn(message: Fields) -> Fields:
-    if message["role"] != "tool":
-        return message
-    result = {
-        "type": "tool_result",
-        "tool_use_id": message["tool_call_id"],
-        "content": message["content"],
-    }
-    return {"role": "user", "content": [result]}
 
 
 def _described(function: Fields) -> Fields:

@@ -11,6 +11,7 @@ from paged_client.gateway.bodies import read_body
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
 from paged_client.gateway.responses_api.schema import ResponsesRequest
+from paged_client.gateway.schema import ChatRequest
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_requests.json").read_text())
 BODIES = {
@@ -78,6 +79,96 @@ def test_what_the_assistant_did_between_two_turns_is_one_message():
         {"role": "tool", "tool_call_id": "c1", "content": "found"},
     ]
     assert messages_of(response(input=items)) == messages_of(message(messages=turns)) == expected
+
+
+CUT = '{"name": "os.pa'
+
+
+@pytest.mark.parametrize("arguments", [CUT, "null", " ", "", "[1]", "日"])
+def test_arguments_of_a_cut_call_stay_as_they_are(arguments):
+    call = {"type": "function_call", "call_id": "c1", "name": "lookup", "arguments": arguments}
+    use = {"type": "tool_use", "id": "c1", "name": "lookup", "input": arguments}
+    turns = [{"role": "assistant", "content": [use]}]
+    for messages in (messages_of(response(input=[call])), messages_of(message(messages=turns))):
+        assert messages[0]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_results_need_no_call():
+    """A history may be shortened, or its ids changed by what stands between client and gateway."""
+    result = {"role": "tool", "tool_call_id": "c1", "content": "x"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "x"}
+    assert messages_of(response(input=[output])) == [result]
+    turn = {"role": "user", "content": [RESULT]}
+    assert messages_of(message(messages=[turn])) == [result]
+    nothing = {"type": "function_call_output", "call_id": "c1", "output": None}
+    assert messages_of(response(input=[nothing])) == [result | {"content": ""}]
+
+
+def test_answers_without_text_are_read():
+    user = {"role": "user", "content": "x"}
+    for content in (None, []):
+        answer = {"role": "assistant", "content": content}
+        merged = [{"role": "user", "content": "x\n\nx"}]
+        assert messages_of(message(messages=[user, answer, user])) == merged
+        expected = merged if content is None else [user, answer | {"content": ""}, user]
+        assert messages_of(response(input=[user, answer, user])) == expected
+
+
+def test_a_refusal_is_text():
+    part = {"type": "refusal", "refusal": "no"}
+    answer = {"type": "message", "role": "assistant", "content": [part], "status": "completed"}
+    assert messages_of(response(input=[answer])) == [{"role": "assistant", "content": "no"}]
+
+
+CHATS = [
+    ({"content": None, "refusal": "no"}, {"content": "no"}),
+    ({"content": None, "reasoning": "hm"}, {"content": None, "reasoning_content": "hm"}),
+    ({"content": "", "tool_calls": [], "function_call": None, "audio": None}, {"content": ""}),
+    ({"content": "x", "refusal": None, "annotations": [], "name": "n"}, {"name": "n"}),
+    (
+        {"content": [{"type": "output_text", "text": "x", "annotations": []}]},
+        {"content": [{"type": "output_text", "text": "x"}]},
+    ),
+    (
+        {"content": [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "x"}]},
+        {"content": [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "x"}]},
+    ),
+    (
+        {"tool_calls": [{"function": {"name": "f", "arguments": CUT}}]},
+        {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": CUT}}]},
+    ),
+    (
+        {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]},
+        {
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+            ]
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected"), CHATS, ids=str)
+def test_what_an_assistant_said_is_read(answer, expected):
+    body = {"messages": [{"role": "assistant", **answer}]}
+    (read,) = read_body(json.dumps(body).encode(), ChatRequest).routed()["messages"]
+    assert {name: read[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("message_", "param"),
+    [
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "x", "text": "x"}]}, "messages[0].content[0].type"),
+        ({"role": "assistant", "contnt": "x"}, "messages[0].contnt"),
+    ],
+)
+def test_errors_of_a_chat_name_the_field(message_, param):
+    with pytest.raises(ApiError) as caught:
+        read_body(json.dumps({"messages": [message_]}).encode(), ChatRequest)
+    assert caught.value.body["error"]["param"] == param
 
 
 def test_texts_around_results_stay_in_order():
@@ -208,8 +299,9 @@ def test_formats_of_a_response():
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": None}]}, "input[0].content"),
         (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 3}]},
             "input[0].arguments",
         ),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
@@ -247,10 +339,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "x"}
             {"messages": [{"role": "assistant", "content": [RESULT]}]},
             "messages[0].content[0].type",
         ),
-        (
-            {"messages": [{"role": "user", "content": [RESULT]}]},
-            "messages[0].content[0].tool_use_id",
-        ),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"tools": [{"name": "f", "input_schema": "x"}]}, "tools[0].input_schema"),

@@ -65,6 +65,34 @@ def test_a_call_and_its_result(api: openai.OpenAI) -> None:
     assert answer.message.content
 
 
+def test_a_cut_call_and_its_result(api: openai.OpenAI, gateway: Gateway) -> None:
+    """What the gateway wrote is accepted back, and the prompt has it as the model wrote it."""
+    calls = []
+    for limit in range(20, 60, 8):
+        choice = chat(api, tool_choice=NAMED, max_tokens=limit).choices[0]
+        assert choice.finish_reason == "length"
+        calls += [(choice.message, call) for call in choice.message.tool_calls or ()]
+    message, call = next(pair for pair in calls if pair[1].function.arguments)
+    arguments = call.function.arguments
+    with pytest.raises(ValueError, match="."):
+        json.loads(arguments)
+    result = {"role": "tool", "tool_call_id": "another", "content": "It was cut."}
+    for answer in (message, message.model_dump(), message.model_dump(exclude_none=True)):
+        messages = [*MESSAGES, answer, result]
+        assert chat(api, messages, tool_choice="none", max_tokens=1).usage.prompt_tokens
+    body = {"messages": [*MESSAGES, message.model_dump(), result]}
+    tokens = gateway.post("/tokenize", body).json["tokens"]
+    prompt = gateway.post("/detokenize", {"tokens": tokens}).json["prompt"]
+    assert f'{{"name": "lookup", "arguments": {arguments}}}' in prompt
+
+
+@pytest.mark.parametrize("arguments", ["null", " ", "\n", "", "[1]", "{"])
+def test_arguments_of_other_servers(api: openai.OpenAI, arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert chat(api, messages, tool_choice="none", max_tokens=1).usage.prompt_tokens
+
+
 def test_streamed_parts_are_the_call(api: openai.OpenAI) -> None:
     (whole,) = chat(api).choices[0].message.tool_calls
     chunks = [chunk.choices[0] for chunk in chat(api, stream=True)]
@@ -136,9 +164,9 @@ def test_without_a_call_the_answer_is_text(api: openai.OpenAI) -> None:
         ({"tools": 3}, "tools"),
         ({"tools": [{}] * 600}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"messages": [*MESSAGES, {"role": "assistant"}]}, "messages[1].content"),
+        ({"messages": [*MESSAGES, {"role": "user"}]}, "messages[1].content"),
         (
-            {"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "c", "content": ""}]},
+            {"messages": [*MESSAGES, {"role": "tool", "tool_call_id": 3, "content": ""}]},
             "messages[1].tool_call_id",
         ),
         (

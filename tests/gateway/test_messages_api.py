@@ -285,10 +285,38 @@ def test_errors_name_the_field(claude, options, field):
     assert refused(claude, **options).startswith(field)
 
 
-def test_a_result_without_a_call_is_refused(claude):
+def test_a_result_needs_no_call(claude):
     result = {"type": "tool_result", "tool_use_id": "none", "content": "x"}
-    messages = [{"role": "user", "content": [result]}]
-    assert refused(claude, messages=messages).startswith("messages[0].content[0].tool_use_id")
+    assert create(claude, messages=[{"role": "user", "content": [result]}]).content
+
+
+@pytest.mark.parametrize("limit", [12, 20, 28, 36])
+def test_a_cut_call_is_accepted_back(claude, limit):
+    """The blocks of an answer may be anything that the gateway wrote before it was cut."""
+    message = create(claude, **CALL, **THINK, max_tokens=limit)
+    assert message.stop_reason == "max_tokens"
+    with claude.messages.stream(
+        model=MODEL,
+        messages=QUESTION,
+        max_tokens=limit,
+        extra_body={"temperature": 0},
+        **CALL,
+        **THINK,
+    ) as stream:
+        streamed = stream.get_final_message()
+    contents = [
+        [block.model_dump(exclude_none=True) for block in found.content]
+        for found in (message, streamed)
+    ]
+    assert contents[0] == contents[1]  # the client completes what was cut, as the gateway does
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": "cut off"}
+        for block in contents[0]
+        if block["type"] == "tool_use"
+    ]
+    turns = [{"role": "assistant", "content": contents[0]}]
+    turns.append({"role": "user", "content": [*results, {"type": "text", "text": "x"}]})
+    assert create(claude, messages=[*QUESTION, *turns], max_tokens=1).usage.output_tokens == 1
 
 
 def test_other_errors_have_the_format_too(claude, tools_gateway):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sample_tokenizers import CORPUS, KINDS
@@ -106,7 +107,8 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
         ([{"role": "user", "content": [3]}], "messages[0].content[0]: must be of type text"),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],
-            "messages[0].content[0]: must be of type text, got 'image_url'",
+            "messages[0].content[0]: must be of type text, input_text, output_text, refusal, "
+            "got 'image_url'",
         ),
         (
             [{"role": "user", "content": [{"type": "text", "text": 3}]}],
@@ -117,17 +119,18 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
             "messages[0].tool_calls[0]: must be an object with a function",
         ),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}],
-            "messages[0].tool_calls[0].function.arguments: must be a JSON object",
-        ),
-        (
             [{"role": "assistant", "tool_calls": [{"function": {"name": 3}}]}],
             "messages[0].tool_calls[0].function.name: must be a string",
         ),
         ([{"role": "assistant", "tool_calls": 3}], "messages[0].tool_calls: must be a list"),
+        ([{"role": "system", "content": None}], "messages[0].content: must be a string or a list"),
         (
-            [{"role": "tool", "tool_call_id": "x", "content": "4"}],
-            "messages[0].tool_call_id: belongs to no call before it: 'x'",
+            [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}],
+            "messages[0].content[0]: must be of type text, ",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}],
+            "messages[0].content[0]: must be of type text, ",
         ),
         (
             [{"role": "assistant", "content": "x", "function_call": {}}],
@@ -163,6 +166,41 @@ def test_wrong_chats_are_named(value: object, problem: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Chat.from_json(value)
     assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": None}, {}),
+        ({"content": "x", "name": None, "refusal": None}, {"content": "x"}),
+        ({"content": "x", "tool_calls": []}, {"content": "x"}),
+        ({"content": "", "tool_calls": None, "function_call": None}, {"content": ""}),
+        ({"content": [], "annotations": []}, {"content": [], "annotations": []}),
+        (
+            {"content": [{"type": "output_text", "text": "x", "annotations": []}]},
+            {"content": [{"type": "text", "text": "x", "annotations": []}]},
+        ),
+        (
+            {"content": [{"type": "refusal", "refusal": "no"}, "x"]},
+            {"content": [{"type": "text", "text": "no"}, {"type": "text", "text": "x"}]},
+        ),
+        (
+            {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x"}]},
+            {"content": [{"type": "text", "text": "x"}], "reasoning_content": "hm"},
+        ),
+        ({"content": "x", "reasoning": "hm"}, {"content": "x", "reasoning_content": "hm"}),
+    ],
+    ids=str,
+)
+def test_what_an_assistant_said_is_read(message: dict[str, Any], expected: Any) -> None:
+    (read,) = Chat(messages=[{"role": "assistant", **message}]).messages
+    read.pop("reasoning", None)
+    assert read == {"role": "assistant", **expected}
+
+
+def test_results_need_no_call() -> None:
+    for result in ({"content": "x", "tool_call_id": "other"}, {"content": "x"}, {}):
+        assert Chat(messages=[{"role": "tool", **result}]).messages == [{"role": "tool", **result}]
 
 
 def test_bytes_of_tokens_add_up_to_the_text(tokenizer: Tokenizer) -> None:

@@ -219,7 +219,7 @@ def test_many_threads_get_their_own_answers(client):
 
 @pytest.mark.parametrize("text", ["\ud800", "\0\r\n\u2028", "日本語👩‍👩‍👧", "x" * 2**20])
 def test_text_passes_as_it_is(client, text):
-    arguments = {"conversations": [[{"role": "user", "content": text}]]}
+    arguments = {"messages": [{"role": "user", "content": text}]}
     assert client.render({**arguments, "chat_template": "{{ messages[0].content }}"}) == text
 
 
@@ -231,7 +231,7 @@ import psutil
 from paged_backend.text.template_client import TemplateClient
 
 def arguments(source):
-    return {{"conversations": [[{{"role": "user", "content": "x"}}]], "chat_template": source}}
+    return {{"messages": [{{"role": "user", "content": "x"}}], "chat_template": source}}
 
 client = TemplateClient()
 client.render(arguments("x"))
@@ -259,7 +259,7 @@ def test_a_caller_cannot_turn_the_renderer_s_own_arguments():
 
 
 def render(client: TemplateClient, source: str) -> str:
-    return client.render({"conversations": [CHAT.messages], "chat_template": source})
+    return client.render({"messages": CHAT.messages, "chat_template": source})
 
 
 def processes_of(client: TemplateClient) -> list[psutil.Process]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paged_client.gateway.errors import ApiError
 from paged_client.gateway.events import Json
 
 
@@ -15,7 +14,6 @@ class Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Json] = []
-        self._called: set[str] = set()
 
     def system(self, text: str) -> None:
         """Add instructions; those after the beginning become a part of the user's turn."""
@@ -35,16 +33,13 @@ class Conversation:
         self._extend("reasoning_content", text)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
-        """Add a call of a tool; ``arguments`` is a JSON object as text."""
+        """Add a call of a tool; ``arguments`` are JSON as text, or the part that was generated."""
         function = {"name": name, "arguments": arguments}
         call = {"id": call_id, "type": "function", "function": function}
-        self._called.add(call_id)
         self._turn().setdefault("tool_calls", []).append(call)
 
-    def result(self, field: str, call_id: str, text: str) -> None:
-        """Add the result of a call. Raises ApiError for ``field`` if there was no such call."""
-        if call_id not in self._called:
-            raise ApiError.field(field, "belongs to no call before it")
+    def result(self, call_id: str, text: str) -> None:
+        """Add the result of a call, which may be missing from a shortened history."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     @property

@@ -6,6 +6,7 @@ unknown fields, unlike a request's own, but not an unknown type.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -55,6 +56,11 @@ def tag_of(default: str = "") -> Callable[[Any], str]:
         return f"({kind})"
 
     return tag
+
+
+def json_text(value: Any) -> Any:
+    """Return an object or a list as JSON; other values are returned as they are."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
 def text_or_list(value: Any) -> str:

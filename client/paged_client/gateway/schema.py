@@ -297,13 +297,27 @@ _GENERATE_FIELDS = tuple(
 
 
 class TextPart(RequestBody):
-    """A text part of a message."""
+    """A text part of a message, or a part of an earlier answer."""
 
+    ignored: ClassVar[frozenset[str]] = frozenset(("annotations", "cache_control", "signature"))
     not_supported: ClassVar[Mapping[str, Any]] = dict.fromkeys(
-        ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal")
+        ("image_url", "input_audio", "file", "video_url", "audio_url")
     )
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> TextPart:
+        name = self.type if self.type in ("refusal", "thinking") else "text"
+        if getattr(self, name) is None:
+            raise field_problem(name, "is missing")
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the part in the engine's format."""
+        return {"type": self.type, **given(self, ("text", "refusal", "thinking"))}
 
 
 def _content_kind(content: Any) -> str:
@@ -321,21 +335,22 @@ class CalledFunction(RequestBody):
     """The function of a call in the history."""
 
     name: str = Field(min_length=1, max_length=128)
-    arguments: str = ""
+    # Incomplete JSON if the call was cut; the engine reads it.
+    arguments: str | dict[str, Any] = ""
 
 
 class MessageToolCall(RequestBody):
     """A call in the history."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(("index", "provider_specific_fields"))
-    id: str = Field(max_length=256)
+    id: str | None = Field(None, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
 
     def as_json(self) -> dict[str, Any]:
         """Return the call in the engine's format."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
-        return {"id": self.id, "type": self.type, "function": function}
+        return {**given(self, ("id",)), "type": self.type, "function": function}
 
 
 class Message(RequestBody):
@@ -343,7 +358,10 @@ class Message(RequestBody):
 
     # Notes of client libraries on an answer, which they send back with it.
     ignored: ClassVar[frozenset[str]] = frozenset(
-        ("annotations", "refusal", "provider_specific_fields", "thinking_blocks", "reasoning_items")
+        (
+            *("annotations", "provider_specific_fields", "thinking_blocks", "reasoning_items"),
+            *("reasoning_details", "logprobs", "token_ids"),
+        )
     )
     not_supported: ClassVar[Mapping[str, Any]] = {
         **{"function_call": None, "audio": None},
@@ -355,18 +373,20 @@ class Message(RequestBody):
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = Field(None, description="is the content if there is no other")
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
-        if self.content is None and not self.tool_calls:
+        # An answer may end before its text begins, and a tool may return nothing.
+        if self.content is None and self.role not in ("assistant", "tool") and not self.tool_calls:
             raise field_problem("content", "is missing")
         return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the message in the engine's format."""
-        content: Any = self.content
+        content: Any = self.refusal if self.content is None else self.content
         if isinstance(content, list):
-            content = [{"type": part.type, "text": part.text} for part in content]
+            content = [part.as_json() for part in content]
         message = {"role": self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [call.as_json() for call in self.tool_calls]

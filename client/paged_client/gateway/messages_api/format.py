@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Sequence
+
+from pydantic_core import from_json
 
 from paged_client import Chunk, Completion
 from paged_client.gateway.blocks import Block, BlockEvent, BlockReader, blocks_of, check_end
@@ -140,9 +141,9 @@ def _finished(block: Block) -> Json:
 
 
 def _input(arguments: str) -> Json:
-    """Return the input of a call; empty if the call was cut by ``max_tokens``."""
+    """Return the input of a call; of one that ``max_tokens`` cut, what there is of it."""
     try:
-        value = json.loads(arguments or "{}")
+        value = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

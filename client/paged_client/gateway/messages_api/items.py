@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from paged_client.gateway.items import OpenObject, known_type, tag_of, text_or_list
+from paged_client.gateway.items import OpenObject, json_text, known_type, tag_of, text_or_list
 from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
 
 
@@ -39,7 +39,8 @@ class ToolUseBlock(OpenObject):
 
     id: str = Field(max_length=256)
     name: str = Field(min_length=1, max_length=128)
-    input: dict[str, Any]
+    # An object; the text of one that was cut, if a client collected it from a stream.
+    input: Annotated[str, BeforeValidator(json_text)] = ""
 
 
 class ToolResultBlock(OpenObject):
@@ -70,7 +71,7 @@ class Message(OpenObject):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: Content | None = None
 
 
 Messages: TypeAlias = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from paged_client.gateway.conversation import Conversation
@@ -44,7 +43,10 @@ def chat_of(system: Texts, messages: Sequence[Message]) -> Json:
 
 
 def _add(conversation: Conversation, field: str, message: Message) -> None:
-    if message.role == "system":
+    if message.content is None:
+        if message.role != "assistant":
+            raise ApiError.field(f"{field}.content", "is missing")
+    elif message.role == "system":
         conversation.system("\n".join(_plain_texts(field, message.content)))
     elif message.role == "user":
         _add_user(conversation, field, message.content)
@@ -67,7 +69,7 @@ def _add_user(conversation: Conversation, field: str, content: Content) -> None:
         elif isinstance(block, ToolResultBlock):
             _say(conversation, texts)
             result = "\n".join(_texts(block.content))
-            conversation.result(f"{name}.tool_use_id", block.tool_use_id, result)
+            conversation.result(block.tool_use_id, result)
         else:
             raise _misplaced(name, "user")
     _say(conversation, texts)
@@ -86,7 +88,7 @@ def _add_assistant(conversation: Conversation, field: str, block: Block) -> None
         case ThinkingBlock():
             conversation.reasoning(block.thinking)
         case ToolUseBlock():
-            conversation.call(block.id, block.name, json.dumps(block.input))
+            conversation.call(block.id, block.name, block.input)
         case ToolResultBlock():
             raise _misplaced(field, "assistant")
         case RedactedThinkingBlock():

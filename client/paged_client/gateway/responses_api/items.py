@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
-from paged_client.gateway.items import OpenObject, known_type, tag_of, text_or_list
+from paged_client.gateway.items import OpenObject, json_text, known_type, tag_of, text_or_list
 from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
 
 # Items of Codex and of built-in tools that say nothing to the model.
@@ -16,10 +16,11 @@ SKIPPED_ITEMS = ("ghost_snapshot", "web_search_call", "image_generation_call", "
 class TextPart(OpenObject):
     """A part of a message, of a function's output or of reasoning."""
 
-    text: str
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
-_Part = Annotated[TextPart, BeforeValidator(known_type("input_text", "output_text", "text"))]
+_TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_Part = Annotated[TextPart, BeforeValidator(known_type(*_TEXTS))]
 Text: TypeAlias = Annotated[
     Annotated[str, Tag("(text)")]
     | Annotated[list[_Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag("(list)")],
@@ -31,7 +32,7 @@ class MessageItem(OpenObject):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text
+    content: Text | None = None
 
 
 class FunctionCall(OpenObject):
@@ -39,14 +40,15 @@ class FunctionCall(OpenObject):
 
     call_id: str = Field(max_length=256)
     name: str = Field(min_length=1, max_length=128)
-    arguments: str = ""
+    # Incomplete JSON if the call was cut; the engine reads it.
+    arguments: Annotated[str, BeforeValidator(json_text)] = ""
 
 
 class FunctionCallOutput(OpenObject):
     """The result of a call."""
 
     call_id: str = Field(max_length=256)
-    output: Text
+    output: Text = ""
 
 
 class ReasoningItem(OpenObject):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from paged_client.gateway.conversation import Conversation
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.events import Json
@@ -41,19 +39,22 @@ def messages_of(instructions: str | None, items: Input) -> list[Json]:
 def _add(conversation: Conversation, field: str, item: Item) -> None:
     match item:
         case MessageItem():
-            _add_message(conversation, item)
+            _add_message(conversation, field, item)
         case ReasoningItem():
             texts = item.content or item.summary
             if texts:
                 conversation.reasoning(_joined(texts))
         case FunctionCall():
-            _check_arguments(f"{field}.arguments", item.arguments)
             conversation.call(item.call_id, item.name, item.arguments)
         case FunctionCallOutput():
-            conversation.result(f"{field}.call_id", item.call_id, _text(item.output))
+            conversation.result(item.call_id, _text(item.output))
 
 
-def _add_message(conversation: Conversation, item: MessageItem) -> None:
+def _add_message(conversation: Conversation, field: str, item: MessageItem) -> None:
+    if item.content is None:
+        if item.role == "assistant":
+            return  # it was cut before its first word
+        raise ApiError.field(f"{field}.content", "is missing")
     text = _text(item.content)
     match item.role:
         case "user":
@@ -70,12 +71,3 @@ def _text(content: Text) -> str:
 
 def _joined(parts: list[TextPart]) -> str:
     return "\n".join(part.text for part in parts)
-
-
-def _check_arguments(field: str, arguments: str) -> None:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ApiError.field(field, "must be a JSON object")

@@ -1,0 +1,131 @@
+"""Reads the messages of a conversation, as clients send them and send them back.
+
+A history is not refused for what a model or another server wrote into it: calls with incomplete
+arguments, results without a call, messages of the assistant without content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from paged_backend.errors import InvalidRequest
+from paged_backend.validation import shorten
+
+MAX_MESSAGES = 4096
+# The types of parts that are text, each with the field that has it.
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_REASONING_PARTS = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}
+# Roles whose messages may have no content: null, or no field.
+_MAY_BE_EMPTY = ("assistant", "tool")
+
+Message: TypeAlias = dict[str, Any]
+
+
+def read_messages(value: object) -> list[Message]:
+    """Check messages and return them without their null fields.
+
+    The content of a message is a string, or a list of parts of the type ``text``. The arguments of
+    a call are an object, or the text that the client gave.
+
+    Raises:
+        InvalidRequest: naming the field and what it accepts.
+    """
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest("messages", f"must be an array of messages, got {shorten(value)}")
+    if len(value) > MAX_MESSAGES:
+        raise InvalidRequest("messages", f"at most {MAX_MESSAGES}, got {len(value)}")
+    return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
+
+
+def _message(name: str, value: object) -> Message:
+    if not isinstance(value, dict):
+        raise InvalidRequest(name, f"must be an object, got {shorten(value)}")
+    # As in transformers: many templates print null as "None", and a missing field as nothing.
+    message = {field: content for field, content in value.items() if content is not None}
+    if not isinstance(message.get("role"), str):
+        raise InvalidRequest(
+            f"{name}.role", f"must be a string, got {shorten(message.get('role'))}"
+        )
+    if "function_call" in message:
+        raise InvalidRequest(f"{name}.function_call", "is not supported; use tool_calls")
+    _read_content(name, message)
+    _read_reasoning(name, message)
+    calls = message.pop("tool_calls", [])
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{name}.tool_calls", f"must be a list, got {shorten(calls)}")
+    if calls:  # an empty list is no call, but many templates only ask whether there is a list
+        message["tool_calls"] = [
+            _call(f"{name}.tool_calls[{index}]", call) for index, call in enumerate(calls)
+        ]
+    return message
+
+
+def _read_content(name: str, message: Message) -> None:
+    """Read the content of a message; its parts of reasoning become ``reasoning_content``."""
+    content, field = message.get("content"), f"{name}.content"
+    if content is None:
+        if message["role"] not in _MAY_BE_EMPTY and not message.get("tool_calls"):
+            raise InvalidRequest(field, "must be a string or a list of parts, got None")
+        return
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest(field, f"must be a string or a list of parts, got {shorten(content)}")
+    parts, reasoning = [], []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if message["role"] == "assistant" and isinstance(kind, str) and kind in _REASONING_PARTS:
+            reasoning.append(_string(f"{field}[{index}]", part, _REASONING_PARTS[kind]))
+        else:
+            parts.append(_part(f"{field}[{index}]", part))
+    message["content"] = parts
+    if reasoning:
+        message.setdefault("reasoning_content", "\n".join(reasoning))
+
+
+def _read_reasoning(name: str, message: Message) -> None:
+    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    if reasoning is None:
+        return
+    if not isinstance(reasoning, str):
+        raise InvalidRequest(f"{name}.reasoning_content", "must be a string")
+    message["reasoning_content"] = reasoning
+
+
+def _part(name: str, part: object) -> Message:
+    """Return a part of the type ``text``, with its other fields."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, dict) else part
+    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        raise InvalidRequest(name, f"must be of type {_listed(_TEXT_PARTS)}, got {shorten(kind)}")
+    field = _TEXT_PARTS[kind]
+    rest = {key: value for key, value in part.items() if key not in ("type", field)}
+    return {"type": "text", "text": _string(name, part, field), **rest}
+
+
+def _string(name: str, part: Message, field: str) -> str:
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name}.{field}", "must be a string")
+    return text
+
+
+def _call(name: str, call: object) -> Message:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise InvalidRequest(name, "must be an object with a function")
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{name}.function.name", "must be a string")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = {}
+    elif not isinstance(arguments, str | dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
