@@ -18,7 +18,7 @@ from paged_backend.parsers.template import TemplateReader
 # Processor time for one answer, beyond which the rest of it is text. The readers take a few
 # microseconds a character; only the regular expressions of a checkpoint can take more.
 READING_S = 0.25
-READING_S_PER_CHARACTER = 25e-6
+READING_S_PER_CHARACTER = 50e-6
 
 
 class _Reader(Protocol):

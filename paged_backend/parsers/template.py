@@ -6,6 +6,7 @@ The rules are those of transformers' ``ResponseParser``, which has no limits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from paged_backend.parsers.source import MAX_HEAD_LENGTH
 from paged_backend.parsers.template_values import calls_of, check_field
 
 MATCH_TIMEOUT_S = 0.02  # of one search for one regular expression
+PIECE_TIMEOUT_S = 0.1  # of all searches in a piece of an answer, or in the end of a prompt
 MAX_PREFIX_LENGTH = 65536  # characters at the end of a prompt in which an answer may have begun
 _CONTEXT_LENGTH = 4096  # characters before a match that it may look at
 
@@ -122,8 +124,11 @@ class TemplateReader:
             self._call.clear()
 
     def _read(self, *, is_end: bool) -> None:
+        start = time.thread_time()
         try:
             while not self._is_over and (mark := self._next(is_end)):
+                if time.thread_time() - start > PIECE_TIMEOUT_S:
+                    raise TimeoutError
                 self._put(mark.match.start())
                 self._position = mark.match.end()
                 captures = {k: v for k, v in mark.match.groupdict().items() if v is not None}

@@ -30,7 +30,10 @@ _SHORT = 2**14
 _PASS_THROUGH_DEPTH = 3  # a list in params in the object
 
 # The sampling parameters that affect how tokens become text.
-_TEXT_FIELDS = ("stop", "include_stop_str_in_output", "min_tokens", "skip_special_tokens")
+_TEXT_FIELDS = (
+    *("stop", "stop_special_tokens", "include_stop_str_in_output"),
+    *("min_tokens", "skip_special_tokens"),
+)
 
 
 class Llm:

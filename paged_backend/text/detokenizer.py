@@ -244,6 +244,7 @@ class _ByteDecoder:
         return text
 
     def finish(self) -> str:
+        self._tail.clear()
         return self._utf8.decode(b"", final=True)
 
 

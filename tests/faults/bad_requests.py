@@ -126,6 +126,7 @@ WRONG: dict[str, SearchStrategy[Any]] = {
     "ignore_eos": _NOT_BOOLEAN,
     "include_stop_str_in_output": _NOT_BOOLEAN,
     "skip_special_tokens": _NOT_BOOLEAN,
+    "stop_special_tokens": _NOT_BOOLEAN,
     "stop": _NOT_STRINGS,
     "bad_words": _NOT_STRINGS,
     "stop_token_ids": _NOT_TOKENS,

@@ -122,6 +122,61 @@ def test_stop_strings_that_lie_across_responses(llm: Client) -> None:
 
 
 @pytest.mark.server
+def test_a_stop_string_can_be_a_special_token(llm: Client) -> None:
+    """The step that makes the text is another one than the one that ends the sequence."""
+    answer, ends = QUESTIONS[4].answer, {"max_tokens": 80, "temperature": 0, "ignore_eos": True}
+    for stop, expected in (("<|end|>", answer), (f"{answer[-4:]}<|end|>", answer[:-4])):
+        options: dict[str, Any] = {**ends, "stop": [stop], "stop_special_tokens": True}
+        with llm.stream(QUESTIONS[4].question, **options) as stream:
+            assert "".join(chunk.text for chunk in stream) == "\n" + expected
+
+
+PART = {
+    "output_ids": ("INT32", [40, 41]),
+    "num_output_tokens": ("UINT32", [2]),
+    "finish_reason": ("BYTES", ["None"]),
+    "sequence_length": ("INT32", [2]),
+    "context_ids": ("INT32", []),
+    "num_context_ids": ("UINT32", [0]),
+    "num_held_ids": ("UINT32", [0]),
+    "pass_through": (
+        "BYTES",
+        ['{"call_id": "", "prompt": "", "wanted": [], "params": {"stop": ["x"]}}'],
+    ),
+}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("num_held_ids", [1], "num_held_ids: must be at most 0"),
+        ("num_held_ids", [0, 0], "num_held_ids: has 2 elements for 1 completions"),
+        ("sequence_length", [1], "sequence_length: must be at least 2"),
+        ("output_ids", [40, -1], "output_ids: must be at least 0"),
+        ("output_ids", [40], "output_ids: has 1 elements, num_output_tokens says otherwise"),
+        ("finish_reason", ["bored"], "finish_reason: must be one of"),
+        ("pass_through", ["{}"], "pass_through: must be what preprocess made"),
+        (
+            "pass_through",
+            ['{"call_id": "", "prompt": "", "wanted": ["tool_calls"], "params": {}}'],
+            "parsed_text: is missing",
+        ),
+    ],
+)
+def test_tensors_of_the_last_step_that_contradict_each_other_are_named(
+    server: Server, name: str, values: list[Any], message: str
+) -> None:
+    kind, _ = PART[name]
+    inputs = [
+        {"name": tensor, "datatype": datatype, "shape": [len(data)], "data": data}
+        for tensor, (datatype, data) in (PART | {name: (kind, values)}).items()
+    ]
+    status, body = post(server, "postprocess", "infer", {"inputs": inputs})
+    assert (status, message in body) == (400, True), body
+
+
+@pytest.mark.server
 @pytest.mark.parametrize("model", OURS)
 def test_generate_with_plain_fields(server: Server, model: str) -> None:
     question = QUESTIONS[3]  # whose answer is too short to be sent in one piece

@@ -14,7 +14,7 @@ from paged_backend.parsers.response import (
     ResponseReader,
 )
 from paged_backend.parsers.source import MAX_HEAD_LENGTH
-from paged_backend.parsers.template import MATCH_TIMEOUT_S, load_template
+from paged_backend.parsers.template import MATCH_TIMEOUT_S, PIECE_TIMEOUT_S, load_template
 
 PROPERTIES = {"a": {"type": "integer"}, "b": {"type": "string"}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": PROPERTIES}}}]
@@ -138,6 +138,17 @@ def test_a_checkpoints_own_patterns_cannot_stop_a_server(place: str) -> None:
     assert slowest < 10 * MATCH_TIMEOUT_S
     assert time.thread_time() - start < 2 * (READING_S + READING_S_PER_CHARACTER * len(text))
     assert ResponseDelta.joined(deltas).content.count("x") == 20_000
+
+
+def test_many_marks_in_a_prompt_have_a_limit_together() -> None:
+    """Each of them may be searched for at length."""
+    calls = {"open": "<", "close_pattern": r">(?=(?:x+x+)+y|)", "repeats": True}
+    fields = {"content": {}, "tool_calls": calls}
+    template = load_template({"start_anchor": "|a|", "fields": fields})
+    start = time.thread_time()
+    prefix = "|a|" + f"<>{'x' * 14}" * 4000
+    ResponseReader(ResponseFormat("", "", template), tools=TOOLS, prefix=prefix)
+    assert time.thread_time() - start < 10 * PIECE_TIMEOUT_S
 
 
 def test_the_beginning_of_an_answer_is_looked_for_with_a_limit() -> None:

@@ -214,7 +214,18 @@ def test_stop_strings_match_hidden_special_tokens(byte_level: Tokenizer, keep: b
         stream = TextStream(byte_level, params)
         deltas = [stream.append([token_id]) for token_id in token_ids]
         assert stream.stop_string in ("", *stop)
-        return "".join(delta.text for delta in (*deltas, stream.append([], LENGTH)))
+        deltas.append(stream.append([], LENGTH))
+        again, state = "", TextStream(byte_level, params).state
+        for token_id in token_ids:
+            resumed = TextStream.resume(byte_level, params, state)
+            again += resumed.append([token_id]).text
+            state = resumed.state
+            if resumed.stopped:
+                break
+        else:
+            again += TextStream.resume(byte_level, params, state).append([], LENGTH).text
+        assert again == joined(deltas).text
+        return again
 
     assert text(f"{name}", wanted=False) == "abcdef"
     assert text(f"{name}") == "abc"
