@@ -25,15 +25,17 @@ class SharedLexer:
         is_always_aside: as given.
         lock: must be held to use a grammar of this lexer.
         num_aside: number of tokens that are still worked on aside.
+        num_after_delay: number of tokens that were worked on aside after the last delay; 0 without
+            delays for long.
     """
 
-    __slots__ = ("_num_after_delay", "_num_calm", "is_always_aside", "lock", "num_aside")
+    __slots__ = ("_num_calm", "is_always_aside", "lock", "num_after_delay", "num_aside")
 
     def __init__(self, *, always_aside: bool = False) -> None:
         self.lock = threading.RLock()
         self.is_always_aside = always_aside
         self.num_aside = int(always_aside)
-        self._num_after_delay = 0
+        self.num_after_delay = 0
         self._num_calm = 0
 
     def note(self, seconds: float) -> None:
@@ -44,13 +46,13 @@ class SharedLexer:
         self.num_aside = max(int(self.is_always_aside), self.num_aside - 1)
         self._num_calm += 1
         if self._num_calm == _NUM_CALM:
-            self._num_after_delay //= 2
+            self.num_after_delay //= 2
             self._num_calm = 0
 
     def delay(self) -> None:
         """Work aside for a while, because the engine's thread has no time for this grammar."""
-        self._num_after_delay = min(MAX_TOKENS_ASIDE, max(1, 2 * self._num_after_delay))
-        self.num_aside = self._num_after_delay
+        self.num_after_delay = min(MAX_TOKENS_ASIDE, max(1, 2 * self.num_after_delay))
+        self.num_aside = self.num_after_delay
         self._num_calm = 0
 
 

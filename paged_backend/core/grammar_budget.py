@@ -55,10 +55,11 @@ class GrammarAccount:
 
     def charge(self, seconds: float) -> None:
         """Add processor time; the request must end if it was too much."""
-        problem = self.problem_after(seconds)
         self.seconds += seconds
-        if problem:
-            self.fail(problem)
+        if self.seconds > REQUEST_S:  # the limit is at least that
+            problem = self.problem_after(0.0)
+            if problem:
+                self.fail(problem)
 
     def problem_after(self, seconds: float) -> str:
         """Return why the request must end after so much more time; empty if it need not."""
@@ -82,6 +83,7 @@ class StepTime:
         self._spent_s = 0.0  # since the masks of the step began, or since they ended
         self._slow_s = SLOW_BURST_S  # left for calls of over SLOW_S
         self._refilled_s = self._begun_s
+        self._processor_s = 0.0  # of the thread, when the masks began or ended
 
     def begin_step(self) -> None:
         """Begin to measure how long a step takes without its masks."""
@@ -94,19 +96,30 @@ class StepTime:
         refill = SLOW_SHARE * (now - self._refilled_s)
         self._slow_s = min(SLOW_BURST_S, self._slow_s + refill)
         self._refilled_s = now
-        self._spent_s = 0.0
+        self._begin()
 
     def begin_tokens(self) -> None:
         """Give the tokens of a step as much time as its masks."""
+        self._begin()
+
+    def _begin(self) -> None:
         self._spent_s = 0.0
+        self._processor_s = time.thread_time()
 
     @property
     def is_left(self) -> bool:
         """True if the engine's thread may work on another grammar now."""
         return self._spent_s < self._limit_s and self._slow_s > 0
 
-    def spend(self, seconds: float) -> None:
-        """Count processor time of the engine's thread."""
+    def spend_since(self, started_s: float) -> float:
+        """Count the time since a moment of `time.perf_counter`; return the processor time.
+
+        To ask for the processor time itself takes a system call, which most work is too short for.
+        """
+        seconds = time.perf_counter() - started_s
+        if seconds > SLOW_S:  # perhaps the thread had to wait for a core
+            seconds = min(seconds, time.thread_time() - self._processor_s)
         self._spent_s += seconds
         if seconds > SLOW_S:
             self._slow_s -= seconds
+        return seconds

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from paged_backend.core.grammar import Grammar
+from paged_backend.core.grammar import SLOW_S, Grammar
 from paged_backend.core.grammar_budget import GrammarAccount, StepTime
 from paged_backend.core.grammar_thread import GrammarThread, MaskJob
 from paged_backend.errors import as_exception
@@ -164,7 +164,7 @@ class SequenceGrammar:
         lexer = self._grammar.lexer
         if not lexer.lock.acquire(blocking=False):
             return None
-        started_s = time.thread_time()
+        started_s = time.perf_counter()
         try:
             result = act()
             if self._grammar.problem:
@@ -177,7 +177,7 @@ class SequenceGrammar:
             return None
         finally:
             lexer.lock.release()
-            seconds = time.thread_time() - started_s
-            lexer.note(seconds)
+            seconds = self._work.time.spend_since(started_s)
+            if seconds > SLOW_S or lexer.num_after_delay:
+                lexer.note(seconds)
             self.account.charge(seconds)
-            self._work.time.spend(seconds)

@@ -77,6 +77,7 @@ class RandomLexer(SharedLexer):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
+        self.num_after_delay = 1  # it is asked about each token
 
     def note(self, seconds: float) -> None:
         super().note(self._random.choice([0.0, 0.0, 1.0]))

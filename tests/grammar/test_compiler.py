@@ -15,14 +15,16 @@ from paged_backend.errors import ConfigError
 from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.compiler import MAX_SHARED, GrammarCompiler
-from paged_backend.grammar.matcher import Matcher, compile_grammar
+from paged_backend.grammar.matcher import MAX_FORCED_TOKENS, Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
 from paged_backend.output_constraint import OutputConstraint
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.text.tokenizer import load_tokenizer
 
 EOS, VOCAB_SIZE = 1, 2048
+TOKENIZER = load_tokenizer(MODEL_DIR)
 VOCABULARY = load_vocabulary(MODEL_DIR, VOCAB_SIZE, [EOS])
 
 
@@ -111,6 +113,45 @@ def test_a_grammar_that_needs_too_many_states_alone_allows_no_token(compiler, mo
             assert state.accept([rng.choice([token for token in allowed(mask) if token != EOS])])
     assert state.problem
     assert not state.accept([40]) and state.forced_token_ids() == []
+
+
+def test_a_step_that_needs_more_items_goes_on_aside(compiler):
+    """The masks are those of a matcher with room for all of them."""
+    grammar = grammar_of(grammar='start: s\ns: s s | s s s | s s s s | "a" | "b" | ""')
+    state = matcher(compiler, grammar)
+    other = Matcher(compile_grammar(VOCABULARY, grammar), (EOS,))
+    token = TOKENIZER.encode("a", add_special_tokens=False)
+    for _ in range(45):
+        mask = state.mask()
+        if state.is_stuck:
+            recover(state)
+            mask = state.mask()
+        assert mask == other.mask() and any(mask)
+        assert state.accept(token) and other.accept(token)
+    assert state.lexer.is_always_aside
+    assert not matcher(compiler, grammar).lexer.is_always_aside  # the next request's
+
+
+def test_a_grammar_whose_first_step_needs_more_items_is_always_aside(compiler):
+    rules = 'x: "a" | "b" | x x'
+    state = matcher(compiler, grammar_of(grammar=f"start: {'x? ' * 300}\n{rules}"))
+    assert any(state.mask()) and state.lexer.is_always_aside and state.lexer.num_aside > 0
+    state.lexer.note(0.0)
+    assert state.lexer.num_aside > 0
+
+
+def test_long_forced_text_is_appended_in_pieces(compiler):
+    text = "the same again " * 200
+    state = matcher(compiler, grammar_of(choice=[text + "x"]))
+    token_ids: list[int] = []
+    while forced := state.forced_token_ids():
+        assert len(forced) <= MAX_FORCED_TOKENS and state.allows(forced[0]) == (forced != [EOS])
+        if forced == [EOS]:
+            break
+        assert state.accept(forced)
+        token_ids += forced
+    assert TOKENIZER.decode(token_ids) == text + "x"
+    assert len(token_ids) > MAX_FORCED_TOKENS
 
 
 def test_a_token_that_is_not_allowed_is_refused_once_and_for_all(compiler):

@@ -219,6 +219,22 @@ def test_a_grammar_that_meets_a_limit_ends_the_request_with_a_reason(llm, monkey
     assert run(llm.engine, [request(llm, "a", {"json": schema}, PROMPTS[0])])["a", 0][1] == "error"
 
 
+def test_the_offline_api_names_the_limit_beside_other_answers(llm):
+    """A mask of this grammar is more work than one token may take, after the first token."""
+    rules = " | ".join(" ".join("s" * length) for length in range(2, 20))
+    grammar = f'start: "x" s\ns: {rules} | " " | ""'
+    params = [
+        SamplingParams(max_tokens=5, ignore_eos=True),
+        SamplingParams(
+            n=2, temperature=1.0, structured_outputs=StructuredOutputsParams(grammar=grammar)
+        ),
+    ]
+    free, constrained = llm.generate([PROMPTS[0]] * 2, params)
+    assert [(out.finish_reason, out.problem) for out in free.outputs] == [("length", "")]
+    problem = "structured_outputs: the grammar needs too much work for one token"
+    assert {(out.finish_reason, out.problem) for out in constrained.outputs} == {("error", problem)}
+
+
 def test_ignore_eos_goes_on_where_the_grammar_can(llm):
     longer = request(llm, "a", {"regex": "(ab)+"}, PROMPTS[0], ignore_eos=True, max_tokens=9)
     tokens, reason = run(llm.engine, [longer])["a", 0]
