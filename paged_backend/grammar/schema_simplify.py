@@ -67,10 +67,16 @@ def simplify(parts: Iterable[Schema]) -> None:
 
 
 def simplified(schema: Any) -> Any:
-    """Return a copy of a schema that allows the same values."""
+    """Return a copy of a schema that allows the same values.
+
+    Raises:
+        SchemaError: the schema is nested too deeply, or allows no value.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    subschemas(schema)  # checks its depth before it is copied
     result = copy.deepcopy(schema)
-    if isinstance(result, dict):
-        simplify(subschemas(result))
+    simplify(subschemas(result))
     return result
 
 
