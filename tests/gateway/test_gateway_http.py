@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import psutil
 import pytest
 from gateways import MODEL, Gateway, running_gateway
 
@@ -93,10 +95,8 @@ def send_at_once(gateway: Gateway, number: int, content: bytes) -> list[bytes]:
 
 
 def _send(connection: socket.socket, content: bytes) -> None:
-    try:
+    with contextlib.suppress(ConnectionError):
         connection.sendall(content)
-    except ConnectionError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,7 @@ def test_requests_without_a_key_delay_nobody(guarded, content):
     with latencies(guarded) as measured:
         answers = send_at_once(guarded, 10, content)
     assert all(answer.startswith(b"HTTP/1.1 ") for answer in answers)
+    assert not any(answer.startswith(b"HTTP/1.1 400 \r") for answer in answers)  # has a reason
     assert not any(b" 100 Continue" in answer for answer in answers)
     assert max(measured) < MAX_LATENCY_S
 
@@ -258,3 +259,35 @@ def test_a_response_may_be_pending_while_the_next_request_is_invalid(guarded):
 def test_an_error_names_the_route_that_is_missing(guarded, method, path, status, message):
     response = guarded.request(method, path, None, {"x-api-key": "secret"})
     assert response.status == status and message in response.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "piece", "pause_s"),
+    [
+        ("closing.LINGER_S = 0.2", b"", 0),
+        ("closing.LINGER_S = 0.2\nclosing.MAX_LINGER_S = 1", b"x", 0.05),
+        ("closing.MAX_DISCARDED_BYTES = 10**6", b"x" * 10**5, 0),
+    ],
+    ids=["nothing", "slowly", "much"],
+)
+def test_a_client_may_not_send_for_ever_after_a_refusal(limits, piece, pause_s):
+    before = f"from paged_client.gateway import closing\n{limits}"
+    flags = ("--triton", "127.0.0.1:1")
+    with (
+        running_gateway(*flags, keys="secret", before=before) as gateway,
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection,
+    ):
+        connection.sendall(ROUTE + b"Content-Length: 1000000000\r\n\r\n")
+        assert received_by(connection).startswith(b"HTTP/1.1 401 ")  # and the end of what comes
+        started = time.monotonic()
+        while has_open_connections(gateway):
+            assert time.monotonic() - started < 15
+            time.sleep(pause_s or 0.01)
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(piece)
+
+
+def has_open_connections(gateway: Gateway) -> bool:
+    """Whether the gateway's process has a connection with a client."""
+    found = psutil.Process(gateway.process.pid).net_connections("tcp")
+    return any(item.laddr.port == gateway.port and item.status != "LISTEN" for item in found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -14,11 +13,9 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
-from starlette.exceptions import HTTPException
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from paged_client import ClientError, InvalidRequest, Unavailable
+from paged_client import InvalidRequest, Unavailable
 from paged_client.gateway.auth import OPEN_PATHS, RequireApiKey, tenant_of
 from paged_client.gateway.backend_pool import BackendPool, BackendRequest
 from paged_client.gateway.backlog import MAX_STARTING
@@ -41,6 +38,7 @@ from paged_client.gateway.embeddings_api.schema import (
     RerankRequest,
     ScoreRequest,
 )
+from paged_client.gateway.error_handlers import add_error_handlers
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
 from paged_client.gateway.limits import RequestLimits
@@ -51,26 +49,23 @@ from paged_client.gateway.openai_format import ChoicesFormat
 from paged_client.gateway.options import GatewayOptions
 from paged_client.gateway.request_ids import RequestIds
 from paged_client.gateway.response_formats import ChatFormat, CompletionFormat, EchoedPrompt
-from paged_client.gateway.responses import ClientGone, GatewayResponse, respond, while_connected
+from paged_client.gateway.responses import GatewayResponse, respond, while_connected
 from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.restrictions import RestrictRoutes
 from paged_client.gateway.schema import (
-    MAX_NAME_LENGTH,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     RequestBody,
     TextOrIds,
     TokenizeRequest,
-    short,
 )
 from paged_client.gateway.served_names import ServedNames
 from paged_client.gateway.server_metrics import fetch_pages, join_pages
 from paged_client.gateway.version import VERSION
 
 _STARTED_AT = int(time.time())
-_CLIENT_CLOSED_REQUEST = 499  # appears only in the metrics
 
 
 ChatBody = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
@@ -104,7 +99,7 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     app.state.options = options
     _add_routes(app)
     document(app, _BODIES, with_keys=bool(options.api_keys))
-    _add_error_handlers(app)
+    add_error_handlers(app)
     guarded: ASGIApp = RequestMetrics(
         RequestLimits(app, options.max_body_bytes, OPEN_PATHS), metrics
     )
@@ -314,48 +309,3 @@ async def _model_card(servers: BackendPool, name: str, model: str) -> dict[str, 
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,
     }
-
-
-def _no_route(app: FastAPI, path: str) -> str:
-    """Return an error that names the route, and one that may be meant."""
-    hint = "the page /docs lists the routes"
-    if len(path) <= MAX_NAME_LENGTH:
-        paths = [route.path for route in app.routes if isinstance(route, Route)]
-        near = difflib.get_close_matches(path, paths, n=1)
-        hint = f"did you mean {near[0]}?" if near else hint
-    return f"there is no route {short(path)}; {hint}"
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    async def api_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error.response(request.scope)
-
-    async def client_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ClientError)
-        return ApiError.from_client(error).response(request.scope)
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        message = str(error.detail)
-        if error.status_code == 404:
-            message = _no_route(app, request.scope["path"])
-        elif error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "other methods")
-            path = short(request.scope["path"])
-            message = f"{path} takes {allowed}, not {short(request.method)}"
-        refusal = ApiError(error.status_code, message, headers=error.headers)
-        return refusal.response(request.scope)
-
-    async def client_gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
-
-    async def fault(request: Request, error: Exception) -> Response:
-        refusal = ApiError(500, "internal error; the gateway's log has more")
-        return refusal.response(request.scope)
-
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(ClientError, client_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(ClientGone, client_gone)
-    app.add_exception_handler(Exception, fault)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -189,7 +190,10 @@ class GatewayConnection(H11Protocol):
                 "Content-Length": str(len(content)),
                 "Connection": "close",
             }
-            start = h11.Response(status_code=error.status, headers=list(headers.items()))
+            reason = HTTPStatus(error.status).phrase
+            start = h11.Response(
+                status_code=error.status, headers=list(headers.items()), reason=reason
+            )
             for event in (start, h11.Data(data=content), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
