@@ -14,9 +14,9 @@ from paged_backend.checkpoint.folder import check_texts
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_VOCAB_SIZE
 from paged_backend.checkpoint.model_config import DTYPES, read_eos_token_ids
-from paged_backend.checkpoint.raw_limits import check_limits
 from paged_backend.checkpoint.registry import ARCHITECTURES, is_supported
 from paged_backend.checkpoint.shape_reader import read_dtype
+from paged_backend.checkpoint.size_limits import check_sizes
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -117,7 +117,7 @@ def read_auto_config(checkpoint: Path, file: ConfigFile) -> Any:
     from transformers import AutoConfig
 
     check_texts(checkpoint)
-    check_limits(file)
+    check_sizes(file)
     try:
         config = AutoConfig.from_pretrained(
             str(checkpoint), trust_remote_code=False, local_files_only=True

@@ -16,6 +16,7 @@ from paged_backend.checkpoint.limits import MAX_END_TOKENS
 from paged_backend.checkpoint.rope import Rope, read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_max_positions, read_shape
+from paged_backend.checkpoint.size_limits import check_sizes
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -70,7 +71,9 @@ def _read_config(checkpoint: Path) -> ConfigFile:
         return read_gguf_config(checkpoint)
     if not checkpoint.is_dir():
         raise ConfigError(f"model folder {checkpoint} does not exist")
-    return ConfigFile.read(checkpoint / "config.json")
+    config = ConfigFile.read(checkpoint / "config.json")
+    check_sizes(config)
+    return config
 
 
 def read_eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

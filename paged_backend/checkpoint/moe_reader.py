@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.limits import MAX_EXPERTS, MAX_HIDDEN_SIZE, MAX_INNER_SIZE
 from paged_backend.checkpoint.moe import (
     GPT_OSS_NAMES,
     MIXTRAL_NAMES,
@@ -29,9 +28,9 @@ def read_qwen3_moe(config: ConfigFile) -> MoeShape:
         ConfigError: a key is missing or wrong.
     """
     return MoeShape(
-        hidden_size=config.integer("hidden_size", high=MAX_HIDDEN_SIZE),
+        hidden_size=config.integer("hidden_size"),
         num_experts=_num_experts(config),
-        intermediate_size=config.integer("moe_intermediate_size", high=MAX_INNER_SIZE),
+        intermediate_size=config.integer("moe_intermediate_size"),
         routing=_routing(config, norm_topk_prob=config.flag("norm_topk_prob", False)),
     )
 
@@ -42,8 +41,7 @@ def read_qwen2_moe(config: ConfigFile) -> MoeShape:
     Raises:
         ConfigError: a key is missing or wrong.
     """
-    size = config.integer("shared_expert_intermediate_size", high=MAX_INNER_SIZE)
-    shared = SharedExpert(size, gated=True)
+    shared = SharedExpert(config.integer("shared_expert_intermediate_size"), gated=True)
     return replace(read_qwen3_moe(config), shared_expert=shared)
 
 
@@ -74,9 +72,9 @@ def read_gpt_oss(config: ConfigFile) -> MoeShape:
     alpha, limit = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
     top_k = _num_experts_per_tok(config, _num_experts(config))
     return MoeShape(
-        hidden_size=config.integer("hidden_size", high=MAX_HIDDEN_SIZE),
+        hidden_size=config.integer("hidden_size"),
         num_experts=_num_experts(config),
-        intermediate_size=config.integer("intermediate_size", high=MAX_INNER_SIZE),
+        intermediate_size=config.integer("intermediate_size"),
         routing=Routing(top_k, Scoring.SOFTMAX_OF_TOP),
         names=GPT_OSS_NAMES,
         activation=SwiGLU(alpha, limit, up_offset=1.0),
@@ -86,9 +84,9 @@ def read_gpt_oss(config: ConfigFile) -> MoeShape:
 
 def _plain(config: ConfigFile, names: ExpertNames, norm_topk_prob: bool) -> MoeShape:
     return MoeShape(
-        hidden_size=config.integer("hidden_size", high=MAX_HIDDEN_SIZE),
+        hidden_size=config.integer("hidden_size"),
         num_experts=_num_experts(config),
-        intermediate_size=config.integer("intermediate_size", high=MAX_INNER_SIZE),
+        intermediate_size=config.integer("intermediate_size"),
         routing=_routing(config, norm_topk_prob),
         names=names,
     )
@@ -104,8 +102,8 @@ def _num_experts(config: ConfigFile) -> int:
     """Read the number of experts, which is required."""
     for key in _NUM_EXPERTS:
         if key in config:
-            return config.integer(key, high=MAX_EXPERTS)
-    return config.integer(_NUM_EXPERTS[0], high=MAX_EXPERTS)
+            return config.integer(key)
+    return config.integer(_NUM_EXPERTS[0])
 
 
 def _num_experts_per_tok(config: ConfigFile, num_experts: int) -> int:

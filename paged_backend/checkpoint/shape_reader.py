@@ -7,16 +7,7 @@ from typing import Any
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.context_length import context_length
 from paged_backend.checkpoint.families.keys import SILU_NAMES, rope_section
-from paged_backend.checkpoint.limits import (
-    MAX_EXPERTS_OF_MODEL,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_HIDDEN_SIZE,
-    MAX_INNER_SIZE,
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    MAX_VOCAB_SIZE,
-)
+from paged_backend.checkpoint.limits import MAX_EXPERTS_OF_MODEL, MAX_POSITIONS
 from paged_backend.checkpoint.registry import (
     ARCHITECTURES,
     Architecture,
@@ -51,16 +42,15 @@ def read_shape(config: ConfigFile) -> ModelShape:
     for key, off in _OFF.items():
         if key not in architecture.own_keys and config.value(key) not in off:
             raise config.error(key, f"is {shorten(config.value(key))}, which is not supported")
-    num_heads = config.integer("num_attention_heads", high=MAX_HEADS)
-    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
-    hidden_size = config.integer("hidden_size", high=MAX_HIDDEN_SIZE)
+    num_heads = config.integer("num_attention_heads")
+    num_layers = config.integer("num_hidden_layers")
     variant = architecture.variant(config, num_layers)
     _check_experts(config, variant, num_layers)
     return ModelShape(
         architecture=name,
-        vocab_size=config.integer("vocab_size", high=MAX_VOCAB_SIZE),
-        hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size", high=MAX_INNER_SIZE),
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, num_heads),
@@ -103,7 +93,7 @@ def read_dtype(config: ConfigFile) -> str:
 
 
 def _head_dim(config: ConfigFile, architecture: Architecture, num_heads: int) -> int:
-    hidden_size = config.integer("hidden_size", high=MAX_HIDDEN_SIZE)
+    hidden_size = config.integer("hidden_size")
     default = architecture.head_dim
     if default is None:
         if config.value("head_dim") is None and hidden_size % num_heads:
@@ -111,14 +101,14 @@ def _head_dim(config: ConfigFile, architecture: Architecture, num_heads: int) ->
                 "num_attention_heads", f"({num_heads}) must divide hidden_size ({hidden_size})"
             )
         default = hidden_size // num_heads
-    head_dim = config.integer("head_dim", default, high=MAX_HEAD_DIM)
+    head_dim = config.integer("head_dim", default)
     if head_dim % 2:
         raise config.error("head_dim", f"must be even, got {head_dim}")
     return head_dim
 
 
 def _num_kv_heads(config: ConfigFile, num_heads: int) -> int:
-    num_kv_heads = config.integer("num_key_value_heads", num_heads, high=MAX_HEADS)
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise config.error(
             "num_key_value_heads",

@@ -101,7 +101,7 @@ def test_qwen_windows(load: Load, name: str) -> None:
         ({"architectures": None}, "architectures must be one of"),
         ({"hidden_size": "absent"}, "hidden_size is missing"),
         ({"hidden_size": 65}, "must divide hidden_size"),
-        ({"num_attention_heads": 0}, "attention_heads must be an integer from 1 up to 4096, got 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be an integer from 1, got 0"),
         ({"num_attention_heads": "4"}, "num_attention_heads must be an integer"),
         ({"num_key_value_heads": 3}, "must divide num_attention_heads"),
         ({"head_dim": 15}, "head_dim must be even"),

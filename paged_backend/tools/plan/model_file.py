@@ -8,6 +8,7 @@ from pathlib import Path
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.hub import download_config, is_gguf
+from paged_backend.checkpoint.size_limits import check_sizes
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
@@ -23,7 +24,9 @@ def read_config(path: Path) -> ConfigFile:
         ConfigError: the file cannot be used.
     """
     if not is_gguf(path):
-        return ConfigFile.read(path)
+        config = ConfigFile.read(path)
+        check_sizes(config)
+        return config
     from paged_backend.checkpoint.gguf.config import read_gguf_config  # needs NumPy
 
     return read_gguf_config(path)

@@ -1,7 +1,7 @@
-"""Limits on the numbers in a config.json that transformers reads by itself.
+"""Checks the sizes in a config.json before something is made for each layer, head or label.
 
-Its configuration classes make lists with an entry for each layer or label while they read a file,
-so the file is checked before.
+transformers' own classes make lists of all layers and labels while they read a file, so the raw
+numbers are checked. The header of a GGUF file is compared with the file's tensors instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from paged_backend.checkpoint.limits import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
+    MAX_HIDDEN_SIZE,
+    MAX_INNER_SIZE,
     MAX_LABELS,
     MAX_LAYERS,
     MAX_POSITIONS,
@@ -28,13 +30,15 @@ _LIMITS = (
     (re.compile(r"((.*_)?(n|num)_(.*_)?layers?)|(.*_)?layers"), MAX_LAYERS),
     (re.compile(r"((.*_)?(n|num)_(.*_)?heads?)|(.*_)?attention_heads"), MAX_HEADS),
     (re.compile(r"(.*_)?head_dim|d_kv"), MAX_HEAD_DIM),
+    (re.compile(r"(.*_)?hidden_size|n_embd|d_model"), MAX_HIDDEN_SIZE),
+    (re.compile(r"(.*_)?intermediate_size|ffn_dim|n_inner|d_ff"), MAX_INNER_SIZE),
     (re.compile(r"(.*_)?vocab_size"), MAX_VOCAB_SIZE),
-    (re.compile(r"num_labels|_num_labels"), MAX_LABELS),
+    (re.compile(r"_?num_labels"), MAX_LABELS),
     (re.compile(r"(.*_)?max_position_embeddings|n_positions|n_ctx|max_seq_len"), MAX_POSITIONS),
 )
 
 
-def check_limits(file: ConfigFile) -> None:
+def check_sizes(file: ConfigFile) -> None:
     """Check all sizes in a file, those in its sections included.
 
     Raises:
