@@ -38,6 +38,7 @@ from paged_backend.request import Request
 from paged_backend.worker import Worker
 
 IDLE_POLL_S = 0.5
+MAX_MESSAGES = 256  # that are handled before the next step, so that a flood of them cannot stop it
 STATS_INTERVAL_S = 0.2  # each value that has changed is a call to tritonserver
 FULL_CHECK_INTERVAL_S = 300.0  # between checks of all blocks, made when no request is open
 FAREWELL_S = 10.0  # how long front ends may still ask why the engine failed
@@ -73,7 +74,10 @@ class Mailbox:
             self._poller.register(pidfd, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> list[tuple[str, wire.ToEngine]]:
-        """Wait for a message, and return all that have arrived, each with its front end."""
+        """Wait for a message, and return those that have arrived, each with its front end.
+
+        At most ``MAX_MESSAGES`` are returned; the others wait for the next call.
+        """
         messages: list[tuple[str, wire.ToEngine]] = [(who, wire.Goodbye()) for who in self._gone]
         self._gone.clear()
         for ready, _ in self._poller.poll(0 if messages else int(timeout_s * 1000)):
@@ -97,8 +101,9 @@ class Mailbox:
 
 
 def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
-    messages = []
-    while socket.poll(0):
+    """Return the messages that have arrived; of more than ``MAX_MESSAGES``, the first ones."""
+    messages: list[tuple[str, wire.ToEngine]] = []
+    while len(messages) < MAX_MESSAGES and socket.poll(0):
         sender, payload = socket.recv_multipart()
         messages.append((sender.decode(), wire.decode_to_engine(payload)))
     return messages

@@ -18,11 +18,13 @@ import triton_python_backend_utils as pb_utils
 
 from paged_backend import contract
 from paged_backend.contract import named
+from paged_backend.errors import RequestRefused
 from paged_backend.serving import fields, postprocess, preprocess, triton
 from paged_backend.serving.contract import Array
 from paged_backend.serving.pipeline import load_llm, parameter
 
 MAX_REQUESTS = 256  # that run at the same time; each has a thread
+MAX_WAITING = 1024  # requests that wait for one of these threads; more are refused
 _LOOK_S = 0.05  # between checks for clients that have disconnected
 
 _STEP_INPUTS = {spec.name for spec in (*preprocess.INPUTS, *preprocess.OUTPUTS)}
@@ -53,6 +55,7 @@ class TritonPythonModel:
         self._postprocess = parameter(args, "postprocess")
         self._callers: set[Caller] = set()
         self._threads = ThreadPoolExecutor(MAX_REQUESTS)
+        self._room = threading.Semaphore(MAX_REQUESTS + MAX_WAITING)
         self._stopping = threading.Event()
         threading.Thread(target=self._watch, name="paged-watch", daemon=True).start()
 
@@ -63,6 +66,9 @@ class TritonPythonModel:
             try:
                 tensors = triton.read_tensors(request, _INPUTS)
                 parameters = triton.read_parameters(request)
+                if not self._room.acquire(blocking=False):
+                    problem = f"{MAX_WAITING} requests wait for a thread; retry after 1 s"
+                    raise RequestRefused("queue_full", problem)
             except Exception as error:  # would hit every request if it left this method
                 caller.close(triton.error_response(error))
             else:
@@ -85,6 +91,7 @@ class TritonPythonModel:
             caller.close()
         finally:
             self._callers.remove(caller)
+            self._room.release()
 
     def _run(
         self, tensors: dict[str, Array], parameters: str, caller: Caller

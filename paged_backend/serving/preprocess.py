@@ -12,7 +12,7 @@ import numpy as np
 
 from paged_backend import contract
 from paged_backend.contract import named
-from paged_backend.errors import InvalidRequest
+from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.serving import triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -37,6 +37,7 @@ _ALWAYS_SET = named(
     *("exclude_input_in_output", "return_context_ids", "return_finish_reason"),
     *("return_num_output_tokens", "return_output_ids"),
 )
+MAX_WAITING = 1024  # requests that wait to be prepared; more are refused
 OUTPUTS = (*_FOR_MODEL, *_NOTES, *_ALWAYS_SET)  # all of them are inputs of the model
 
 
@@ -59,6 +60,9 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
+                if self._preparation.num_waiting >= MAX_WAITING:
+                    problem = f"{MAX_WAITING} requests wait to be prepared; retry after 1 s"
+                    raise RequestRefused("queue_full", problem)
                 tensors = triton.read_tensors(request, INPUTS)
                 parameters = triton.read_parameters(request)
                 work = partial(self._answer, tensors, parameters, sender)

@@ -365,6 +365,8 @@ def test_a_model_is_served_by_several_names(temporary: Path) -> None:
             for name in ("org/toy", "gpt-4o:latest", "toy"):
                 answer = client.completions.create(model=name, prompt="x", max_tokens=1)
                 assert answer.model == "org/toy"
+        shell.send_signal(signal.SIGINT)
+        shell.communicate(timeout=60)
 
 
 @pytest.mark.server
