@@ -120,5 +120,5 @@ def test_bad_requests_by_grpc_are_refused_beside_good_streams(served: Served, mo
     with good_streams(served), Client(served.server.grpc_url, model, timeout=60) as client:
         for bad in BAD.values():
             with pytest.raises(InvalidRequest) as caught:
-                client.generate(bad.messages, **bad.fields)
+                client.generate(MESSAGES, **bad.fields)
             assert (bad.named or "structured_outputs") in str(caught.value)
