@@ -26,6 +26,7 @@ from paged_backend.text.resolve_process import TIME_LIMIT_S
 from paged_backend.validation import shorten
 
 MAX_FILE_SIZE = 2**28  # bytes of a file of a tokenizer; the largest have 2**25
+_FORMAT = 1  # of the entries, and of the checks that a kept tokenizer has passed
 MAX_KEPT = 16  # tokenizers in the cache
 ANSWER_LIMIT_S = 600.0  # wall-clock time, on a machine that is busy with other things
 _WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx"}
@@ -103,7 +104,7 @@ def _digest(folder: Path) -> str:
     Raises:
         ConfigError: a file is too large or cannot be read.
     """
-    digest = hashlib.blake2b(digest_size=24)
+    digest = hashlib.blake2b(f"{_FORMAT}\n".encode(), digest_size=24)
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             digest.update(f"{name} {importlib.metadata.version(name)}\n".encode())
