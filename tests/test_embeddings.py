@@ -283,7 +283,7 @@ def test_changes_to_texts_are_refused(folder, model, tmp_path, content, message)
     [
         ("{}", "the modules must be"),
         ("[1]", "JSON list of modules"),
-        ("[", "JSON list of modules"),
+        ("[", "modules.json is not valid JSON"),
         (
             '[{"type": "a.Transformer", "path": "0"}, {"type": "a.Pooling", "path": "1"}]',
             "path of Transformer must be empty",

@@ -32,7 +32,6 @@ def check_texts(folder: Path) -> None:
 def _files(folder: Path) -> Iterator[Path]:
     for place in (folder, folder / _TEMPLATES):
         for path in sorted(place.iterdir()) if place.is_dir() else ():
-            # Libraries skip what is no file, but take pipes and devices for files.
-            is_read = path.exists() and not path.is_dir() and not path.name.endswith(_WEIGHTS)
+            is_read = path.exists() and not path.name.endswith(_WEIGHTS)
             if is_read and not path.name.startswith(".") and path.suffix in _SUFFIXES:
                 yield path

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.errors import InvalidRequest, option_error
-from paged_backend.json_file import read_json_object
 from paged_backend.options.chat_template import (
     RESERVED_ARGUMENTS,
     ChatTemplateOptions,
@@ -19,11 +18,9 @@ from paged_backend.options.chat_template import (
 from paged_backend.text.messages import read_messages
 from paged_backend.text.template_client import TemplateClient
 from paged_backend.text.template_files import (
-    CONFIG_FILE,
     DEFAULT,
     TOOL_USE,
     read_template,
-    read_templates,
 )
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
@@ -159,26 +156,6 @@ class ChatTemplate:
         return self._templates[DEFAULT]
 
 
-def load_chat_template(
-    folder: Path,
-    special_tokens: Mapping[str, str] | None = None,
-    options: ChatTemplateOptions | None = None,
-) -> ChatTemplate | None:
-    """Load the chat template of a checkpoint, or the one that an option asks for.
-
-    Args:
-        folder: of the tokenizer.
-        special_tokens: that the template can refer to; default: those of ``tokenizer_config.json``.
-        options: of the model.
-
-    Raises:
-        ConfigError: a file cannot be read, or the option names no template.
-    """
-    if special_tokens is None:
-        special_tokens = _special_tokens(folder / CONFIG_FILE)
-    return choose_chat_template(read_templates(folder), special_tokens, options)
-
-
 def choose_chat_template(
     templates: Mapping[str, str],
     special_tokens: Mapping[str, str],
@@ -195,13 +172,6 @@ def choose_chat_template(
     return ChatTemplate(templates, special_tokens, options) if templates else None
 
 
-def token_content(token: object) -> str | None:
-    """Return the text of a token that a file stores as a string or as an object."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
 def _named_template(named: str, templates: Mapping[str, str]) -> str:
     if is_template_text(named):
         return named
@@ -215,14 +185,6 @@ def _named_template(named: str, templates: Mapping[str, str]) -> str:
             f"got {shorten(named, 200)}",
         )
     return templates[named]
-
-
-def _special_tokens(config_file: Path) -> dict[str, str]:
-    config = read_json_object(config_file) if config_file.exists() else {}
-    tokens = {
-        name: token_content(value) for name, value in config.items() if name.endswith("_token")
-    }
-    return {name: token for name, token in tokens.items() if token}
 
 
 def _takes(source: str, name: str) -> bool:

@@ -12,9 +12,10 @@ import tokenizers
 from paged_backend.checkpoint.hub import is_gguf, resolve_model
 from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.options.chat_template import ChatTemplateOptions
-from paged_backend.text.chat import ChatTemplate, choose_chat_template, load_chat_template
+from paged_backend.text.chat import ChatTemplate, choose_chat_template
 from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
 from paged_backend.text.resolution import resolve_tokenizer_files
+from paged_backend.text.template_files import read_templates
 from paged_backend.text.tokenizer_limits import check_lengths
 
 _MANY = 4096  # token ids that take over a millisecond to decode
@@ -189,10 +190,11 @@ def load_tokenizer(
     folder = resolve_model(str(name_or_folder), weights=False, role="tokenizer")
     if is_gguf(folder):
         return _load_gguf(folder, options)
+    templates = read_templates(folder)  # first, as its errors name the file
     resolved = resolve_tokenizer_files(folder)
     backend = tokenizers.Tokenizer.from_str(resolved.backend)
     backend.encode_special_tokens = resolved.splits_special_tokens
-    template = load_chat_template(folder, resolved.special_tokens, options)
+    template = choose_chat_template(templates, resolved.special_tokens, options)
     bos_token = resolved.special_tokens.get("bos_token")
     return Tokenizer(backend, resolved.end_token_id, template, bos_token)
 

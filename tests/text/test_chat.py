@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from paged_backend.errors import InvalidRequest
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.bad_words import resolve_bad_words
-from paged_backend.text.chat import Chat, load_chat_template
+from paged_backend.text.chat import Chat, ChatTemplate
 from paged_backend.text.detokenizer import token_bytes
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -75,23 +75,24 @@ def test_renders_as_transformers(folder: Path, options: dict[str, object]) -> No
 
 
 def test_parts_of_text_are_joined(folder: Path) -> None:
-    template = load_chat_template(folder)
+    template = load_tokenizer(folder).chat_template
+    assert template is not None
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     text = template.render(Chat.from_json([{"role": "user", "content": parts}]))
     assert "[user] one\ntwo</s>" in text
 
 
 def test_what_a_template_refuses_names_the_messages(folder: Path) -> None:
-    template = load_chat_template(folder)
+    template = load_tokenizer(folder).chat_template
+    assert template is not None
     with pytest.raises(InvalidRequest, match=r"^messages: the chat template says: no robots"):
         template.render(Chat.from_json([{"role": "robot", "content": "x"}]))
 
 
-def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
+def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
     evil = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    (tmp_path / "chat_template.jinja").write_text(evil)
     with pytest.raises(InvalidRequest, match="unsafe"):
-        load_chat_template(tmp_path).render(Chat.from_json(MESSAGES))
+        ChatTemplate(evil, {}).render(Chat.from_json(MESSAGES))
 
 
 @pytest.mark.parametrize(

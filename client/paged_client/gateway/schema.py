@@ -263,6 +263,7 @@ class GenerateRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
     stop: StopStrings | None = None
+    stop_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # The engine reads these; each is an object, some also its text.

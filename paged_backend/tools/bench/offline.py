@@ -57,7 +57,7 @@ class OfflineBench:
         self._config = engine_args.from_mapping(options).config
         checkpoint = resolve_checkpoint(self._config)
         self._folder, self._tokenizer = checkpoint.model, str(checkpoint.tokenizer)
-        self._worker = Worker(self._config, self._folder, checkpoint.tokenizer)
+        self._worker = Worker(self._config, self._folder)
         info = self._worker.info
         grammars = GrammarCompiler(self._tokenizer, info.vocab_size, info.eos_token_ids)
         self._engine = Engine(self._config, self._worker, grammars=grammars)
