@@ -72,9 +72,10 @@ _LONG_NAME = MARK.ljust(257, "x")
 _CONTAINERS: SearchStrategy[Any] = st.sampled_from([[], [MARK], {}, {MARK: MARK}, [[MARK]], [None]])
 
 
-def _not_integer(low: int, high: int, *, optional: bool = False) -> SearchStrategy[Any]:
+# Null is none of them: it means the same as no value.
+def _not_integer(low: int, high: int) -> SearchStrategy[Any]:
     wrong = [WORDS, st.booleans(), _CONTAINERS, st.floats(width=32), st.integers(high + 1)]
-    return st.one_of(*wrong, st.integers(max_value=low - 1), *([] if optional else [st.none()]))
+    return st.one_of(*wrong, st.integers(max_value=low - 1))
 
 
 def _not_number(low: float, high: float, *, above: bool = False) -> SearchStrategy[Any]:
@@ -83,7 +84,7 @@ def _not_number(low: float, high: float, *, above: bool = False) -> SearchStrate
     return st.one_of(WORDS, st.booleans(), _CONTAINERS, over, under, st.just(float("nan")))
 
 
-_NOT_BOOLEAN = st.one_of(WORDS, st.none(), _CONTAINERS, st.integers(), st.floats(width=16))
+_NOT_BOOLEAN = st.one_of(WORDS, _CONTAINERS, st.integers(), st.floats(width=16))
 _NOT_TOKENS = st.one_of(
     *(WORDS, st.integers(), st.booleans(), st.just({}), _one_of([[1] * (2**18 + 1)])),
     st.lists(st.one_of(WORDS, st.none(), st.booleans(), st.integers(max_value=-1)), min_size=1),
@@ -102,19 +103,17 @@ _NOT_BIASES = st.one_of(
     st.dictionaries(st.just("1"), _not_number(-100, 100), min_size=1),
     _one_of([{str(token): 1 for token in range(1025)}]),
 )
-_NOT_NAME = st.one_of(
-    st.integers(), st.none(), st.booleans(), _CONTAINERS, st.just(_LONG_NAME), _HALF
-)
+_NOT_NAME = st.one_of(st.integers(), st.booleans(), _CONTAINERS, st.just(_LONG_NAME), _HALF)
 
 # What each sampling field does not take, written without a look at the code that checks it.
 WRONG: dict[str, SearchStrategy[Any]] = {
     "n": _not_integer(1, 64),
     "top_k": _not_integer(-1, 2**31 - 1),
-    "seed": _not_integer(0, 2**64 - 1, optional=True),
-    "max_tokens": _not_integer(1, 2048, optional=True),
+    "seed": _not_integer(0, 2**64 - 1),
+    "max_tokens": _not_integer(1, 2048),
     "min_tokens": _not_integer(0, 16),  # max_tokens is 16 by default
-    "logprobs": _not_integer(0, 20, optional=True),
-    "prompt_logprobs": _not_integer(0, 20, optional=True),
+    "logprobs": _not_integer(0, 20),
+    "prompt_logprobs": _not_integer(0, 20),
     "priority": _not_integer(-(2**31) + 1, 2**31 - 1),
     "temperature": _not_number(0, 100),
     "top_p": _not_number(0, 1, above=True),
@@ -135,7 +134,7 @@ WRONG: dict[str, SearchStrategy[Any]] = {
     "logit_bias": _NOT_BIASES,
     "cache_salt": _NOT_NAME,
     "tenant": _NOT_NAME,
-    **{name: st.just(1) for name in ("guided_json", "tools", "best_of", "beam_width")},
+    **{name: st.just(2) for name in ("guided_json", "tools", "best_of", "beam_width")},
     **{name: st.just(1) for name in ("temprature", MARK, "__class__", "request_id")},
 }
 # Over HTTP and as a parameter of gRPC a field can be a scalar, unless Triton gives it a meaning.

@@ -74,7 +74,7 @@ BAD_SAMPLING = [
     ('{"logit_bias": [1]}', "logit_bias: must be an object of token ids"),
     ('{"logit_bias": {"1": NaN}}', "logit_bias: each must be a number from -100"),
     ('{"n": true}', "n: must be an integer"),
-    ('{"n": null}', "n: must be an integer"),
+    ('{"n": []}', "n: must be an integer"),
     ('"' + "x" * 1_100_000 + '"', "sampling_parameters: has over"),
     ('{"stop": "\\ud800"}', "stop: must be a string or a list of strings"),
     ('{"cache_salt": "\\ud800"}', "cache_salt: must be a string of at most 256"),

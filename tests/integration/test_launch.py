@@ -563,7 +563,11 @@ def test_without_any_tritonserver_the_error_says_what_to_install(tmp_path: Path)
     ("missing", "options", "message"),
     [
         (None, {"block_sise": 16}, "option block_sise is not known, did you mean block_size?"),
-        ("model.layers.1.mlp.up_proj.weight", {}, "model.layers.1.mlp.up_proj.weight"),
+        (
+            "model.layers.1.mlp.up_proj.weight",
+            {"tokenizer": "demo"},
+            "model.layers.1.mlp.up_proj.weight",
+        ),
     ],
 )
 def test_a_start_that_cannot_work_is_one_line(
