@@ -7,7 +7,7 @@ from typing import Any
 
 from paged_backend.grammar.calls import write_calls
 from paged_backend.grammar.errors import ConstraintError
-from paged_backend.grammar.json_schema import JSON_WHITESPACE, checked_schema, parse_schema
+from paged_backend.grammar.json_schema import JSON_ON_ONE_LINE, checked_schema, parse_schema
 from paged_backend.grammar.lark import to_lark
 from paged_backend.grammar.structural_tag import write_structural_tag
 from paged_backend.grammar.writer import GrammarWriter
@@ -76,7 +76,9 @@ def _json_object(writer: GrammarWriter, params: StructuredOutputsParams) -> str:
 def _whitespace(params: StructuredOutputsParams) -> dict[str, Any]:
     if params.disable_any_whitespace:
         return {"whitespace_flexible": False}
-    return {"whitespace_pattern": params.whitespace_pattern or JSON_WHITESPACE}
+    if params.whitespace_pattern is not None:
+        return {"whitespace_pattern": params.whitespace_pattern}
+    return JSON_ON_ONE_LINE
 
 
 def _regex(writer: GrammarWriter, params: StructuredOutputsParams) -> str:

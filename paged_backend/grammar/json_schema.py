@@ -19,9 +19,13 @@ from paged_backend.grammar.schema_walk import MAX_DEPTH, SchemaError, subschemas
 if TYPE_CHECKING:  # a type that only the stub file has
     from llguidance._lib import JsonCompileOptions
 
-# Optional whitespace: enough for indented JSON, but without the endless line breaks into which
-# models fall.
-JSON_WHITESPACE = r"[ \t]{0,2}(\r?\n[ \t]{0,40})?"
+# JSON on one line, with or without a space after a colon or a comma: models fall into endless line
+# breaks where white space is free, and each of its tokens costs a step. Separators are patterns.
+JSON_ON_ONE_LINE: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
 # Options of llguidance. The first two would weaken schemas, which can ask for them themselves under
 # "x-guidance". Without \u among the escapes, each name of a property can be written in one way
 # only; with it, "\u0061" would be one of the additional properties beside a property "a".

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paged_backend.grammar.json_schema import JSON_WHITESPACE, checked_schema
+from paged_backend.grammar.json_schema import JSON_ON_ONE_LINE, checked_schema
 from paged_backend.grammar.lark import to_lark
 from paged_backend.grammar.writer import GrammarWriter
 
@@ -92,7 +92,7 @@ class _Translator:
 
     def _json_schema(self, format: Mapping[str, Any]) -> str:
         schema = checked_schema(_get(format, "json_schema", dict))
-        return self._writer.json(schema, {"whitespace_pattern": JSON_WHITESPACE})
+        return self._writer.json(schema, JSON_ON_ONE_LINE)
 
     def _any_text(self, format: Mapping[str, Any]) -> str:
         return self._writer.text()

@@ -216,7 +216,8 @@ def test_so_they_do_after_some_tokens(llm):
 def test_a_grammar_that_meets_a_limit_ends_the_request_with_a_reason(llm, monkeypatch):
     monkeypatch.setattr(limits, "STEP_LEXER_FUEL", 50_000)
     schema = {"type": "object", "patternProperties": {"^.{1,255}$": {}}, "minProperties": 1}
-    assert run(llm.engine, [request(llm, "a", {"json": schema}, PROMPTS[0])])["a", 0][1] == "error"
+    constraint = {"json": schema, "whitespace_pattern": r"[ \t]{0,2}(\r?\n[ \t]{0,40})?"}
+    assert run(llm.engine, [request(llm, "a", constraint, PROMPTS[0])])["a", 0][1] == "error"
 
 
 def test_the_offline_api_names_the_limit_beside_other_answers(llm):
