@@ -101,11 +101,13 @@ _AMBIGUOUS = 'start: s\ns: s s | s s s | s s s s | "a" | "b" | ""'
 
 def _ambiguous(server: Server, number: int, n: int) -> Request:
     constraint = json.dumps({"grammar": f"{_AMBIGUOUS} | {json.dumps(str(number))}"})
-    return _generate(server, n=n, max_tokens=1000, structured_outputs=constraint)
+    tenant = f"tenant-{number % 16}"
+    return _generate(server, n=n, tenant=tenant, max_tokens=1000, structured_outputs=constraint)
 
 
-def _unconstrained(server: Server, num_tokens: int, n: int) -> Request:
-    return _generate(server, n=n, max_tokens=num_tokens, ignore_eos=True)
+def _unconstrained(server: Server, number: int, num_tokens: int, n: int) -> Request:
+    tenant = f"tenant-{number % 16}"
+    return _generate(server, n=n, tenant=tenant, max_tokens=num_tokens, ignore_eos=True)
 
 
 # --- white space before a tool call ---------------------------------------------------------------
@@ -163,10 +165,13 @@ def _long_prompt(server: Server, number: int, num_tokens: int) -> Request:
 
 SHAPES = {
     "ambiguous grammars, n 16": Shape(
-        1, lambda s, i: _ambiguous(s, i, 16), lambda s, i, k: _unconstrained(s, k, 16), n=16
+        1, lambda s, i: _ambiguous(s, i, 16), lambda s, i, k: _unconstrained(s, i, k, 16), n=16
+    ),
+    "ambiguous grammars of 16 tenants": Shape(
+        16, lambda s, i: _ambiguous(s, i, 8), lambda s, i, k: _unconstrained(s, i, k, 8), n=8
     ),
     "ambiguous grammars, n 64": Shape(
-        1, lambda s, i: _ambiguous(s, i, 64), lambda s, i, k: _unconstrained(s, k, 64), n=64
+        1, lambda s, i: _ambiguous(s, i, 64), lambda s, i, k: _unconstrained(s, i, k, 64), n=64
     ),
     "spaces before a tool call": Shape(2, _spaces, _plain_chat, n=8),
     "pieces of one byte without a key": Shape(
