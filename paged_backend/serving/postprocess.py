@@ -19,7 +19,7 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 from paged_backend.serving.requests.tool_use import PARSED
-from paged_backend.text.text_stream import StreamState, resumed_delta
+from paged_backend.text.text_stream import Stops, StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 
 INPUTS = tuple(
@@ -118,6 +118,7 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
         strict=True,
     )
     ids = _split(tensors, "output_ids", "num_output_tokens")
+    stops = Stops(tokenizer, passed.params)
     for new_ids, (context_ids, num_held, length), reason in zip(ids, states, reasons, strict=True):
         if num_held > len(context_ids):
             raise InvalidRequest("num_held_ids", f"must be at most {len(context_ids)}")
@@ -125,7 +126,7 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
             raise InvalidRequest("sequence_length", f"must be at least {len(new_ids)}")
         state = StreamState(context_ids, num_held, length - len(new_ids))
         finish_reason = _finish_reason(reason)
-        delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason)
+        delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason, stops)
         yield passed.prompt + delta.text
 
 

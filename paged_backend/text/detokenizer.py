@@ -52,7 +52,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._skipped = skipped - kept_special_ids
+        self._skipped = skipped - kept_special_ids if kept_special_ids else skipped
         self._decoder: _Decoder = (
             _ByteDecoder() if tokenizer.decoder_steps == ("ByteLevel",) else _Window(tokenizer)
         )
@@ -88,11 +88,6 @@ class Detokenizer:
     def finish(self) -> str:
         """Return the text that was held back for tokens that will not come."""
         return self._decoder.finish()
-
-    @property
-    def hidden_ids(self) -> frozenset[int]:
-        """The special tokens that are left out."""
-        return self._skipped
 
     def _context_of(self, prompt: Sequence[int]) -> list[int]:
         """Return tokens that stand for the prompt: text after them is as after all of it.

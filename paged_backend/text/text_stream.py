@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Self
 
 from paged_backend.outputs import FinishReason
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.detokenizer import Detokenizer
 from paged_backend.text.stop_marks import StopMarks
-from paged_backend.text.stop_strings import StopMatcher
+from paged_backend.text.stop_strings import StopAutomaton, StopMatcher, automaton_of
 from paged_backend.text.tokenizer import Tokenizer
 
 
@@ -31,6 +32,43 @@ class StreamState(NamedTuple):
     num_tokens: int  # of the completion so far
 
 
+class Stops:
+    """The stop strings of a request, which the streams of all its completions share.
+
+    What searches for them is built when the first text comes, so that a request is admitted fast.
+
+    Args:
+        tokenizer: of the model.
+        params: of the request.
+        kept_special_ids: special tokens that are part of the text in any case.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        kept_special_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop = params.stop
+        hides = params.stop_special_tokens and params.skip_special_tokens and bool(params.stop)
+        self._hidden = tokenizer.special_token_ids - kept_special_ids if hides else frozenset()
+
+    @cached_property
+    def marks(self) -> StopMarks:
+        """The stop strings with marks for special tokens."""
+        return StopMarks(self._tokenizer, self._stop, self._hidden)
+
+    @cached_property
+    def automaton(self) -> StopAutomaton:
+        """The automaton of the stop strings with marks."""
+        return automaton_of(tuple(self.marks.stop))
+
+    def new_matcher(self) -> StopMatcher | None:
+        """Return the search of one completion; None if there is nothing to search for."""
+        return StopMatcher(self.automaton) if self._stop else None
+
+
 class TextStream:
     """Turns the tokens of one completion into chunks of text.
 
@@ -43,6 +81,7 @@ class TextStream:
         params: of the request.
         kept_special_ids: special tokens that are part of the text in any case.
         prompt: tokens before the completion, whose text its own continues.
+        stops: stop strings of the request, if another stream has them too.
     """
 
     def __init__(
@@ -51,6 +90,7 @@ class TextStream:
         params: SamplingParams,
         kept_special_ids: frozenset[int] = frozenset(),
         prompt: Sequence[int] = (),
+        stops: Stops | None = None,
     ) -> None:
         self._detokenizer = Detokenizer(
             tokenizer,
@@ -58,9 +98,7 @@ class TextStream:
             kept_special_ids=kept_special_ids,
             prompt=prompt,
         )
-        hidden = self._detokenizer.hidden_ids if params.stop_special_tokens else frozenset()
-        self._marks = StopMarks(tokenizer, params.stop, hidden)
-        self._matcher = StopMatcher(self._marks.stop) if params.stop else None
+        self._stops = stops or Stops(tokenizer, params, kept_special_ids)
         self._min_tokens = params.min_tokens
         self._keeps_stop = params.include_stop_str_in_output
         self._num_tokens = 0
@@ -69,10 +107,24 @@ class TextStream:
         self._shown_context_ids = self._detokenizer.context_ids  # before the held ones
         self._held_ids: list[int] = []  # text that may become a stop string
 
+    @cached_property
+    def _marks(self) -> StopMarks:
+        return self._stops.marks
+
+    @cached_property
+    def _matcher(self) -> StopMatcher | None:
+        return self._stops.new_matcher()
+
     @classmethod
-    def resume(cls, tokenizer: Tokenizer, params: SamplingParams, state: StreamState) -> Self:
+    def resume(
+        cls,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        state: StreamState,
+        stops: Stops | None = None,
+    ) -> Self:
         """Return a stream that continues from a state, with the same tokenizer and parameters."""
-        stream = cls(tokenizer, params)
+        stream = cls(tokenizer, params, stops=stops)
         shown = len(state.context_ids) - state.num_held
         stream._detokenizer.append(state.context_ids[:shown])
         stream._num_tokens = state.num_tokens - state.num_held
@@ -170,6 +222,7 @@ def resumed_delta(
     state: StreamState,
     new_token_ids: list[int],
     finish_reason: FinishReason | None,
+    stops: Stops | None = None,
 ) -> TextDelta:
     """Return what a stream in ``state`` adds with these tokens; ``finish_reason`` may come from
     itself.
@@ -178,8 +231,8 @@ def resumed_delta(
     text, or the engine, with a stop token that has none. So the tokens are first added without the
     reason.
     """
-    stream = TextStream.resume(tokenizer, params, state)
+    stream = TextStream.resume(tokenizer, params, state, stops)
     delta = stream.append(new_token_ids)
     if finish_reason is None or stream.stopped:
         return delta
-    return TextStream.resume(tokenizer, params, state).append(new_token_ids, finish_reason)
+    return TextStream.resume(tokenizer, params, state, stops).append(new_token_ids, finish_reason)

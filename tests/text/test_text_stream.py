@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from sample_tokenizers import CORPUS
 
 from paged_backend.outputs import FinishReason
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from paged_backend.text.detokenizer import Detokenizer
+from paged_backend.text.stop_strings import StopAutomaton
 from paged_backend.text.text_stream import TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -240,3 +241,8 @@ def test_bytes_before_a_special_token_that_stops_are_not_lost(byte_fallback: Tok
     token_ids = byte_fallback.encode("a\N{MUSICAL SYMBOL G CLEF}", add_special_tokens=False)
     expected = byte_fallback.decode(token_ids)
     assert TextStream(byte_fallback, params).append([*token_ids, special]).text == expected
+
+
+def test_most_and_longest_stop_strings_need_little_memory() -> None:
+    stops = [chr(0x4E00 + number) + "a" * 255 for number in range(MAX_STOP_STRINGS)]
+    assert StopAutomaton(stops).num_bytes <= 16 * (1 + 256 * 256)
