@@ -19,7 +19,7 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 from paged_backend.serving.requests.tool_use import PARSED
-from paged_backend.text.text_stream import Stops, StreamState, resumed_delta
+from paged_backend.text.text_stream import MAX_CONTEXT_IDS, Stops, StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 
 INPUTS = tuple(
@@ -101,8 +101,8 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
     """Return the new text of each completion, after the prompt's text if that is echoed.
 
     Raises:
-        InvalidRequest: a count does not match its tensor, a token id is negative, or a finish
-            reason is unknown.
+        InvalidRequest: a count does not match its tensor or is too high, a token id is negative,
+            or a finish reason is unknown.
     """
     number = tensors["finish_reason"].size
     for name in _BY_COMPLETION:
@@ -110,6 +110,8 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
             raise InvalidRequest(
                 name, f"has {tensors[name].size} elements for {number} completions"
             )
+    if (tensors["num_context_ids"] > MAX_CONTEXT_IDS).any():
+        raise InvalidRequest("num_context_ids", f"must be at most {MAX_CONTEXT_IDS}")
     reasons = fields.strings("finish_reason", tensors["finish_reason"])
     states = zip(
         _split(tensors, "context_ids", "num_context_ids"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -30,6 +31,20 @@ class StreamState(NamedTuple):
     context_ids: list[int]  # the last tokens, at the beginning those of the prompt
     num_held: int  # number of the last of these that may belong to a stop string
     num_tokens: int  # of the completion so far
+
+
+# The most context_ids of a state: the context of the detokenizer, and 256 undecided characters of
+# four tokens each, with those of an unfinished run of byte tokens before and after them.
+MAX_CONTEXT_IDS = 2048
+
+
+@dataclass(slots=True)
+class _Held:
+    """Tokens up to one that brought text, any of which may belong to a stop string."""
+
+    context_ids: list[int]  # before them
+    token_ids: list[int] = field(default_factory=list)
+    num_characters: int = 0  # of their text
 
 
 class Stops:
@@ -104,8 +119,9 @@ class TextStream:
         self._num_tokens = 0
         self._held = ""
         self._stop_string = ""  # that was found
-        self._shown_context_ids = self._detokenizer.context_ids  # before the held ones
-        self._held_ids: list[int] = []  # text that may become a stop string
+        self._context_ids = self._detokenizer.context_ids  # after the last token
+        self._tokens = deque([_Held(self._context_ids)])  # the last one still grows
+        self._num_characters = 0  # of the text of these tokens
 
     @cached_property
     def _marks(self) -> StopMarks:
@@ -127,15 +143,18 @@ class TextStream:
         stream = cls(tokenizer, params, stops=stops)
         shown = len(state.context_ids) - state.num_held
         stream._detokenizer.append(state.context_ids[:shown])
-        stream._num_tokens = state.num_tokens - state.num_held
-        stream.append(state.context_ids[shown:])
+        stream._forget()
+        for token_id in state.context_ids[shown:]:
+            stream._add(token_id)  # does not stop, as it counts as one of the first min_tokens
+        stream._num_tokens = state.num_tokens
         return stream
 
     @property
     def state(self) -> StreamState:
         """The state for ``resume``; its size does not grow with the completion."""
-        context_ids = self._shown_context_ids + self._held_ids
-        return StreamState(context_ids, len(self._held_ids), self._num_tokens)
+        held_ids = [token_id for part in self._tokens for token_id in part.token_ids]
+        context_ids = self._tokens[0].context_ids + held_ids
+        return StreamState(context_ids, len(held_ids), self._num_tokens)
 
     def first_of_text(self, token_ids: Sequence[int]) -> int | None:
         """Return the index of the next token that begins the text; None if none does.
@@ -172,8 +191,7 @@ class TextStream:
             self._num_tokens += 1
             if hidden and count == len(new_token_ids):
                 break  # the token that ended the sequence has no text
-            pieces.append(self._release(self._text_of(token_id)))
-            self._keep_context(token_id)
+            pieces.append(self._add(token_id))
             if self.stopped:
                 return TextDelta("".join(pieces), new_token_ids[:count], FinishReason.STOP)
         if finish_reason is not None:
@@ -191,12 +209,35 @@ class TextStream:
             return self._detokenizer.finish() + mark
         return self._detokenizer.append((token_id,))
 
-    def _keep_context(self, token_id: int) -> None:
-        if self._matcher is not None and self._matcher.num_undecided:
-            self._held_ids = [*self._held_ids, token_id]
+    def _add(self, token_id: int) -> str:
+        """Return the text that is final after one more token."""
+        text = self._text_of(token_id)
+        released = self._release(text)
+        if self._matcher is None or not self._matcher.num_undecided:
+            self._forget()
         else:
-            self._shown_context_ids = self._detokenizer.context_ids
-            self._held_ids = []
+            self._hold(token_id, len(text), self._matcher.num_undecided)
+        return released
+
+    def _forget(self) -> None:
+        """Keep no tokens but the detokenizer's, as none may belong to a stop string."""
+        self._context_ids = self._detokenizer.context_ids
+        self._tokens = deque([_Held(self._context_ids)])
+        self._num_characters = 0
+
+    def _hold(self, token_id: int, num_characters: int, num_undecided: int) -> None:
+        """Keep a token, and only as many before it as have the undecided characters."""
+        last, context_ids = self._tokens[-1], self._detokenizer.context_ids
+        if not num_characters and context_ids == self._context_ids:
+            return  # it has changed nothing
+        last.token_ids.append(token_id)
+        last.num_characters = num_characters
+        self._num_characters += num_characters
+        self._context_ids = context_ids
+        if num_characters:
+            self._tokens.append(_Held(context_ids))
+        while self._num_characters - self._tokens[0].num_characters >= num_undecided:
+            self._num_characters -= self._tokens.popleft().num_characters
 
     def _release(self, piece: str) -> str:
         """Return the text that is final after ``piece``."""

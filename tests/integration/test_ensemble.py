@@ -151,6 +151,7 @@ PART = {
     ("name", "values", "message"),
     [
         ("num_held_ids", [1], "num_held_ids: must be at most 0"),
+        ("num_context_ids", [2049], "num_context_ids: must be at most 2048"),
         ("num_held_ids", [0, 0], "num_held_ids: has 2 elements for 1 completions"),
         ("sequence_length", [1], "sequence_length: must be at least 2"),
         ("output_ids", [40, -1], "output_ids: must be at least 0"),

@@ -182,12 +182,15 @@ def test_a_stream_that_is_resumed_for_each_piece_says_the_same(
 ) -> None:
     token_ids, params = data.draw(answers(tokenizer))
     stream = TextStream(tokenizer, params)
+    state = stream.state
     for count, token_id in enumerate(token_ids, 1):
-        state = stream.state
         ends = reason if count == len(token_ids) else None
+        once = TextStream.resume(tokenizer, params, stream.state)
         expected = stream.append([token_id], ends)
-        resumed = TextStream.resume(tokenizer, params, state)
-        assert resumed.append([token_id], ends) == expected
+        assert once.append([token_id], ends) == expected
+        each_time = TextStream.resume(tokenizer, params, state)
+        assert each_time.append([token_id], ends) == expected
+        state = each_time.state
         if stream.stopped:
             break
 
@@ -199,6 +202,18 @@ def test_the_state_of_a_stream_stays_small(tokenizer: Tokenizer) -> None:
         stream.append([token_id])
         sizes.append(len(stream.state.context_ids))
     assert max(sizes) < 40
+
+
+def test_the_state_of_a_stream_whose_text_is_never_decided_stays_small(
+    byte_level: Tokenizer,
+) -> None:
+    a, special = *byte_level.encode("a"), min(byte_level.special_token_ids)
+    for stop, size in (("ab", 1), ("aaaab", 4)):
+        stream = TextStream(byte_level, SamplingParams(stop=(stop,), max_tokens=None))
+        for _ in range(100):
+            stream.append([a, special])
+            assert len(stream.state.context_ids) <= size
+            assert stream.state.num_tokens % 2 == 0
 
 
 @pytest.mark.parametrize("keep", [False, True])
