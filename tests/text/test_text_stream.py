@@ -261,3 +261,20 @@ def test_bytes_before_a_special_token_that_stops_are_not_lost(byte_fallback: Tok
 def test_most_and_longest_stop_strings_need_little_memory() -> None:
     stops = [chr(0x4E00 + number) + "a" * 255 for number in range(MAX_STOP_STRINGS)]
     assert StopAutomaton(stops).num_bytes <= 16 * (1 + 256 * 256)
+
+
+def test_a_stream_that_is_resumed_within_a_long_run_of_byte_tokens_says_the_same(
+    byte_fallback: Tokenizer,
+) -> None:
+    """Also if a special token that may be part of a stop string comes within it."""
+    special = min(byte_fallback.special_token_ids)
+    stop = (f"never{byte_fallback.token(special)}", f"{byte_fallback.token(special)}never")
+    params = SamplingParams(stop=stop, stop_special_tokens=True, max_tokens=None)
+    run = byte_fallback.encode("\N{MUSICAL SYMBOL G CLEF}" * 100, add_special_tokens=False)
+    token_ids = [*run, special, *run, *byte_fallback.encode("the end", add_special_tokens=False)]
+    stream = TextStream(byte_fallback, params)
+    state = stream.state
+    for token_id in token_ids:
+        resumed = TextStream.resume(byte_fallback, params, state)
+        assert resumed.append([token_id]) == stream.append([token_id])
+        state = resumed.state
