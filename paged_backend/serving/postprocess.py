@@ -34,6 +34,7 @@ _PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # of the model
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
 _BY_COMPLETION = ("num_held_ids", "sequence_length", "num_context_ids", "num_output_tokens")
+MAX_COMPLETIONS = 64  # the highest value of max_n
 _LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a request
 
 
@@ -101,10 +102,12 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
     """Return the new text of each completion, after the prompt's text if that is echoed.
 
     Raises:
-        InvalidRequest: a count does not match its tensor or is too high, a token id is negative,
+        InvalidRequest: a count does not match its tensor or is too large, a token id is negative,
             or a finish reason is unknown.
     """
     number = tensors["finish_reason"].size
+    if number > MAX_COMPLETIONS:
+        raise InvalidRequest("finish_reason", f"at most {MAX_COMPLETIONS} elements, got {number}")
     for name in _BY_COMPLETION:
         if tensors[name].size != number:
             raise InvalidRequest(

@@ -268,12 +268,14 @@ def resumed_delta(
     """Return what a stream in ``state`` adds with these tokens; ``finish_reason`` may come from
     itself.
 
-    A finish reason does not say whether a stop string ended the completion, with a token that has
-    text, or the engine, with a stop token that has none. So the tokens are first added without the
-    reason.
+    The reason ``stop`` does not say whether a stop string ended the completion, with a token that
+    has text, or the engine, with a stop token that has none. So the tokens are first added without
+    the reason. With another reason, all tokens have text.
     """
     stream = TextStream.resume(tokenizer, params, state, stops)
+    if finish_reason is not FinishReason.STOP:
+        return stream.append(new_token_ids, finish_reason)
     delta = stream.append(new_token_ids)
-    if finish_reason is None or stream.stopped:
+    if stream.stopped:
         return delta
     return TextStream.resume(tokenizer, params, state, stops).append(new_token_ids, finish_reason)

@@ -156,6 +156,7 @@ PART = {
         ("sequence_length", [1], "sequence_length: must be at least 2"),
         ("output_ids", [40, -1], "output_ids: must be at least 0"),
         ("output_ids", [40], "output_ids: has 1 elements, num_output_tokens says otherwise"),
+        ("finish_reason", ["None"] * 65, "finish_reason: at most 64 elements, got 65"),
         ("finish_reason", ["bored"], "finish_reason: must be one of"),
         ("pass_through", ["{}"], "pass_through: must be what preprocess made"),
         (
