@@ -263,13 +263,15 @@ def test_most_and_longest_stop_strings_need_little_memory() -> None:
     assert StopAutomaton(stops).num_bytes <= 16 * (1 + 256 * 256)
 
 
+@pytest.mark.parametrize("is_last", [True, False])
 def test_a_stream_that_is_resumed_within_a_long_run_of_byte_tokens_says_the_same(
-    byte_fallback: Tokenizer,
+    byte_fallback: Tokenizer, is_last: bool
 ) -> None:
     """Also if a special token that may be part of a stop string comes within it."""
     special = min(byte_fallback.special_token_ids)
-    stop = (f"never{byte_fallback.token(special)}", f"{byte_fallback.token(special)}never")
-    params = SamplingParams(stop=stop, stop_special_tokens=True, max_tokens=None)
+    name = byte_fallback.token(special)
+    stops = (f"never{name}",) if is_last else (f"never{name}", f"{name}never")
+    params = SamplingParams(stop=stops, stop_special_tokens=True, max_tokens=None)
     run = byte_fallback.encode("\N{MUSICAL SYMBOL G CLEF}" * 100, add_special_tokens=False)
     token_ids = [*run, special, *run, *byte_fallback.encode("the end", add_special_tokens=False)]
     stream = TextStream(byte_fallback, params)
