@@ -19,7 +19,7 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 from paged_backend.serving.requests.tool_use import PARSED
-from paged_backend.text.text_stream import StreamState, resumed_delta
+from paged_backend.text.text_stream import MAX_CONTEXT_IDS, Stops, StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 
 INPUTS = tuple(
@@ -34,6 +34,7 @@ _PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # of the model
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
 _BY_COMPLETION = ("num_held_ids", "sequence_length", "num_context_ids", "num_output_tokens")
+MAX_COMPLETIONS = 64  # the highest value of max_n
 _LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a request
 
 
@@ -101,15 +102,19 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
     """Return the new text of each completion, after the prompt's text if that is echoed.
 
     Raises:
-        InvalidRequest: a count does not match its tensor, a token id is negative, or a finish
-            reason is unknown.
+        InvalidRequest: a count does not match its tensor or is too large, a token id is negative,
+            or a finish reason is unknown.
     """
     number = tensors["finish_reason"].size
+    if number > MAX_COMPLETIONS:
+        raise InvalidRequest("finish_reason", f"at most {MAX_COMPLETIONS} elements, got {number}")
     for name in _BY_COMPLETION:
         if tensors[name].size != number:
             raise InvalidRequest(
                 name, f"has {tensors[name].size} elements for {number} completions"
             )
+    if (tensors["num_context_ids"] > MAX_CONTEXT_IDS).any():
+        raise InvalidRequest("num_context_ids", f"must be at most {MAX_CONTEXT_IDS}")
     reasons = fields.strings("finish_reason", tensors["finish_reason"])
     states = zip(
         _split(tensors, "context_ids", "num_context_ids"),
@@ -118,6 +123,7 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
         strict=True,
     )
     ids = _split(tensors, "output_ids", "num_output_tokens")
+    stops = Stops(tokenizer, passed.params)
     for new_ids, (context_ids, num_held, length), reason in zip(ids, states, reasons, strict=True):
         if num_held > len(context_ids):
             raise InvalidRequest("num_held_ids", f"must be at most {len(context_ids)}")
@@ -125,7 +131,7 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
             raise InvalidRequest("sequence_length", f"must be at least {len(new_ids)}")
         state = StreamState(context_ids, num_held, length - len(new_ids))
         finish_reason = _finish_reason(reason)
-        delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason)
+        delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason, stops)
         yield passed.prompt + delta.text
 
 

@@ -6,7 +6,10 @@ on the decoder:
 
 - *ByteLevel* tokens are bytes of UTF-8: only an incomplete character is held back.
 - *ByteFallback* decodes a run of byte tokens as a whole: one bad byte, and each byte of the run
-  becomes U+FFFD. So a run is held back until another token ends it.
+  becomes U+FFFD. So a run is held back until another token ends it. A run of more than 256 tokens
+  is decoded in parts: there a bad byte spoils only its own part.
+- A decoder with *ByteLevel* among other steps is asked for the text until it does not end with
+  U+FFFD, or after 16 tokens, all of which but an incomplete character are then final.
 - Every other token is final, but may decode differently at the start of a text, so it is decoded
 together with the tokens before it.
 
@@ -29,6 +32,8 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NUM_CONTEXT = 5  # tokens of a prompt before a completion; as in vLLM
 _MAX_READ = 256  # tokens of a prompt that are searched for those
 _MAX_UNFINISHED = 3  # bytes of a character that is not complete
+_MAX_RUN = 256  # byte tokens that are decoded as a whole
+_MAX_PARTS = 16  # tokens of a text that ends with U+FFFD that are decoded as a whole
 _MAX_EMPTY = 16  # tokens without text at a text's beginning that are kept
 
 
@@ -52,7 +57,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._skipped = skipped - kept_special_ids
+        self._skipped = skipped - kept_special_ids if kept_special_ids else skipped
         self._decoder: _Decoder = (
             _ByteDecoder() if tokenizer.decoder_steps == ("ByteLevel",) else _Window(tokenizer)
         )
@@ -88,11 +93,6 @@ class Detokenizer:
     def finish(self) -> str:
         """Return the text that was held back for tokens that will not come."""
         return self._decoder.finish()
-
-    @property
-    def hidden_ids(self) -> frozenset[int]:
-        """The special tokens that are left out."""
-        return self._skipped
 
     def _context_of(self, prompt: Sequence[int]) -> list[int]:
         """Return tokens that stand for the prompt: text after them is as after all of it.
@@ -236,6 +236,8 @@ class _ByteDecoder:
 
     def append(self, token_id: int, token: str) -> str:
         data = _bytes_of(token)
+        if not data:
+            return ""
         text = self._utf8.decode(data)
         self._tail.append((token_id, len(data)))
         waiting = len(self._utf8.getstate()[0])
@@ -263,7 +265,7 @@ class _Window:
 
     @property
     def is_at_start(self) -> bool:
-        return not self.context_ids
+        return not (self._context or self._pending)
 
     def text_before(self, tokenizer: Tokenizer, token_ids: list[int]) -> str:
         shown = token_ids[: len(token_ids) - len(self._pending)]
@@ -272,14 +274,40 @@ class _Window:
     def append(self, token_id: int, token: str) -> str:
         self._pending.append(token_id)
         if self._waits_for_runs and _BYTE_TOKEN.fullmatch(token):
-            return ""
+            return self._cut() if len(self._pending) > _MAX_RUN else ""
         text = self._decode(self._context + self._pending)
         if self._waits_for_bytes and text.endswith(_REPLACEMENT):
-            return ""
+            return self._cut() if len(self._pending) > _MAX_PARTS else ""
         return self._give_out(text)
 
     def finish(self) -> str:
-        return self._give_out(self._decode(self._context + self._pending))
+        if not self._pending:
+            return ""
+        text = self._give_out(self._decode(self._context + self._pending))
+        # The text goes on as after any word: a new detokenizer would wait with these tokens.
+        self._context = [self._tokenizer.some_word_id]
+        self._context_text = self._decode(self._context)
+        return text
+
+    def _cut(self) -> str:
+        """Return the text of all pending tokens but those of an incomplete character."""
+        data = [self._bytes(token_id) for token_id in self._pending]
+        first, missing = len(data), len(_unfinished(b"".join(data)))
+        while missing > 0:
+            first -= 1
+            missing -= len(data[first])
+        if missing < 0:  # it begins within a token
+            first = len(data)
+        rest, self._pending = self._pending[first:], self._pending[:first]
+        text = self.finish()
+        self._pending = rest
+        return text
+
+    def _bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.token(token_id) or ""
+        if self._waits_for_runs and _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[1:-1], 16)])
+        return _bytes_of(token)
 
     def _give_out(self, text: str) -> str:
         piece = text[len(self._context_text) :]

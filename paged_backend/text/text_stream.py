@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Self
 
 from paged_backend.outputs import FinishReason
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.detokenizer import Detokenizer
 from paged_backend.text.stop_marks import StopMarks
-from paged_backend.text.stop_strings import StopMatcher
+from paged_backend.text.stop_strings import StopAutomaton, StopMatcher, automaton_of
 from paged_backend.text.tokenizer import Tokenizer
 
 
@@ -31,6 +33,57 @@ class StreamState(NamedTuple):
     num_tokens: int  # of the completion so far
 
 
+# The most context_ids of a state: the context of the detokenizer, and 256 undecided characters of
+# four tokens each, with those of an unfinished run of byte tokens before and after them.
+MAX_CONTEXT_IDS = 2048
+
+
+@dataclass(slots=True)
+class _Held:
+    """Tokens up to one that brought text, any of which may belong to a stop string."""
+
+    context_ids: list[int]  # before them
+    token_ids: list[int] = field(default_factory=list)
+    num_characters: int = 0  # of their text
+
+
+class Stops:
+    """The stop strings of a request, which the streams of all its completions share.
+
+    What searches for them is built when the first text comes, so that a request is admitted fast.
+
+    Args:
+        tokenizer: of the model.
+        params: of the request.
+        kept_special_ids: special tokens that are part of the text in any case.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        kept_special_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop = params.stop
+        hides = params.stop_special_tokens and params.skip_special_tokens and bool(params.stop)
+        self._hidden = tokenizer.special_token_ids - kept_special_ids if hides else frozenset()
+
+    @cached_property
+    def marks(self) -> StopMarks:
+        """The stop strings with marks for special tokens."""
+        return StopMarks(self._tokenizer, self._stop, self._hidden)
+
+    @cached_property
+    def automaton(self) -> StopAutomaton:
+        """The automaton of the stop strings with marks."""
+        return automaton_of(tuple(self.marks.stop))
+
+    def new_matcher(self) -> StopMatcher | None:
+        """Return the search of one completion; None if there is nothing to search for."""
+        return StopMatcher(self.automaton) if self._stop else None
+
+
 class TextStream:
     """Turns the tokens of one completion into chunks of text.
 
@@ -43,6 +96,7 @@ class TextStream:
         params: of the request.
         kept_special_ids: special tokens that are part of the text in any case.
         prompt: tokens before the completion, whose text its own continues.
+        stops: stop strings of the request, if another stream has them too.
     """
 
     def __init__(
@@ -51,6 +105,7 @@ class TextStream:
         params: SamplingParams,
         kept_special_ids: frozenset[int] = frozenset(),
         prompt: Sequence[int] = (),
+        stops: Stops | None = None,
     ) -> None:
         self._detokenizer = Detokenizer(
             tokenizer,
@@ -58,32 +113,48 @@ class TextStream:
             kept_special_ids=kept_special_ids,
             prompt=prompt,
         )
-        hidden = self._detokenizer.hidden_ids if params.stop_special_tokens else frozenset()
-        self._marks = StopMarks(tokenizer, params.stop, hidden)
-        self._matcher = StopMatcher(self._marks.stop) if params.stop else None
+        self._stops = stops or Stops(tokenizer, params, kept_special_ids)
         self._min_tokens = params.min_tokens
         self._keeps_stop = params.include_stop_str_in_output
         self._num_tokens = 0
         self._held = ""
         self._stop_string = ""  # that was found
-        self._shown_context_ids = self._detokenizer.context_ids  # before the held ones
-        self._held_ids: list[int] = []  # text that may become a stop string
+        self._context_ids = self._detokenizer.context_ids  # after the last token
+        self._tokens = deque([_Held(self._context_ids)])  # the last one still grows
+        self._num_characters = 0  # of the text of these tokens
+
+    @cached_property
+    def _marks(self) -> StopMarks:
+        return self._stops.marks
+
+    @cached_property
+    def _matcher(self) -> StopMatcher | None:
+        return self._stops.new_matcher()
 
     @classmethod
-    def resume(cls, tokenizer: Tokenizer, params: SamplingParams, state: StreamState) -> Self:
+    def resume(
+        cls,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        state: StreamState,
+        stops: Stops | None = None,
+    ) -> Self:
         """Return a stream that continues from a state, with the same tokenizer and parameters."""
-        stream = cls(tokenizer, params)
+        stream = cls(tokenizer, params, stops=stops)
         shown = len(state.context_ids) - state.num_held
         stream._detokenizer.append(state.context_ids[:shown])
-        stream._num_tokens = state.num_tokens - state.num_held
-        stream.append(state.context_ids[shown:])
+        stream._forget()
+        for token_id in state.context_ids[shown:]:
+            stream._add(token_id)  # does not stop, as it counts as one of the first min_tokens
+        stream._num_tokens = state.num_tokens
         return stream
 
     @property
     def state(self) -> StreamState:
         """The state for ``resume``; its size does not grow with the completion."""
-        context_ids = self._shown_context_ids + self._held_ids
-        return StreamState(context_ids, len(self._held_ids), self._num_tokens)
+        held_ids = [token_id for part in self._tokens for token_id in part.token_ids]
+        context_ids = self._tokens[0].context_ids + held_ids
+        return StreamState(context_ids, len(held_ids), self._num_tokens)
 
     def first_of_text(self, token_ids: Sequence[int]) -> int | None:
         """Return the index of the next token that begins the text; None if none does.
@@ -120,8 +191,7 @@ class TextStream:
             self._num_tokens += 1
             if hidden and count == len(new_token_ids):
                 break  # the token that ended the sequence has no text
-            pieces.append(self._release(self._text_of(token_id)))
-            self._keep_context(token_id)
+            pieces.append(self._add(token_id))
             if self.stopped:
                 return TextDelta("".join(pieces), new_token_ids[:count], FinishReason.STOP)
         if finish_reason is not None:
@@ -139,12 +209,35 @@ class TextStream:
             return self._detokenizer.finish() + mark
         return self._detokenizer.append((token_id,))
 
-    def _keep_context(self, token_id: int) -> None:
-        if self._matcher is not None and self._matcher.num_undecided:
-            self._held_ids = [*self._held_ids, token_id]
+    def _add(self, token_id: int) -> str:
+        """Return the text that is final after one more token."""
+        text = self._text_of(token_id)
+        released = self._release(text)
+        if self._matcher is None or not self._matcher.num_undecided:
+            self._forget()
         else:
-            self._shown_context_ids = self._detokenizer.context_ids
-            self._held_ids = []
+            self._hold(token_id, len(text), self._matcher.num_undecided)
+        return released
+
+    def _forget(self) -> None:
+        """Keep no tokens but the detokenizer's, as none may belong to a stop string."""
+        self._context_ids = self._detokenizer.context_ids
+        self._tokens = deque([_Held(self._context_ids)])
+        self._num_characters = 0
+
+    def _hold(self, token_id: int, num_characters: int, num_undecided: int) -> None:
+        """Keep a token, and only as many before it as have the undecided characters."""
+        last, context_ids = self._tokens[-1], self._detokenizer.context_ids
+        if not num_characters and context_ids == self._context_ids:
+            return  # it has changed nothing
+        last.token_ids.append(token_id)
+        last.num_characters = num_characters
+        self._num_characters += num_characters
+        self._context_ids = context_ids
+        if num_characters:
+            self._tokens.append(_Held(context_ids))
+        while self._num_characters - self._tokens[0].num_characters >= num_undecided:
+            self._num_characters -= self._tokens.popleft().num_characters
 
     def _release(self, piece: str) -> str:
         """Return the text that is final after ``piece``."""
@@ -170,16 +263,19 @@ def resumed_delta(
     state: StreamState,
     new_token_ids: list[int],
     finish_reason: FinishReason | None,
+    stops: Stops | None = None,
 ) -> TextDelta:
     """Return what a stream in ``state`` adds with these tokens; ``finish_reason`` may come from
     itself.
 
-    A finish reason does not say whether a stop string ended the completion, with a token that has
-    text, or the engine, with a stop token that has none. So the tokens are first added without the
-    reason.
+    The reason ``stop`` does not say whether a stop string ended the completion, with a token that
+    has text, or the engine, with a stop token that has none. So the tokens are first added without
+    the reason. With another reason, all tokens have text.
     """
-    stream = TextStream.resume(tokenizer, params, state)
+    stream = TextStream.resume(tokenizer, params, state, stops)
+    if finish_reason is not FinishReason.STOP:
+        return stream.append(new_token_ids, finish_reason)
     delta = stream.append(new_token_ids)
-    if finish_reason is None or stream.stopped:
+    if stream.stopped:
         return delta
-    return TextStream.resume(tokenizer, params, state).append(new_token_ids, finish_reason)
+    return TextStream.resume(tokenizer, params, state, stops).append(new_token_ids, finish_reason)

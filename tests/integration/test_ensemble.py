@@ -151,10 +151,12 @@ PART = {
     ("name", "values", "message"),
     [
         ("num_held_ids", [1], "num_held_ids: must be at most 0"),
+        ("num_context_ids", [2049], "num_context_ids: must be at most 2048"),
         ("num_held_ids", [0, 0], "num_held_ids: has 2 elements for 1 completions"),
         ("sequence_length", [1], "sequence_length: must be at least 2"),
         ("output_ids", [40, -1], "output_ids: must be at least 0"),
         ("output_ids", [40], "output_ids: has 1 elements, num_output_tokens says otherwise"),
+        ("finish_reason", ["None"] * 65, "finish_reason: at most 64 elements, got 65"),
         ("finish_reason", ["bored"], "finish_reason: must be one of"),
         ("pass_through", ["{}"], "pass_through: must be what preprocess made"),
         (

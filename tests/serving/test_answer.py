@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
+import string
+import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,11 +29,18 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer("demo")
 
 
-def answer_of(tokenizer: Tokenizer, n: int, stream_interval: int, *, stream: bool = True) -> Answer:
+def answer_of(
+    tokenizer: Tokenizer,
+    n: int,
+    stream_interval: int,
+    *,
+    stream: bool = True,
+    stop: tuple[str, ...] = (),
+) -> Answer:
     limits = RequestLimits.of(EngineConfig(), max_model_len=64, vocab_size=2048, max_num_seqs=8)
     tensors = {
         "text_input": as_strings(["x"]),
-        "sampling_parameters": as_strings([f'{{"n": {n}}}']),
+        "sampling_parameters": as_strings([json.dumps({"n": n, "stop": stop})]),
         "stream": np.array([stream]),
         "return_output_ids": np.array([True]),
         "return_num_output_tokens": np.array([True]),
@@ -145,3 +156,17 @@ def test_without_a_stream_the_response_is_due_at_the_end(tokenizer):
     answer.append(SequenceOutput(REQUEST, 1, [200], FinishReason.LENGTH))
     assert answer.is_due
     assert answer.take()["num_output_tokens"].tolist() == [2, 2]
+
+
+def test_completions_share_what_searches_for_stop_strings_which_the_first_token_builds(tokenizer):
+    draw = random.Random(1)
+    stop = tuple("".join(draw.choices(string.ascii_letters, k=220)) for _ in range(16))
+    tracemalloc.start()
+    answer = answer_of(tokenizer, 8, 1, stop=stop)
+    admitted, _ = tracemalloc.get_traced_memory()
+    for index in range(8):
+        answer.append(SequenceOutput(REQUEST, index, [1000]))
+    begun, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert admitted < 100_000
+    assert begun - admitted < 400_000  # one of them is smaller than 200,000 bytes

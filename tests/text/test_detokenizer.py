@@ -6,6 +6,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sample_tokenizers import CORPUS, KINDS
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 from paged_backend.text.detokenizer import Detokenizer
 from paged_backend.text.tokenizer import Tokenizer
@@ -101,16 +103,72 @@ def test_words_come_at_once(byte_fallback: Tokenizer) -> None:
     assert pieces_of(byte_fallback, words, True) == ["the", " an", "", " the", ""]
 
 
+def test_a_long_run_of_byte_tokens_comes_in_parts(byte_fallback: Tokenizer) -> None:
+    for text in ("a" + "\N{EURO SIGN}" * 1000, "\N{MUSICAL SYMBOL G CLEF}" * 200):
+        tokens = [f"<0x{byte:02X}>" for byte in text.encode()]
+        pieces = pieces_of(byte_fallback, spell(byte_fallback, *tokens, "▁the"), True)
+        assert "".join(pieces) == text + " the"
+        assert max(map(len, pieces)) <= 257
+
+
+def test_one_bad_byte_spoils_a_run_up_to_a_length_and_then_only_its_part(
+    byte_fallback: Tokenizer,
+) -> None:
+    run = ["<0xFF>", *["<0x41>"] * 255]
+    assert pieces_of(byte_fallback, spell(byte_fallback, *run), True)[-1] == "�" * 256
+    pieces = pieces_of(byte_fallback, spell(byte_fallback, *run, *["<0x41>"] * 256), True)
+    assert "".join(pieces) == "�" * 257 + "A" * 255
+
+
+def byte_level_and_more(*others: decoders.Decoder) -> Backend:
+    """A byte-level tokenizer whose decoder has other steps too."""
+    tokenizer = KINDS["byte_level"]()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), *others])
+    return tokenizer
+
+
+@examples
+@given(data=st.data())
+def test_joined_pieces_are_the_decode_of_broken_utf8_with_several_decoders(
+    data: st.DataObject,
+) -> None:
+    tokenizer = Tokenizer(byte_level_and_more(decoders.Fuse()))
+    some = spell(tokenizer, *"âĤ¬ÿíłðŁĺĢĠaï¿½", "<tool call>", "</s>")
+    token_ids = data.draw(st.lists(st.sampled_from(some), max_size=60))
+    assert "".join(pieces_of(tokenizer, token_ids, True)) == tokenizer.decode(token_ids)
+
+
+class Counting(Tokenizer):
+    num_decoded = 0
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        self.num_decoded += len(token_ids)
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_token_is_decoded_more_than_a_few_times(kind: str) -> None:
-    class Counting(Tokenizer):
-        num_decoded = 0
-
-        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-            self.num_decoded += len(token_ids)
-            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
-
     tokenizer = Counting(KINDS[kind]())
     token_ids = tokenizer.encode(" ".join(CORPUS)) * 20
     Detokenizer(tokenizer).append(token_ids)
     assert tokenizer.num_decoded <= 5 * len(token_ids)
+
+
+def test_the_cost_of_a_token_does_not_grow_while_no_text_comes() -> None:
+    tokenizer = Counting(byte_level_and_more(decoders.Fuse()))
+    for token, most in (("ÿ", 40), ("â", 40)):
+        (token_id,) = spell(tokenizer, token)
+        assert tokenizer.some_word_id
+        tokenizer.num_decoded = 0
+        detokenizer = Detokenizer(tokenizer)
+        for _ in range(2000):
+            detokenizer.append([token_id])
+            assert len(detokenizer.context_ids) <= 40
+        assert tokenizer.num_decoded <= most * 2000
+
+
+def test_a_run_of_byte_tokens_keeps_few(byte_fallback: Tokenizer) -> None:
+    detokenizer = Detokenizer(byte_fallback)
+    for token_id in spell(byte_fallback, "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>") * 500:
+        detokenizer.append([token_id])
+        assert len(detokenizer.context_ids) <= 2 * 257

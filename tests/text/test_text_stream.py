@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from sample_tokenizers import CORPUS
 
 from paged_backend.outputs import FinishReason
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from paged_backend.text.detokenizer import Detokenizer
+from paged_backend.text.stop_strings import StopAutomaton
 from paged_backend.text.text_stream import TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -181,12 +182,15 @@ def test_a_stream_that_is_resumed_for_each_piece_says_the_same(
 ) -> None:
     token_ids, params = data.draw(answers(tokenizer))
     stream = TextStream(tokenizer, params)
+    state = stream.state
     for count, token_id in enumerate(token_ids, 1):
-        state = stream.state
         ends = reason if count == len(token_ids) else None
+        once = TextStream.resume(tokenizer, params, stream.state)
         expected = stream.append([token_id], ends)
-        resumed = TextStream.resume(tokenizer, params, state)
-        assert resumed.append([token_id], ends) == expected
+        assert once.append([token_id], ends) == expected
+        each_time = TextStream.resume(tokenizer, params, state)
+        assert each_time.append([token_id], ends) == expected
+        state = each_time.state
         if stream.stopped:
             break
 
@@ -198,6 +202,18 @@ def test_the_state_of_a_stream_stays_small(tokenizer: Tokenizer) -> None:
         stream.append([token_id])
         sizes.append(len(stream.state.context_ids))
     assert max(sizes) < 40
+
+
+def test_the_state_of_a_stream_whose_text_is_never_decided_stays_small(
+    byte_level: Tokenizer,
+) -> None:
+    a, special = *byte_level.encode("a"), min(byte_level.special_token_ids)
+    for stop, size in (("ab", 1), ("aaaab", 4)):
+        stream = TextStream(byte_level, SamplingParams(stop=(stop,), max_tokens=None))
+        for _ in range(100):
+            stream.append([a, special])
+            assert len(stream.state.context_ids) <= size
+            assert stream.state.num_tokens % 2 == 0
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -240,3 +256,27 @@ def test_bytes_before_a_special_token_that_stops_are_not_lost(byte_fallback: Tok
     token_ids = byte_fallback.encode("a\N{MUSICAL SYMBOL G CLEF}", add_special_tokens=False)
     expected = byte_fallback.decode(token_ids)
     assert TextStream(byte_fallback, params).append([*token_ids, special]).text == expected
+
+
+def test_most_and_longest_stop_strings_need_little_memory() -> None:
+    stops = [chr(0x4E00 + number) + "a" * 255 for number in range(MAX_STOP_STRINGS)]
+    assert StopAutomaton(stops).num_bytes <= 16 * (1 + 256 * 256)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_stream_that_is_resumed_within_a_long_run_of_byte_tokens_says_the_same(
+    byte_fallback: Tokenizer, is_last: bool
+) -> None:
+    """Also if a special token that may be part of a stop string comes within it."""
+    special = min(byte_fallback.special_token_ids)
+    name = byte_fallback.token(special)
+    stops = (f"never{name}",) if is_last else (f"never{name}", f"{name}never")
+    params = SamplingParams(stop=stops, stop_special_tokens=True, max_tokens=None)
+    run = byte_fallback.encode("\N{MUSICAL SYMBOL G CLEF}" * 100, add_special_tokens=False)
+    token_ids = [*run, special, *run, *byte_fallback.encode("the end", add_special_tokens=False)]
+    stream = TextStream(byte_fallback, params)
+    state = stream.state
+    for token_id in token_ids:
+        resumed = TextStream.resume(byte_fallback, params, state)
+        assert resumed.append([token_id]) == stream.append([token_id])
+        state = resumed.state

@@ -19,7 +19,7 @@ from paged_backend.serving.requests.held_results import LOGPROB_BYTES
 from paged_backend.serving.requests.large_responses import LARGE_BYTES
 from paged_backend.serving.requests.logprobs import NOT_ASKED_FOR, logprobs_json
 from paged_backend.serving.requests.parsing import ParsedRequest
-from paged_backend.text.text_stream import StreamState, TextDelta, TextStream
+from paged_backend.text.text_stream import Stops, StreamState, TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
 
 # The output ``metrics`` of a completion.
@@ -150,7 +150,9 @@ class Answer:
         self._beside = 0 if note is None else sum(map(len, note.reshape(-1)))  # in each response
         self._num_bytes = self._beside + parsed.request.params.n * len(parsed.prompt_text)
         self._has_logits = False  # in the next response
-        self._completions = [_completion(parsed, tokenizer) for _ in range(parsed.request.params.n)]
+        stops = Stops(tokenizer, parsed.request.params, parsed.kept_special_ids)
+        number = parsed.request.params.n
+        self._completions = [_completion(parsed, tokenizer, stops) for _ in range(number)]
 
     def append(self, output: SequenceOutput) -> bool:
         """Add the output of a step to its completion.
@@ -342,10 +344,10 @@ _OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
 }
 
 
-def _completion(parsed: ParsedRequest, tokenizer: Tokenizer) -> Completion:
+def _completion(parsed: ParsedRequest, tokenizer: Tokenizer, stops: Stops) -> Completion:
     request = parsed.request
     stream = TextStream(
-        tokenizer, request.params, parsed.kept_special_ids, request.prompt_token_ids
+        tokenizer, request.params, parsed.kept_special_ids, request.prompt_token_ids, stops
     )
     reader = None if parsed.new_reader is None else parsed.new_reader()
     return Completion(stream, stream.state, reader)
