@@ -81,6 +81,7 @@ class Intake:
         task = self._parser.read(arrival.tensors, arrival.parameters_json)
         if not isinstance(task, CancelTask):
             self._table.check_open()  # for tasks, too: a health probe must see that it is closed
+        arrival.load = replace(arrival.load, is_slow=self._parser.prompts.is_slow)
         if not arrival.load.is_small:
             arrival.tenant = tenant_of(arrival.tensors, arrival.parameters_json)
         match task:

@@ -70,6 +70,7 @@ class Load:
     size: int  # characters and numbers
     needs_template: bool
     needs_grammar: bool = False
+    is_slow: bool = False  # the tokenizer takes long, even for a short text
 
     @classmethod
     def of(cls, tensors: Tensors, parameters_json: str) -> Load:
@@ -80,7 +81,8 @@ class Load:
     @property
     def is_small(self) -> bool:
         """True if the request may be prepared on the thread that admits all requests."""
-        return self.size <= SMALL and not self.needs_template and not self.needs_grammar
+        needs_thread = self.needs_template or self.needs_grammar or self.is_slow
+        return self.size <= SMALL and not needs_thread
 
 
 def _may_need_grammar(tensors: Tensors, parameters_json: str) -> bool:
