@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,7 +67,8 @@ class TritonPythonModel:
                 tensors = triton.read_tensors(request, INPUTS)
                 parameters = triton.read_parameters(request)
                 work = partial(self._answer, tensors, parameters, sender)
-                load = Load.of(tensors, parameters)
+                is_slow = self._llm.parser.prompts.is_slow
+                load = replace(Load.of(tensors, parameters), is_slow=is_slow)
                 tenant = "" if load.is_small else tenant_of(tensors, parameters)
                 self._preparation.run(load, work, tenant)
             # An exception that leaves this method would fail every request of the batch.

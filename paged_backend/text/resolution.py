@@ -26,7 +26,7 @@ from paged_backend.sandbox.client import NoAnswer, Sandbox
 from paged_backend.text.resolve_process import TIME_LIMIT_S
 from paged_backend.validation import shorten
 
-_FORMAT = 1  # of the entries, and of the checks that a kept tokenizer has passed
+_FORMAT = 2  # of the entries, and of the checks that a kept tokenizer has passed
 MAX_KEPT = 16  # tokenizers in the cache
 ANSWER_LIMIT_S = 600.0  # wall-clock time, on a machine that is busy with other things
 _WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx"}

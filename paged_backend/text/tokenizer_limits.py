@@ -10,6 +10,7 @@ characters, and a normalizer makes at most 18 characters of one (NFKC of U+FDFA)
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import string
@@ -25,16 +26,18 @@ MAX_TOKEN_LENGTH = 4096  # characters of a token, in the vocabulary and as text
 MAX_GROWTH = 64  # characters that the normalizer or the decoder makes of one
 MAX_FRAME = 256  # special tokens around a prompt
 PROBE_LENGTH = 4096  # characters; texts up to this length are encoded on the thread that admits
-MAX_PROBE_S = 1.0  # processor time to encode so many; honest tokenizers take milliseconds
+MAX_PROBE_S = 0.25  # processor time to encode so many; honest tokenizers take milliseconds
+MAX_PIECES = 2000  # pieces of patterns that are repeated
 _UNICODE_GROWTH = 18  # what Unicode's own forms make of one character
 _FEW_TOKENS = 8192  # that are decoded at a time
+_KINDS = "aA1 .\n"  # a character of each kind that patterns tell apart
 _RARE = ("\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}", "é", "語", "\U0001f469", "\u2581", "\0")
 
 
 def check_tokenizer(backend: tokenizers.Tokenizer) -> None:
     """Refuse a tokenizer that would do too much work for a short text or for one token.
 
-    This takes about a second, and for a hostile tokenizer as long as that wants to take.
+    This takes a few seconds, and for a hostile tokenizer as long as that wants to take.
 
     Raises:
         ConfigError: a limit is exceeded; the message says which.
@@ -54,7 +57,7 @@ def check_tokenizer(backend: tokenizers.Tokenizer) -> None:
                 f"it puts {len(frame)} special tokens around a prompt; at most {MAX_FRAME}"
             )
     _check_decoder(backend)
-    _check_time(backend, state["normalizer"])
+    _check_time(backend, state)
 
 
 def check_lengths(backend: tokenizers.Tokenizer) -> None:
@@ -80,7 +83,7 @@ def _growth(state: Any) -> float:
 def _steps(state: Any) -> Iterator[Mapping[str, Any]]:
     if state is None:
         return
-    for name in ("normalizers", "decoders"):
+    for name in ("normalizers", "pretokenizers", "decoders"):
         if name in state:
             for step in state[name]:
                 yield from _steps(step)
@@ -124,18 +127,15 @@ def _check_decoder(backend: tokenizers.Tokenizer) -> None:
             )
 
 
-def _check_time(backend: tokenizers.Tokenizer, normalizer: Any) -> None:
+def _check_time(backend: tokenizers.Tokenizer, state: Mapping[str, Any]) -> None:
     """Encode texts that repeat one thing, which are the worst for most patterns.
+
+    No list of texts is complete. `PromptReader` looks at what encoding takes later on.
 
     Raises:
         ConfigError: one of them takes too long.
     """
-    patterns = [
-        step["pattern"]["String"]
-        for step in _steps(normalizer)
-        if step["type"] == "Replace" and step["pattern"].get("String")
-    ]
-    for unit in (*string.printable, *_RARE, *patterns):
+    for unit in _units(state):
         text = (unit * (PROBE_LENGTH // len(unit) + 1))[:PROBE_LENGTH]
         start_s = time.process_time()
         backend.encode(text)
@@ -143,3 +143,27 @@ def _check_time(backend: tokenizers.Tokenizer, normalizer: Any) -> None:
             raise ConfigError(
                 f"it takes over {MAX_PROBE_S:g} s to encode {PROBE_LENGTH} characters"
             )
+
+
+def _units(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield characters, mixtures of their kinds, and all short pieces of the patterns."""
+    yield from string.printable
+    yield from _RARE
+    for length in (2, 3):
+        yield from map("".join, itertools.product(_KINDS, repeat=length))
+    patterns = list(_patterns(state["normalizer"])) + list(_patterns(state["pre_tokenizer"]))
+    yield from patterns
+    pieces = {
+        pattern[start : start + length]: None
+        for length in (2, 3)
+        for pattern in patterns
+        for start in range(min(len(pattern) - length + 1, MAX_PIECES))
+    }
+    yield from itertools.islice(pieces, MAX_PIECES)
+
+
+def _patterns(state: Any) -> Iterator[str]:
+    for step in _steps(state):
+        match step:
+            case {"pattern": {"String": pattern} | {"Regex": pattern}} if pattern:
+                yield pattern

@@ -348,7 +348,7 @@ def test_guides_constrain_the_answer(server: Server) -> None:
             "guided_decoding_guide: ",
         ),
         ({"num_return_sequences": 0}, "num_return_sequences: must be an integer from 1"),
-        ({"stop_words": "x" * 300}, "stop_words: each string has 1 to 256"),
+        ({"stop_words": "x" * 300}, "stop_words: each has at most 256 characters"),
         ({"end_id": 10**6}, "end_id: must be below"),
         ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: is missing"),
         (

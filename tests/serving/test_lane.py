@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paged_backend.errors import RequestRefused
@@ -141,6 +142,7 @@ def test_a_tenant_fills_a_part_of_the_room_for_text() -> None:
         ('{"n": 1}', '{"tenant": "a"}', ""),
         ('{"x": {"tenant": "b"}, "tenant": "a"}', "", "a"),
         (r'{"stop": "\"tenant\": \"b\"", "tenant": "a\u00e9"}', "", "aé"),
+        (r'{"ten\u0061nt": "a"}', "", "a"),
         ('{"tenant": 3}', "", ""),
         ('{"tenant": "a"', "", ""),
         ('{"tenant": "a", "x":' + "[" * 10**5, "", ""),
@@ -152,6 +154,36 @@ def test_the_tenant_of_a_request(sampling: str | None, parameters: str, tenant: 
     if sampling is not None:
         tensors["sampling_parameters"] = as_strings([sampling])
     assert tenant_of(tensors, parameters) == tenant
+
+
+@pytest.mark.parametrize(
+    ("parameters", "needs_grammar"),
+    [
+        ('{"stop": "a"}', False),
+        (r'{"stop": "\u3002\n"}', False),
+        ('{"structured_outputs": {"regex": "a"}}', True),
+        (r'{"structured\u005foutputs": {"regex": "a"}}', True),
+        (r'{"\u0067uided_regex": "a"}', True),
+        (r'{"stop": "\ud800"}', True),  # cannot be read here
+        (r'{"stop": ["\u3002"' + ', "a"' * 2000 + "]}", True),  # is not read here
+    ],
+)
+@pytest.mark.parametrize("as_tensor", [None, str, str.encode])
+def test_a_constraint_is_found_however_its_name_is_written(
+    parameters: str, needs_grammar: bool, as_tensor: Callable[[str], Any] | None
+) -> None:
+    tensors: dict[str, Any] = {}
+    if as_tensor is not None:
+        tensors["sampling_parameters"] = np.array([as_tensor(parameters)], object)
+        parameters = ""
+    assert Load.of(tensors, parameters).needs_grammar == needs_grammar
+
+
+def test_parameters_that_are_too_long_are_not_looked_at() -> None:
+    tensors = {"sampling_parameters": np.array([b"x" * 2**26], object)}
+    started = time.thread_time()
+    assert not Load.of(tensors, "").is_small
+    assert time.thread_time() - started < 0.01
 
 
 def test_finding_the_tenant_of_a_long_request_takes_milliseconds() -> None:

@@ -223,6 +223,7 @@ def test_logits_are_limited(tokenizer: Tokenizer, name: str) -> None:
         (None, '{"call_id": "by-parameter"}', "by-parameter"),
         ("by-tensor", "", "by-tensor"),
         ("same", '{"call_id": "same"}', "same"),
+        (None, r'{"call\u005fid": "by-escaped-parameter"}', "by-escaped-parameter"),
     ],
 )
 def test_a_name_is_a_tensor_or_a_parameter(tokenizer, tensor, parameters, name):
@@ -239,10 +240,19 @@ def test_a_name_is_a_tensor_or_a_parameter(tokenizer, tensor, parameters, name):
         ('{"call_id": "other"}', "must be the same as a tensor and as a parameter"),
         ('{"call_id": 7}', "must have 1 to 64 letters, digits, '_' and '-', got 7"),
         ('{"call_id": "a b"}', "must have 1 to 64 letters, digits, '_' and '-', got 'a b'"),
+        ('{"call_id": "' + "a" * 500 + '"}', "must have 1 to 64 letters, digits, '_' and '-', got"),
         ('{"call_id"', "parameters: is not valid JSON"),
+        ('["call_id"]', "parameters: must be a JSON object"),
     ],
 )
 def test_a_wrong_name_is_refused(tokenizer, parameters, problem):
     tensors = {"text_input": as_strings(["x"]), "call_id": as_strings(["mine"])}
     with pytest.raises(InvalidRequest, match=re.escape(problem)):
         parser(tokenizer).parse("1", tensors, parameters)
+
+
+def test_finding_the_name_of_a_request_skips_its_other_parameters(tokenizer):
+    parameters = json.dumps({"other": [[]] * 200_000, "call_id": "mine"})
+    started = time.thread_time()
+    assert parser(tokenizer).call_id({}, parameters) == "mine"
+    assert time.thread_time() - started < 0.01

@@ -17,7 +17,7 @@ WORDS = st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), ma
 @given(words=WORDS, padding=st.integers(0, 4))
 def test_words_are_read_as_they_were_written(words: list[list[int]], padding: int) -> None:
     written = np.pad(write_words(words), [(0, 0), (0, padding)], constant_values=NO_WORD)
-    assert read_words("words", written) == words
+    assert read_words("words", written, 5, 5) == words
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_words_are_read_as_they_were_written(words: list[list[int]], padding: in
 )
 def test_what_is_no_list_of_words_is_refused(array: list[object]) -> None:
     with pytest.raises(InvalidRequest, match="words: (each end|must have the shape)"):
-        read_words("words", np.array(array))
+        read_words("words", np.array(array), 5, 5)
 
 
 @given(

@@ -110,6 +110,14 @@ HOSTILE: dict[str, tuple[Callable[[], Tokenizer], str]] = {
     "added token": (long_added_token, "token of 4097 characters"),
     "frame": (long_frame, "100000 special tokens around a prompt"),
     "slow pattern": (lambda: splitting(r"a{0,300}a{0,300}(?!a|\z)"), "to encode 4096 characters"),
+    "slow pattern of two letters": (
+        lambda: splitting(r"(?:xy){0,150}(?:xy){0,150}(?!x|y|\z)"),
+        "to encode 4096 characters",
+    ),
+    "slow pattern of three letters": (
+        lambda: splitting(r"(?:xyz){0,200}(?:xyz){0,200}(?!x|y|z|\z)"),
+        "to encode 4096 characters",
+    ),
     "endless pattern": (lambda: splitting("(a+)+[b-z]"), "retry-limit"),
 }
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import NoReturn
+
 from paged_backend.errors import RequestRefused
+from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.sampling_params import SamplingParams
 
 LOGIT_BYTES = 4
@@ -33,28 +37,42 @@ def result_bytes(
 class HeldResults:
     """The memory that the results of open requests may take.
 
+    As in the queue of the engine, a tenant can fill about 8/9 of it. Requests without a tenant
+    share one account.
+
     Args:
         max_bytes: limit for all of them. A request that has more alone may be the only one.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._of_tenants: Counter[str] = Counter()  # bytes; only of those that have some
 
-    def add(self, num_bytes: int) -> None:
+    def add(self, num_bytes: int, tenant: str) -> None:
         """Count the results of a request.
 
         Raises:
             RequestRefused: there is no room for them now; nothing was counted.
         """
-        if num_bytes and self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
-            raise RequestRefused(
-                "queue_full",
-                f"open requests will return {self._num_bytes} bytes of logits and log-probabilities"
-                f" already (max_open_result_bytes); retry after {_RETRY_AFTER_S} s",
-            )
-        self._num_bytes += num_bytes
+        if not num_bytes:
+            return
+        held, own = self._of_tenants.total(), self._of_tenants[tenant]
+        left = self._max_bytes - held - num_bytes
+        if held and left < 0:
+            self._refuse("open requests", held)
+        if held and own + num_bytes > PLACES_FOR_ONE_LEFT * left:
+            self._refuse("open requests of this tenant", own)
+        self._of_tenants[tenant] += num_bytes
 
-    def remove(self, num_bytes: int) -> None:
+    def _refuse(self, whose: str, num_bytes: int) -> NoReturn:
+        raise RequestRefused(
+            "queue_full",
+            f"{whose} will return {num_bytes} bytes of logits and log-probabilities"
+            f" already (max_open_result_bytes); retry after {_RETRY_AFTER_S} s",
+        )
+
+    def remove(self, num_bytes: int, tenant: str) -> None:
         """Stop counting the results of a request."""
-        self._num_bytes -= num_bytes
+        self._of_tenants[tenant] -= num_bytes
+        if not self._of_tenants[tenant]:
+            del self._of_tenants[tenant]

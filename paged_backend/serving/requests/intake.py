@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from paged_backend.errors import DeadlineExceeded, RequestRefused, as_exception
@@ -21,7 +22,7 @@ from paged_backend.serving.requests.open_requests import (
 )
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.pooling import PoolingAnswer, parse_pooling
-from paged_backend.serving.requests.preparation import Preparation, tenant_of
+from paged_backend.serving.requests.preparation import MustWait, Preparation, tenant_of
 from paged_backend.serving.requests.request_table import Cancel, RequestTable
 from paged_backend.serving.requests.tasks import (
     CancelTask,
@@ -80,6 +81,7 @@ class Intake:
         task = self._parser.read(arrival.tensors, arrival.parameters_json)
         if not isinstance(task, CancelTask):
             self._table.check_open()  # for tasks, too: a health probe must see that it is closed
+        arrival.load = replace(arrival.load, is_slow=self._parser.prompts.is_slow)
         if not arrival.load.is_small:
             arrival.tenant = tenant_of(arrival.tensors, arrival.parameters_json)
         match task:
@@ -137,15 +139,17 @@ class Intake:
 
         def work() -> None:
             with self._answering(arrival.sender):
-                try:
-                    self._check_waited(arrival)
-                    act(arrival)
-                finally:
-                    self._table.end_preparing(arrival)
+                self._check_waited(arrival)
+                act(arrival)
+            self._table.end_preparing(arrival)
 
         self._table.begin_preparing(arrival)
         try:
             self._preparation.run(arrival.load, work, arrival.tenant)
+        except MustWait:
+            arrival.load = replace(arrival.load, needs_grammar=True)
+            arrival.tenant = tenant_of(arrival.tensors, arrival.parameters_json)
+            self._prepare(arrival, act)
         except RequestRefused:
             self._table.end_preparing(arrival)
             raise
@@ -209,6 +213,8 @@ class Intake:
         """Send an exception as the final response."""
         try:
             yield
+        except MustWait:  # the request is prepared on another thread
+            raise
         except BaseException as caught:
             error = as_exception(caught)
             if isinstance(error, RequestRefused):

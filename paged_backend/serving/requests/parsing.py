@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from paged_backend.contract import INPUTS
 from paged_backend.errors import InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
@@ -20,6 +22,7 @@ from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
+from paged_backend.serving.requests.preparation import check_may_wait, may_have_name
 from paged_backend.serving.requests.prompts import UTF8_BYTES, PromptReader
 from paged_backend.serving.requests.tasks import (
     CANCEL,
@@ -47,6 +50,7 @@ CALL_ID = "call_id"
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
 
 _CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_CALL_ID_JSON = 6 * 64 + 2  # characters, each of which may be written as six
 # Names of the prompt in other APIs.
 _PROMPT_ELSEWHERE = ("prompt", "inputs")
 _RETURN = "return_"
@@ -188,6 +192,8 @@ class RequestParser:
                 return_generation_logits="generation_logits" in options.wanted,
             )
         tools = self._tool_use.read(tensors)
+        if "messages" in tensors:
+            check_may_wait()
         prompt = self.prompts.read(tensors, tools.definitions)
         self.limits.check(prompt.token_ids, params)
         self.limits.check_total_logprobs(len(prompt.token_ids), params)
@@ -232,11 +238,13 @@ class RequestParser:
         Raises:
             InvalidRequest: the constraint cannot be enforced, or ``min_tokens`` contradicts it.
             RequestRefused: it cannot be checked at present.
+            MustWait: this thread must not wait for it to be checked.
         """
         if constraint is None or self._grammars is None:
             return ""
         if params.min_tokens > 0:
             raise InvalidRequest("min_tokens", "must be 0: tools decide where the answer may end")
+        check_may_wait()
         return self._grammars.grammar(constraint, tenant=own.tenant, salt=own.cache_salt)
 
     def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
@@ -302,12 +310,12 @@ class RequestParser:
         Raises:
             InvalidRequest: the name is invalid, or the tensor and the parameter differ.
         """
-        names = []
+        names: list[Any] = []
         if CALL_ID in tensors:
             names.append(fields.string(CALL_ID, tensors[CALL_ID]))
-        if f'"{CALL_ID}"' in parameters_json:
-            parameters = self._json_object("parameters", parameters_json)
-            names += [parameters[CALL_ID]] if CALL_ID in parameters else []
+        if may_have_name(parameters_json, CALL_ID):
+            self._check_json_length("parameters", len(parameters_json))
+            names += _call_ids(parameters_json)
         if not names:
             return None
         for name in names:
@@ -316,7 +324,7 @@ class RequestParser:
                 raise InvalidRequest(CALL_ID, problem + shorten(name))
         if len(set(names)) > 1:
             raise InvalidRequest(CALL_ID, "must be the same as a tensor and as a parameter")
-        return names[0]
+        return str(names[0])
 
     def _call_id_to_cancel(self, tensors: Tensors, parameters_json: str) -> str:
         """Return the name of the requests that a cancellation should end.
@@ -350,6 +358,32 @@ class RequestParser:
     def _json_object(self, name: str, source: str) -> dict[str, Any]:
         self._check_json_length(name, len(source))
         return fields.json_object(name, source, self.limits.max_json_depth)
+
+
+class _Parameters(msgspec.Struct):
+    """The one parameter that is read before the others, which are skipped."""
+
+    call_id: msgspec.Raw = msgspec.Raw()
+
+
+_PARAMETERS = msgspec.json.Decoder(_Parameters)
+
+
+def _call_ids(parameters_json: str) -> list[object]:
+    """Return the name in a request's parameters, unchecked, if there is one.
+
+    Raises:
+        InvalidRequest: the parameters cannot be read.
+    """
+    try:
+        raw = bytes(_PARAMETERS.decode(parameters_json).call_id)
+        if len(raw) > _MAX_CALL_ID_JSON:  # too long for any valid name
+            return [raw.decode()]
+        return [msgspec.json.decode(raw)] if raw else []
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("parameters", "must be a JSON object") from error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest("parameters", f"is not valid JSON: {shorten(str(error))}") from error
 
 
 def answer_options(tensors: Tensors) -> AnswerOptions:

@@ -9,6 +9,8 @@ requests. Each lane is fair among tenants.
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -23,12 +25,42 @@ from paged_backend.serving.requests.lane import Lane, Work
 SMALL = 4096
 # Estimated characters per token, before the text is tokenized.
 CHARACTERS_PER_TOKEN = 4
+MAX_SEARCHED = 2**22  # characters of parameters that are searched for the name of a constraint
 _MAX_COUNTED = 256  # strings of a tensor that are measured; a request with more is not small
 _RETRY_AFTER_S = 1
 
 # Names in the parameters, or beginnings of names.
 _CONSTRAINTS = ("structured_outputs", "response_format", "guided_", "thinking_token_budget")
 _CONSTRAINING = ("guided_decoding_guide_type", "tools")  # tensors
+_ESCAPE = "\\u"  # JSON may write the letters of a name so, too
+_NAMES: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_thread = threading.local()
+
+
+class MustWait(Exception):
+    """The preparation of a request needs a helper process, and runs on the thread for all."""
+
+
+def check_may_wait() -> None:
+    """Refuse to wait for a helper process on the thread that admits all requests.
+
+    `Load` sends each request that needs one to a lane. This holds if `Load` overlooks one.
+
+    Raises:
+        MustWait: this is that thread.
+    """
+    if getattr(_thread, "admits", False):
+        raise MustWait
+
+
+@contextlib.contextmanager
+def _admitting() -> Iterator[None]:
+    _thread.admits = True
+    try:
+        yield
+    finally:
+        _thread.admits = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +70,7 @@ class Load:
     size: int  # characters and numbers
     needs_template: bool
     needs_grammar: bool = False
+    is_slow: bool = False  # the tokenizer takes long, even for a short text
 
     @classmethod
     def of(cls, tensors: Tensors, parameters_json: str) -> Load:
@@ -48,17 +81,42 @@ class Load:
     @property
     def is_small(self) -> bool:
         """True if the request may be prepared on the thread that admits all requests."""
-        return self.size <= SMALL and not self.needs_template and not self.needs_grammar
+        needs_thread = self.needs_template or self.needs_grammar or self.is_slow
+        return self.size <= SMALL and not needs_thread
 
 
 def _may_need_grammar(tensors: Tensors, parameters_json: str) -> bool:
     """Return True if the request may have a constraint, without parsing its parameters."""
     if not tensors.keys().isdisjoint(_CONSTRAINING):
         return True
-    sources = [parameters_json]
+    sources: list[str | bytes] = [parameters_json]
     if "sampling_parameters" in tensors:
-        sources.append(str(tensors["sampling_parameters"].reshape(-1)[:1].tolist()))
-    return any(name in source for source in sources for name in _CONSTRAINTS)
+        sources += tensors["sampling_parameters"].reshape(-1)[:1].tolist()
+    return any(map(_may_have_constraint, sources))
+
+
+def _may_have_constraint(source: str | bytes) -> bool:
+    """Return True if parameters may have a constraint; True if they are too long to be searched."""
+    if len(source) > MAX_SEARCHED or any(has_text(source, name) for name in _CONSTRAINTS):
+        return True
+    if not has_text(source, _ESCAPE):
+        return False
+    if len(source) > SMALL:
+        return True
+    try:
+        return any(name.startswith(_CONSTRAINTS) for name in _NAMES.decode(source))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return True
+
+
+def has_text(source: str | bytes, text: str) -> bool:
+    """Return True if a text is in JSON as it is; its letters may be escaped there instead."""
+    return text.encode() in source if isinstance(source, bytes) else text in source
+
+
+def may_have_name(source: str | bytes, name: str) -> bool:
+    """Return False if no object of a JSON text has a name, without parsing it."""
+    return has_text(source, f'"{name}"') or has_text(source, _ESCAPE)
 
 
 def _size(tensor: Array) -> int:
@@ -86,9 +144,8 @@ def tenant_of(tensors: Tensors, parameters_json: str) -> str:
     if "sampling_parameters" in tensors:
         tensor = tensors["sampling_parameters"].reshape(-1)
         source = tensor[0] if tensor.size == 1 else ""
-    name: str | bytes = b'"tenant"' if isinstance(source, bytes) else '"tenant"'
     with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError, TypeError):
-        if name in source:  # type: ignore[operator]  # both are text, or bytes
+        if may_have_name(source, "tenant"):
             return _TENANT.decode(source).tenant
     return ""
 
@@ -122,14 +179,16 @@ class Preparation:
 
         Args:
             load: of the request.
-            work: prepares it; it must not raise.
+            work: prepares it; it must not raise, except for `MustWait`.
             tenant: the account that its preparation is charged to.
 
         Raises:
             RequestRefused: too much waits already; nothing was started.
+            MustWait: the request is small, and cannot be prepared on this thread after all.
         """
         if load.is_small:
-            work()
+            with _admitting():
+                work()
             return
         if load.size > SMALL:
             self._check_room(load.size, tenant)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.text.chat import Chat
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.text.tokenizer_limits import PROBE_LENGTH
 
 TEXT, TEXT_PAIR = "text_input", "text_pair"  # the texts of a pair
 EMBEDDING_REQUEST = "embedding_request"  # vllm_backend's tensor: a prompt with its parameters
@@ -19,6 +22,8 @@ SOURCES = ("text_input", "input_ids", "messages")
 # A character may be written as two escaped surrogates, and each message has fields around its text.
 JSON_PER_CHARACTER = 12
 JSON_BESIDES = 2**16
+# Thread time to encode a short text; after one that took longer, the tokenizer is a slow one.
+SLOW_ENCODING_S = 0.02
 UTF8_BYTES = 4  # maximum number of bytes of a character
 
 
@@ -39,6 +44,7 @@ class PromptReader:
         # A prompt with more characters cannot fit; it is not tokenized.
         self._max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
         self.max_json_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
+        self.is_slow = False  # a short text took long; then no text is short enough
 
     def check_lengths(self, tensors: Tensors) -> None:
         """Refuse a prompt that is too long, without decoding it.
@@ -96,7 +102,8 @@ class PromptReader:
             text = fields.string(name, tensors[name])
             self._check_length(name, len(text), self._max_text_length)
             texts.append(text)
-        return Prompt(self._tokenizer.encode_pair(*texts), None)
+        with self._measuring(sum(map(len, texts))):
+            return Prompt(self._tokenizer.encode_pair(*texts), None)
 
     def _render(self, tensors: Tensors, tools: Sequence[Mapping[str, Any]]) -> str:
         if self._tokenizer.chat_template is None:
@@ -113,8 +120,19 @@ class PromptReader:
             InvalidRequest: it is too long or no valid Unicode; ``name`` is the field that has it.
         """
         self._check_length(name, len(text), self._max_text_length)
-        (ids,) = self._tokenizer.encode_prompts([text], add_special_tokens=add_special_tokens)
+        with self._measuring(len(text)):
+            (ids,) = self._tokenizer.encode_prompts([text], add_special_tokens=add_special_tokens)
         return Prompt(ids, text)
+
+    @contextlib.contextmanager
+    def _measuring(self, length: int) -> Iterator[None]:
+        """Find out whether a short text takes long, which the checks at load cannot rule out."""
+        start_s = time.thread_time()  # the library encodes a single text on this thread
+        try:
+            yield
+        finally:
+            if length <= PROBE_LENGTH and time.thread_time() - start_s > SLOW_ENCODING_S:
+                self.is_slow = True
 
     def _check_length(self, name: str, length: int, max_length: int) -> None:
         if length > max_length:

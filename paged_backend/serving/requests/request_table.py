@@ -111,14 +111,14 @@ class RequestTable:
         request = open_request.answer.request
         with self._lock:
             self.check_open()
-            self._results.add(open_request.result_bytes)
+            self._results.add(open_request.result_bytes, request.tenant)
             self._open[request.request_id] = open_request
             if self._has_engine:
                 try:
                     open_request.is_in_flight = self._link.send(wire.AddRequest(request))
                 except Exception:
                     del self._open[request.request_id]
-                    self._results.remove(open_request.result_bytes)
+                    self._results.remove(open_request.result_bytes, request.tenant)
                     raise
             self._deadlines.add(request.request_id)
             if arrival.is_cancelled:
@@ -197,7 +197,8 @@ class RequestTable:
             open_request = self._open.pop(request_id, None)
             if open_request is None:
                 return self._inspecting.pop(request_id, None)
-            self._results.remove(open_request.result_bytes)
+            tenant = open_request.answer.request.tenant
+            self._results.remove(open_request.result_bytes, tenant)
             return open_request.sender
 
     def return_lent(self) -> None:

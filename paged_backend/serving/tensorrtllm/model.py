@@ -39,6 +39,7 @@ from paged_backend.serving.tensorrtllm.sampling import (
 
 # Parameters of a request that its clients set, and that have no effect.
 _PARAMETERS = ("Streaming",)
+MAX_PARAMETERS = 2**14  # characters of all parameters, of which there are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,10 @@ class BatchModel(model.TritonPythonModel):
         """
 
     def _arrivals(self, request: Any, sender: TritonSender) -> list[Arrival]:
-        for name in json.loads(triton.read_parameters(request) or "{}"):
+        parameters = triton.read_parameters(request)
+        if len(parameters) > MAX_PARAMETERS:
+            raise InvalidRequest("parameters", f"has over {MAX_PARAMETERS} characters")
+        for name in json.loads(parameters or "{}"):
             if not name.startswith("triton_") and name not in _PARAMETERS:
                 raise InvalidRequest(name, "is not known")
         rows = split_rows(triton.read_tensors(request, self.inputs), is_batched=self._is_batched)

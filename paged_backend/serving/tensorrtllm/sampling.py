@@ -15,11 +15,17 @@ import numpy as np
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
-from paged_backend.sampling_params import MAX_WORD_LENGTH
+from paged_backend.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_WORD_LENGTH,
+)
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.tensorrtllm.words import read_words
-from paged_backend.structured_outputs import KINDS, from_guide
+from paged_backend.serving.requests.prompts import UTF8_BYTES
+from paged_backend.serving.tensorrtllm.words import read_texts, read_words
+from paged_backend.structured_outputs import KINDS, MAX_LENGTH, from_guide
 from paged_backend.text.detokenizer import token_bytes
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -116,16 +122,23 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
         if theirs in tensors
     }
     values |= _truncation(dialect, tensors) | _guide(tensors)
+    limits = {
+        "stop_words": (llm.limits.max_stop_strings, MAX_STOP_LENGTH),
+        "bad_words": (MAX_BAD_WORDS, MAX_WORD_LENGTH),
+    }
     for theirs, ours in _WORDS.items():
         if theirs in tensors:  # an empty string stands for no word
-            values[ours] = [word for word in fields.strings(theirs, tensors[theirs]) if word]
+            texts = read_texts(theirs, tensors[theirs], *limits[theirs])
+            values[ours] = list(filter(None, texts))
     end = _end(tensors, llm)
     values |= end | {"stop": values.get("stop", []) + end["stop"]}
     values["stop_special_tokens"] = True  # TensorRT-LLM compares tokens, not text
     if "bad_words_list" in tensors:
-        values["bad_words_token_ids"] = read_words("bad_words_list", tensors["bad_words_list"])
+        values["bad_words_token_ids"] = read_words(
+            "bad_words_list", tensors["bad_words_list"], 2 * MAX_BAD_WORDS, MAX_WORD_LENGTH
+        )
     bias = Counter(bias_of_words(tensors, llm))
-    bias.update(_bias_of_tokens(tensors))  # adds them
+    bias.update(_bias_of_tokens(tensors, llm.limits.max_logit_bias))  # adds them
     if bias:
         values["logit_bias"] = bias
     if fields.flag(tensors, "return_log_probs") or fields.flag(
@@ -193,10 +206,20 @@ def _end(tensors: Tensors, llm: Vocabulary) -> dict[str, Any]:
     values: dict[str, Any] = {"stop": []}
     token_ids = []
     if "stop_words_list" in tensors:
-        words = read_words("stop_words_list", tensors["stop_words_list"])
+        words = read_words(
+            "stop_words_list",
+            tensors["stop_words_list"],
+            llm.limits.max_stop_strings + MAX_STOP_TOKEN_IDS,
+            UTF8_BYTES * llm.limits.max_stop_length,  # a token may be one byte
+        )
         llm.limits.check_token_ids("stop_words_list", [token for word in words for token in word])
         token_ids = [word[0] for word in words if len(word) == 1]
         texts = [word for word in words if len(word) > 1]
+        if len(texts) > llm.limits.max_stop_strings:
+            problem = f"at most {llm.limits.max_stop_strings} words of several tokens"
+            raise InvalidRequest(
+                "stop_words_list", f"{problem} (max_stop_strings), got {len(texts)}"
+            )
         values["stop"] = [_text(llm.tokenizer, word) for word in texts]
     if "end_id" in tensors:
         end_id = fields.single("end_id", tensors["end_id"]).item()
@@ -216,7 +239,7 @@ def _text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
 def _guide(tensors: Tensors) -> dict[str, Any]:
     """Return the constraint on the output; an empty type stands for none."""
     kind, guide = (
-        fields.string(name, tensors[name]) if name in tensors else ""
+        "".join(read_texts(name, tensors[name], 1, MAX_LENGTH)) if name in tensors else ""
         for name in ("guided_decoding_guide_type", "guided_decoding_guide")
     )
     if not kind:
@@ -234,29 +257,31 @@ def bias_of_words(tensors: Tensors, llm: Vocabulary) -> dict[str, float]:
         return {}
     if missing:
         raise InvalidRequest(missing[0], "is missing; words and weights come together")
-    words = fields.strings("embedding_bias_words", tensors["embedding_bias_words"])
-    weights = fields.elements("embedding_bias_weights", tensors["embedding_bias_weights"])
-    if len(words) != len(weights):
-        raise InvalidRequest(
-            "embedding_bias_weights", f"has {len(weights)} elements for {len(words)} words"
-        )
+    texts, weights = names
+    limit = llm.limits.max_logit_bias
+    words = read_texts(texts, tensors[texts], limit, MAX_WORD_LENGTH)
+    values = fields.elements(weights, tensors[weights], limit)
+    if len(words) != len(values):
+        raise InvalidRequest(weights, f"has {len(values)} elements for {len(words)} words")
     bias: defaultdict[str, float] = defaultdict(float)
-    for word, weight in zip(words, weights, strict=True):
-        if len(word) > MAX_WORD_LENGTH:
-            raise InvalidRequest(
-                "embedding_bias_words",
-                f"each has at most {MAX_WORD_LENGTH} characters, got {len(word)}",
-            )
-        for token_id in llm.tokenizer.encode(word, add_special_tokens=False):
+    encoded = llm.tokenizer.encode_batch(words, add_special_tokens=False)
+    for token_ids, weight in zip(encoded, values, strict=True):
+        for token_id in token_ids:
             bias[str(token_id)] += weight
     return dict(bias)
 
 
-def _bias_of_tokens(tensors: Tensors) -> dict[str, float]:
+def _bias_of_tokens(tensors: Tensors, max_number: int) -> dict[str, float]:
     """Return the bias that is given for the whole vocabulary."""
     if "embedding_bias" not in tensors:
         return {}
     weights = tensors["embedding_bias"].reshape(-1)
+    number = np.count_nonzero(weights)
+    if number > max_number:
+        raise InvalidRequest(
+            "embedding_bias",
+            f"has {number} elements other than 0, more than {max_number} (max_logit_bias)",
+        )
     return {str(token_id): float(weights[token_id]) for token_id in np.flatnonzero(weights)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from paged_backend.contract import TensorSpec
 from paged_backend.errors import InvalidRequest
-from paged_backend.sampling_params import MAX_WORD_LENGTH
+from paged_backend.sampling_params import MAX_BAD_WORDS, MAX_WORD_LENGTH
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -24,7 +24,7 @@ from paged_backend.serving.tensorrtllm.arrays import (
 )
 from paged_backend.serving.tensorrtllm.sampling import bias_of_words
 from paged_backend.serving.tensorrtllm.specs import specs
-from paged_backend.serving.tensorrtllm.words import NO_WORD, write_words
+from paged_backend.serving.tensorrtllm.words import NO_WORD, read_texts, write_words
 
 _TOKENIZE = TokenizerTask("tokenize", is_charged=False)
 _WORD_LISTS = {"BAD_WORDS_DICT": "BAD_WORDS_IDS", "STOP_WORDS_DICT": "STOP_WORDS_IDS"}
@@ -124,14 +124,12 @@ class Preprocessing(_Step):
         return end_id
 
     def _words(self, tensors: Tensors, name: str) -> Array:
-        texts = fields.strings(name, tensors[name]) if name in tensors else []
-        for text in texts:
-            if len(text) > MAX_WORD_LENGTH:
-                raise InvalidRequest(
-                    name, f"each has at most {MAX_WORD_LENGTH} characters, got {len(text)}"
-                )
-        encode = partial(self._llm.tokenizer.encode, add_special_tokens=False)
-        return write_words([encode(text) for text in texts if text])[None]
+        max_words = 2 * MAX_BAD_WORDS  # no list of the model has more words
+        texts = (
+            read_texts(name, tensors[name], max_words, MAX_WORD_LENGTH) if name in tensors else []
+        )
+        words = list(filter(None, texts))
+        return write_words(self._llm.tokenizer.encode_batch(words, add_special_tokens=False))[None]
 
     def _bias(self, tensors: Tensors) -> Array:
         """Return the bias of each token of the vocabulary."""
