@@ -44,11 +44,12 @@ class LogitAdjuster:
         self._edits.apply(logits, samples)
         self._counts.begin_step()
         self._stops.begin_step()
-        for row, spec in zip(logits.numpy(), samples, strict=True):
-            if spec.params.penalized:
-                self._penalize(row, spec)
-            if spec.num_output_tokens < spec.params.min_tokens:
-                self._forbid_stops(row, spec.params)
+        with np.errstate(all="ignore"):  # logits may overflow, and may not be finite
+            for row, spec in zip(logits.numpy(), samples, strict=True):
+                if spec.params.penalized:
+                    self._penalize(row, spec)
+                if spec.num_output_tokens < spec.params.min_tokens:
+                    self._forbid_stops(row, spec.params)
 
     def _penalize(self, logits: NDArray[np.float32], spec: SampleSpec) -> None:
         params = spec.params
@@ -57,7 +58,10 @@ class LogitAdjuster:
         if params.repetition_penalty != 1:
             seen, penalty = counts.seen(), np.float32(params.repetition_penalty)
             old = logits[seen]
-            logits[seen] = np.where(old > 0, old / penalty, old * penalty)
+            # Positive logits are divided and others multiplied. With a penalty above 1, that is the
+            # smaller result for both, and else the larger one; a choice by the sign is slower.
+            choose = np.minimum if penalty > 1 else np.maximum
+            logits[seen] = choose(old / penalty, old * penalty)
         if params.presence_penalty != 0 or params.frequency_penalty != 0:
             produced, occurrences = counts.produced()
             amounts = params.frequency_penalty * occurrences + params.presence_penalty

@@ -347,6 +347,17 @@ def test_penalties_follow_a_sequence_whose_drafts_are_rejected() -> None:
         assert torch.equal(logits[0], wanted)
 
 
+@pytest.mark.parametrize("penalty", [0.01, 0.6, 1.3, 100.0])
+def test_a_repetition_penalty_changes_any_logit_as_defined(penalty: float) -> None:
+    logits = torch.cat([noise(1, vocab=2000), noise(1, vocab=2000, scale=1e-44)], dim=1)
+    logits[0, :7] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 3e38, -3e38])
+    one = spec(prompt=tuple(range(4000)), repetition_penalty=penalty)
+    wanted = penalized(logits[0], one)
+    LogitAdjuster({EOS}).adjust(logits, [one])
+    assert torch.equal(logits[0].isnan(), wanted.isnan())
+    assert torch.equal(logits[0].nan_to_num(7), wanted.nan_to_num(7))
+
+
 def test_what_is_kept_of_requests_is_dropped_after_them() -> None:
     kept: Recent[SamplingParams, int] = Recent()
     steady, short = SamplingParams(), SamplingParams()
