@@ -2,106 +2,74 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
-from paged_backend.sampling.token_edits import edit_logits
+from paged_backend.sampling.recent import Recent
+from paged_backend.sampling.token_counts import TokenCounts
+from paged_backend.sampling.token_edits import TokenEdits
+from paged_backend.sampling_params import SamplingParams
 
 
 def needs_adjustment(spec: SampleSpec) -> bool:
-    """Return True if :func:`adjust_logits` may change the logits of a sample."""
+    """Return True if `LogitAdjuster.adjust` may change the logits of a sample."""
     params = spec.params
     return params.adjusts_tokens or params.penalized or spec.num_output_tokens < params.min_tokens
 
 
-def adjust_logits(
-    logits: Tensor, samples: Sequence[SampleSpec], eos_token_ids: Iterable[int]
-) -> None:
-    """Apply token edits, penalties and ``min_tokens`` in place, in this order.
+class LogitAdjuster:
+    """Applies token edits, penalties and ``min_tokens``, in this order.
 
-    ``logits`` [R, vocab] has one row per sample. Rows that need no adjustment are not written.
+    It keeps what it makes of requests and counts of sequences, so that the work of a step grows
+    neither with the lists of a request nor with the tokens of a sequence by more than a few array
+    operations.
     """
-    edit_logits(logits, samples)
-    penalized = [(row, spec) for row, spec in enumerate(samples) if spec.params.penalized]
-    if penalized:
-        _penalize_repetition(logits, penalized)
-        _penalize_output_tokens(logits, penalized)
-    early = [
-        (row, spec)
-        for row, spec in enumerate(samples)
-        if spec.num_output_tokens < spec.params.min_tokens
-    ]
-    if early:
-        _forbid_stops(logits, early, eos_token_ids)
 
+    def __init__(self, eos_token_ids: Collection[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._edits = TokenEdits()
+        self._counts: Recent[list[int], TokenCounts] = Recent()
+        self._stops: Recent[SamplingParams, NDArray[np.int64]] = Recent()
 
-def _penalize_repetition(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> None:
-    rows = [(row, spec) for row, spec in rows if spec.params.repetition_penalty != 1]
-    if not rows:
-        return
-    counts = [spec.position for _, spec in rows]
-    row_ids, token_ids, penalty = _on_device(
-        logits,
-        np.repeat([row for row, _ in rows], counts),
-        _joined(spec.context for _, spec in rows),
-        np.repeat([spec.params.repetition_penalty for _, spec in rows], counts).astype(np.float32),
-    )
-    # A token that occurs twice is read twice before anything is written: both write one value.
-    old = logits[row_ids, token_ids]
-    logits[row_ids, token_ids] = torch.where(old > 0, old / penalty, old * penalty)
+    def adjust(self, logits: Tensor, samples: Sequence[SampleSpec]) -> None:
+        """Change logits in place.
 
+        ``logits`` [R, vocab] float32 has one row per sample, on the host. Rows that need no
+        adjustment are not written.
+        """
+        self._edits.apply(logits, samples)
+        self._counts.begin_step()
+        self._stops.begin_step()
+        with np.errstate(all="ignore"):  # logits may overflow, and may not be finite
+            for row, spec in zip(logits.numpy(), samples, strict=True):
+                if spec.params.penalized:
+                    self._penalize(row, spec)
+                if spec.num_output_tokens < spec.params.min_tokens:
+                    self._forbid_stops(row, spec.params)
 
-def _penalize_output_tokens(logits: Tensor, rows: list[tuple[int, SampleSpec]]) -> None:
-    rows = [
-        (row, spec)
-        for row, spec in rows
-        if spec.params.presence_penalty != 0 or spec.params.frequency_penalty != 0
-    ]
-    outputs = [spec.context[spec.num_prompt_tokens :] for _, spec in rows]
-    owners = np.repeat(np.arange(len(rows)), [len(output) for output in outputs])
-    if not owners.size:
-        return
-    vocab_size = logits.shape[1]
-    keys, occurrences = np.unique(owners * vocab_size + _joined(outputs), return_counts=True)
-    owners, token_ids = np.divmod(keys, vocab_size)
-    frequency = np.array([spec.params.frequency_penalty for _, spec in rows])[owners]
-    presence = np.array([spec.params.presence_penalty for _, spec in rows])[owners]
-    row_ids, columns, amount = _on_device(
-        logits,
-        np.array([row for row, _ in rows])[owners],
-        token_ids,
-        (frequency * occurrences + presence).astype(np.float32),
-    )
-    logits[row_ids, columns] -= amount
+    def _penalize(self, logits: NDArray[np.float32], spec: SampleSpec) -> None:
+        params = spec.params
+        counts = self._counts.of(spec.token_ids, lambda: TokenCounts(spec, len(logits)))
+        counts.update(spec)
+        if params.repetition_penalty != 1:
+            seen, penalty = counts.seen(), np.float32(params.repetition_penalty)
+            old = logits[seen]
+            # Positive logits are divided and others multiplied. With a penalty above 1, that is the
+            # smaller result for both, and else the larger one; a choice by the sign is slower.
+            choose = np.minimum if penalty > 1 else np.maximum
+            logits[seen] = choose(old / penalty, old * penalty)
+        if params.presence_penalty != 0 or params.frequency_penalty != 0:
+            produced, occurrences = counts.produced()
+            amounts = params.frequency_penalty * occurrences + params.presence_penalty
+            logits[produced] -= amounts.astype(np.float32)
 
+    def _forbid_stops(self, logits: NDArray[np.float32], params: SamplingParams) -> None:
+        logits[self._stops.of(params, lambda: self._stops_of(params, len(logits)))] = -np.inf
 
-def _forbid_stops(
-    logits: Tensor, rows: list[tuple[int, SampleSpec]], eos_token_ids: Iterable[int]
-) -> None:
-    vocab_size = logits.shape[1]
-    cells = [
-        (row, token_id)
-        for row, spec in rows
-        for token_id in itertools.chain(eos_token_ids, spec.params.stop_token_ids)
-        if token_id < vocab_size  # stop ids are the user's: any number may come
-    ]
-    if cells:
-        row_ids, token_ids = _on_device(logits, *np.array(cells).T)
-        logits[row_ids, token_ids] = -torch.inf
-
-
-def _joined(lists: Iterable[Sequence[int]]) -> NDArray[np.int64]:
-    return np.fromiter(itertools.chain.from_iterable(lists), dtype=np.int64)
-
-
-def _on_device(logits: Tensor, *arrays: NDArray[Any]) -> tuple[Tensor, ...]:
-    return tuple(
-        torch.from_numpy(np.ascontiguousarray(array)).to(logits.device) for array in arrays
-    )
+    def _stops_of(self, params: SamplingParams, vocab_size: int) -> NDArray[np.int64]:
+        stops = np.array([*self._eos_token_ids, *params.stop_token_ids], np.int64)
+        return stops[stops < vocab_size]  # stop ids are the user's: any number may come

@@ -13,7 +13,7 @@ from paged_backend.sampling.draws import (
     draw_from_candidates,
     draw_greedy,
 )
-from paged_backend.sampling.logit_adjustments import adjust_logits, needs_adjustment
+from paged_backend.sampling.logit_adjustments import LogitAdjuster, needs_adjustment
 from paged_backend.sampling_params import SamplingParams
 
 # Below this temperature sampling is argmax in float32.
@@ -23,10 +23,14 @@ _Draw = Callable[[Tensor, Sequence[SampleSpec]], list[int]]
 
 
 class Sampler:
-    """Samples tokens with each row's sampling parameters; keeps no state between steps."""
+    """Samples tokens with each row's sampling parameters.
+
+    A token depends on no earlier step: all that is kept is what can be made again. The lists of
+    token ids in the samples belong to one sequence each, which may only change them at the end.
+    """
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
-        self._eos_token_ids = eos_token_ids
+        self._adjuster = LogitAdjuster(eos_token_ids)
 
     def sample_greedily(self, logits: Tensor, samples: Sequence[SampleSpec]) -> dict[int, int]:
         """Return the tokens of the greedy rows whose logits no parameter changes, by row.
@@ -49,7 +53,7 @@ class Sampler:
         Row ``i`` belongs to ``samples[i]``. A row's token depends on its own logits, parameters,
         seed and position only.
         """
-        adjust_logits(logits, samples, self._eos_token_ids)
+        self._adjuster.adjust(logits, samples)
         rows_by_draw: dict[_Draw, list[int]] = {}
         for row, spec in enumerate(samples):
             rows_by_draw.setdefault(_draw_for(spec.params), []).append(row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,78 +11,92 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import SampleSpec
+from paged_backend.sampling.bad_words import BadWords
+from paged_backend.sampling.recent import Recent
+from paged_backend.sampling_params import SamplingParams
 
-_WHATEVER_CAME_LAST = -1
 Send = Callable[[NDArray[Any]], Tensor]
 
 
-class _Edit(NamedTuple):
-    """An amount to add to one logit if the row's last token is a certain token."""
+class _Edits(NamedTuple):
+    """The changes of one request's logits, made once for all its sequences and steps."""
 
-    row: int
-    token: int
-    amount: float
-    last_token: int
+    forbidden: Tensor | None  # [vocab] bool, true for the tokens that are not allowed
+    # Distinct tokens and the amounts to add to their logits; None if there are none.
+    amounts: tuple[Tensor, Tensor] | None
+    bad_words: BadWords | None  # of two or more tokens
 
 
-def edit_logits(
-    logits: Tensor,
-    samples: Sequence[SampleSpec],
-    send: Send = torch.from_numpy,
-    last_tokens: Tensor | None = None,
-) -> None:
-    """Apply ``allowed_token_ids``, ``logit_bias`` and ``bad_words_token_ids`` in place.
+class TokenEdits:
+    """Applies ``allowed_token_ids``, ``logit_bias`` and ``bad_words_token_ids`` to logits.
 
     Args:
-        logits: [R, vocab] float32; row ``i`` belongs to ``samples[i]``, further rows are padding.
-        samples: the specs of the first rows.
         send: copies an array to the logits' device.
-        last_tokens: [R] int32 on the logits' device: the last token of each row's sequence. None
-            if the host knows these tokens; they are then read from ``samples``.
     """
-    rows = [(row, spec) for row, spec in enumerate(samples) if spec.params.adjusts_tokens]
-    if not rows:
-        return
-    _keep_allowed(logits, rows, send)
-    edits = [edit for row, spec in rows for edit in _edits(row, spec)]
-    if not edits:
-        return
-    if last_tokens is None:
-        last_tokens = torch.tensor([spec.token_ids[spec.position - 1] for spec in samples])
-    row_ids, token_ids, needed = (
-        send(np.array([edit[field] for edit in edits], np.int64)) for field in (0, 1, 3)
-    )
-    amounts = send(np.array([edit.amount for edit in edits], np.float32))
-    applies = (needed == _WHATEVER_CAME_LAST) | (needed == last_tokens[row_ids])
-    # A token may be named twice, so amounts are added.
-    logits.index_put_((row_ids, token_ids), torch.where(applies, amounts, 0.0), accumulate=True)
 
+    def __init__(self, send: Send = torch.from_numpy) -> None:
+        self._send = send
+        self._edits: Recent[SamplingParams, _Edits] = Recent()
 
-def _keep_allowed(logits: Tensor, rows: list[tuple[int, SampleSpec]], send: Send) -> None:
-    rows = [(row, spec) for row, spec in rows if spec.params.allowed_token_ids]
-    if not rows:
-        return
-    allowed = [spec.params.allowed_token_ids for _, spec in rows]
-    owners = np.repeat([row for row, _ in rows], [len(ids) for ids in allowed])
-    row_ids = send(owners.astype(np.int64))
-    token_ids = send(np.concatenate(allowed).astype(np.int64))
-    kept = logits[row_ids, token_ids]
-    logits.index_fill_(0, send(np.unique(owners).astype(np.int64)), -torch.inf)
-    logits[row_ids, token_ids] = kept
+    def apply(
+        self, logits: Tensor, samples: Sequence[SampleSpec], last_tokens: Tensor | None = None
+    ) -> None:
+        """Change the logits in place.
 
+        Args:
+            logits: [R, vocab] float32; row ``i`` belongs to ``samples[i]``, further rows are
+                padding. ``vocab`` is the same in all calls.
+            samples: the specs of the first rows.
+            last_tokens: [R] on the logits' device: the last token of each row's sequence. None if
+                the host knows these tokens; they are then read from ``samples``.
+        """
+        self._edits.begin_step()
+        rows = [(row, spec) for row, spec in enumerate(samples) if spec.params.adjusts_tokens]
+        endings: list[tuple[int, NDArray[np.int64]]] = []
+        for row, spec in rows:
+            edits = self._edits_of(spec.params, logits.shape[1])
+            if edits.forbidden is not None:
+                logits[row].masked_fill_(edits.forbidden, -torch.inf)
+            if edits.amounts is not None:
+                logits[row].index_add_(0, *edits.amounts)
+            if edits.bad_words is not None:
+                found = edits.bad_words.endings(
+                    spec.token_ids, spec.num_prompt_tokens, spec.position - 1
+                )
+                endings += ((row, pairs) for pairs in found)
+        if endings:
+            if last_tokens is None:
+                last_tokens = torch.tensor([spec.token_ids[spec.position - 1] for spec in samples])
+            self._forbid(logits, endings, last_tokens)
 
-def _edits(row: int, spec: SampleSpec) -> Iterator[_Edit]:
-    for token, bias in spec.params.logit_bias:
-        yield _Edit(row, token, bias, _WHATEVER_CAME_LAST)
-    for *before, token in spec.params.bad_words_token_ids:
-        if not before:
-            yield _Edit(row, token, -torch.inf, _WHATEVER_CAME_LAST)
-        elif _precede(before[:-1], spec):
-            yield _Edit(row, token, -torch.inf, before[-1])
+    def _edits_of(self, params: SamplingParams, vocab_size: int) -> _Edits:
+        return self._edits.of(params, lambda: self._make(params, vocab_size))
 
+    def _make(self, params: SamplingParams, vocab_size: int) -> _Edits:
+        forbidden = None
+        if params.allowed_token_ids:
+            mask = np.ones(vocab_size, np.bool_)
+            mask[np.array(params.allowed_token_ids)] = False
+            forbidden = self._send(mask)
+        added = dict(params.logit_bias)
+        words = params.bad_words_token_ids
+        added |= {word[0]: -np.inf for word in words if len(word) == 1}
+        amounts = None
+        if added:
+            tokens = np.fromiter(added.keys(), np.int64)
+            amounts = self._send(tokens), self._send(np.fromiter(added.values(), np.float32))
+        longer = [word for word in words if len(word) > 1]
+        return _Edits(forbidden, amounts, BadWords(longer) if longer else None)
 
-def _precede(tokens: list[int], spec: SampleSpec) -> bool:
-    """Return whether these tokens precede the row's last token, within its output."""
-    end = spec.position - 1
-    start = end - len(tokens)
-    return start >= spec.num_prompt_tokens and spec.token_ids[start:end] == tokens
+    def _forbid(
+        self, logits: Tensor, endings: list[tuple[int, NDArray[np.int64]]], last_tokens: Tensor
+    ) -> None:
+        """Forbid the second token of each pair in the rows whose last token is the first."""
+        pairs = np.concatenate([pairs for _, pairs in endings])
+        owners = np.repeat([row for row, _ in endings], [len(pairs) for _, pairs in endings])
+        row_ids, needed, token_ids = (
+            self._send(np.ascontiguousarray(array)) for array in (owners, pairs[:, 0], pairs[:, 1])
+        )
+        amounts = torch.where(needed == last_tokens[row_ids], -torch.inf, 0.0)
+        # Pairs of one row may have the same second token, so amounts are added.
+        logits.index_put_((row_ids, token_ids), amounts, accumulate=True)

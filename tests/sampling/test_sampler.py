@@ -1,7 +1,13 @@
 from __future__ import annotations
 
 import math
+import random
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -14,6 +20,8 @@ from torch import Tensor
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.seeds import derive_seed
 from paged_backend.sampling.draws import NUM_CANDIDATES
+from paged_backend.sampling.logit_adjustments import LogitAdjuster
+from paged_backend.sampling.recent import STEPS_KEPT, Recent
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.sampling_params import SamplingParams
 
@@ -295,6 +303,77 @@ def test_presence_and_frequency_penalties_count_the_output_only(
     assert sample(logits, [one]) == [expected]
 
 
+def penalized(logits: Tensor, one: SampleSpec) -> Tensor:
+    """Apply the penalties by their definitions, token by token."""
+    wanted = logits.clone()
+    params = one.params
+    for token in set(one.context):
+        factor = torch.tensor(params.repetition_penalty, dtype=torch.float32)
+        wanted[token] = wanted[token] / factor if wanted[token] > 0 else wanted[token] * factor
+    for token, count in Counter(one.context[one.num_prompt_tokens :]).items():
+        wanted[token] -= params.frequency_penalty * count + params.presence_penalty
+    return wanted
+
+
+def test_penalties_follow_a_sequence_whose_drafts_are_rejected() -> None:
+    params = SamplingParams(
+        max_tokens=None, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25
+    )
+    adjuster = LogitAdjuster({EOS})
+    choose = random.Random(0).randrange
+    known = [choose(9) for _ in range(4)]
+    start = len(known)
+    tokens = list(known)  # one list for the whole sequence, as the worker has it
+    for step in range(60):
+        num_drafts = choose(4)
+        tokens[len(known) :] = [choose(9) for _ in range(num_drafts)]
+        specs = [
+            SampleSpec(0, params, 0, position, start, tokens)
+            for position in range(len(known), len(tokens) + 1)
+        ]
+        logits = noise(len(specs), vocab=9, seed=step)
+        wanted = torch.stack([penalized(row, one) for row, one in zip(logits, specs, strict=True)])
+        adjuster.adjust(logits, specs)
+        assert torch.equal(logits, wanted)
+        num_right = choose(num_drafts + 1)
+        known += [*tokens[len(known) : len(known) + num_right], choose(9)]
+        tokens[:] = known
+    # A new list with output, as after a preemption, is counted at once and then followed.
+    resumed = SampleSpec(0, params, 0, len(known), start, list(known))
+    for one in (resumed, resumed._replace(position=len(known) - 1)):
+        logits = noise(1, vocab=9)
+        wanted = penalized(logits[0], one)
+        adjuster.adjust(logits, [one])
+        assert torch.equal(logits[0], wanted)
+
+
+@pytest.mark.parametrize("penalty", [0.01, 0.6, 1.3, 100.0])
+def test_a_repetition_penalty_changes_any_logit_as_defined(penalty: float) -> None:
+    logits = torch.cat([noise(1, vocab=2000), noise(1, vocab=2000, scale=1e-44)], dim=1)
+    logits[0, :7] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 3e38, -3e38])
+    one = spec(prompt=tuple(range(4000)), repetition_penalty=penalty)
+    wanted = penalized(logits[0], one)
+    LogitAdjuster({EOS}).adjust(logits, [one])
+    assert torch.equal(logits[0].isnan(), wanted.isnan())
+    assert torch.equal(logits[0].nan_to_num(7), wanted.nan_to_num(7))
+
+
+def test_what_is_kept_of_requests_is_dropped_after_them() -> None:
+    kept: Recent[SamplingParams, int] = Recent()
+    steady, short = SamplingParams(), SamplingParams()
+    made: list[SamplingParams] = []
+
+    def value(params: SamplingParams) -> int:
+        return kept.of(params, lambda: made.append(params) or len(made))
+
+    assert value(short) == 1
+    for _ in range(3 * STEPS_KEPT):
+        kept.begin_step()
+        assert value(steady) == 2  # equal to the other, but another object
+    assert len(kept) == 1
+    assert value(short) == 3
+
+
 def test_stops_cannot_come_before_min_tokens() -> None:
     logits = torch.zeros(1, 10)
     logits[0, [EOS, 3, 5]] = torch.tensor([9.0, 8.0, 7.0])
@@ -358,6 +437,27 @@ def test_words_with_the_same_end_forbid_it_after_each_beginning() -> None:
         assert sample(logits, [one]) == [expected]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    words=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12),
+    output=st.lists(st.integers(0, 2), max_size=6),
+)
+def test_any_bad_words_are_forbidden_where_they_would_end(
+    words: list[list[int]], output: list[int]
+) -> None:
+    one = spec(prompt=(0, 1), output=tuple(output), bad_words_token_ids=words)
+    logits = noise(1, vocab=3)
+    forbidden = {
+        last
+        for *rest, last in words
+        if len(rest) <= len(output) and output[len(output) - len(rest) :] == rest
+    }
+    wanted = logits.clone()
+    wanted[0, list(forbidden)] = -torch.inf
+    LogitAdjuster({EOS}).adjust(logits, [one])
+    assert torch.equal(logits, wanted)
+
+
 # ---- logits that are no numbers -----------------------------------------------------------------
 
 
@@ -406,3 +506,65 @@ def test_the_number_of_tensor_calls_does_not_grow_with_the_rows(fields: dict[str
         return kernels(lambda: Sampler(frozenset({EOS})).sample(logits, specs))
 
     assert calls(64) < 1.1 * calls(4)
+
+
+LONG_LISTS = {
+    "logit_bias": {"logit_bias": {token: 0.5 for token in range(1024)}},
+    "allowed": {"allowed_token_ids": list(range(1, 20_000)) * 2},
+    "bad words": {"bad_words_token_ids": [[*[5] * (n % 62), 5, n + 9] for n in range(256)]},
+    "stops": {"min_tokens": 1000, "stop_token_ids": list(range(256))},
+    "repetition": {"repetition_penalty": 1.2, "frequency_penalty": 0.1},
+}
+
+
+def operations(step: Callable[[], object]) -> int:
+    """Return the number of bytecode instructions that a step runs, which no other load changes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        step()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("fields", LONG_LISTS.values(), ids=LONG_LISTS)
+def test_the_lists_of_a_request_are_read_once_and_not_at_each_step(
+    fields: dict[str, object],
+) -> None:
+    params = SamplingParams.from_mapping({"max_tokens": None, "temperature": 0, **fields})
+    specs = [spec(params, prompt=(*range(2000),), output=(5,) * 200) for _ in range(8)]
+    logits = noise(8, vocab=20_000)
+    sampler = Sampler(frozenset({EOS}))
+    first = sampler.sample(logits.clone(), specs)
+    later: list[int] = []
+    # Bad words need about 65 instructions for each token of a word, however many words there are.
+    assert operations(lambda: later.extend(sampler.sample(logits.clone(), specs))) < 8 * 6000
+    assert later == first
+
+
+@pytest.mark.parametrize("fields", LONG_LISTS.values(), ids=LONG_LISTS)
+def test_a_step_costs_little_more_than_one_without_lists(fields: dict[str, object]) -> None:
+    def seconds(params: SamplingParams) -> float:
+        specs = [spec(params, prompt=(*range(2000),), output=(5,) * 200) for _ in range(64)]
+        sampler = Sampler(frozenset({EOS}))
+        sampler.sample(logits.clone(), specs)
+        times = []
+        for _ in range(3):
+            copy = logits.clone()
+            start = time.thread_time()
+            sampler.sample(copy, specs)
+            times.append(time.thread_time() - start)
+        return min(times)
+
+    logits = noise(64, vocab=20_000)
+    plain = SamplingParams(max_tokens=None, temperature=0.5)
+    assert seconds(replace(plain, **fields)) < 3 * seconds(plain)

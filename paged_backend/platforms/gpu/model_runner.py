@@ -301,10 +301,11 @@ class GpuModelRunner:
             presence_penalty=1.0,
             logit_bias=((0, 1.0),),
             allowed_token_ids=(0, 1),
-            bad_words_token_ids=((0,),),
+            bad_words_token_ids=((0,), (0, 0)),
         )
         tokens, blocks = [0] * length, [0] * (-(-length // self._block_size) * self._num_groups)
-        sample = SampleSpec(-1, params, 0, length, length, tokens)
+        # The last token counts as output: bad words lie in the output.
+        sample = SampleSpec(-1, params, 0, length, length - 1, tokens)
         # Logits of the whole prompt would keep much pinned memory; those of the sample are enough.
         prompt = PromptLogprobsSpec(1, tokens[1:])
         item = ScheduledSequence(-1, tokens, 0, blocks, (sample,), prompt)

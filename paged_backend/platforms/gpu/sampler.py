@@ -18,7 +18,7 @@ from torch import Tensor
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.platforms.gpu.packed_rows import PackedRows
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.sampling.token_edits import edit_logits
+from paged_backend.sampling.token_edits import TokenEdits
 from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 
@@ -38,6 +38,7 @@ class DeviceSampler:
         self, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], transfer: Transfer
     ) -> None:
         self._transfer = transfer
+        self._edits = TokenEdits(transfer.send)
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._num_stops = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
@@ -119,7 +120,7 @@ class DeviceSampler:
             tokens: [n] int32, receives the tokens.
         """
         if samples:
-            edit_logits(logits, samples, self._transfer.send, last_inputs)
+            self._edits.apply(logits, samples, last_inputs)
         apply_penalties(logits, to.row_or_none, to.positions, self._counts, self._penalties)
         self.sample(logits, to, tokens)
         count_tokens(self._counts, to.row_or_none, tokens)
