@@ -5,9 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
+from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.errors import ConfigError
 from paged_backend.models.base import LoadableModel, Model
@@ -44,7 +46,7 @@ def load_model(
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
     kernels = _quantized_kernels(config, quantization, kernels)
-    max_model_len = resolve_max_model_len(config, model_config.max_position_embeddings)
+    max_model_len = decoder_max_model_len(config, model_config)
     # The header of a GGUF file has been compared with its tensors when it was read.
     if config.load_format != "dummy" and not is_gguf(folder):
         check_stored(folder, model_config, quantization)
@@ -126,6 +128,16 @@ def _unless_full_precision(factory: LinearFactory) -> LinearFactory:
         return kernels.linear(spec) if spec.full_precision else factory(spec, kernels)
 
     return make
+
+
+def decoder_max_model_len(config: ModelOptions, model: ModelShape | FallbackConfig) -> int:
+    """Return the option `max_model_len` if it is set, else the model's default.
+
+    Raises:
+        ConfigError: the option exceeds the context length.
+    """
+    longest = resolve_max_model_len(config, model.max_position_embeddings)
+    return longest if config.max_model_len is not None else model.default_max_model_len
 
 
 def resolve_max_model_len(config: ModelOptions, limit: int) -> int:
