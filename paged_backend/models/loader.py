@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.tied_embeddings import stored_untied
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.errors import ConfigError
 from paged_backend.models.base import LoadableModel, Model
@@ -49,6 +51,8 @@ def load_model(
     max_model_len = decoder_max_model_len(config, model_config)
     # The header of a GGUF file has been compared with its tensors when it was read.
     if config.load_format != "dummy" and not is_gguf(folder):
+        if model_config.tied_embeddings and stored_untied(folder):
+            model_config = replace(model_config, tied_embeddings=False)
         check_stored(folder, model_config, quantization)
     model = build_model(model_config, max_model_len, kernels)
     if config.load_format == "dummy":
