@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.context_length import context_length, default_length
+from paged_backend.checkpoint.families.defaults import with_family_defaults
 from paged_backend.checkpoint.families.keys import SILU_NAMES, rope_section
 from paged_backend.checkpoint.limits import MAX_EXPERTS_OF_MODEL, MAX_POSITIONS
 from paged_backend.checkpoint.registry import (
@@ -39,6 +40,7 @@ def read_shape(config: ConfigFile) -> ModelShape:
         ConfigError: a key is missing or wrong, or the model is not supported.
     """
     name = find_architecture(config)
+    config = with_family_defaults(config, name)
     architecture = ARCHITECTURES[name]
     for key, off in _OFF.items():
         if key not in architecture.own_keys and config.value(key) not in off:
