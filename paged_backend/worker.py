@@ -30,7 +30,7 @@ from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.models.base import Model
 from paged_backend.models.contents import held_bytes, weight_forms
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
-from paged_backend.models.loader import load_model, resolve_max_model_len
+from paged_backend.models.loader import decoder_max_model_len, load_model
 from paged_backend.models.positions import check_positions
 from paged_backend.options.model import AUTO, GENERATE
 from paged_backend.platforms.base import ModelRunner
@@ -132,7 +132,7 @@ class Worker:
             from paged_backend.models.transformers_model import load_transformers_model
 
             return load_transformers_model(config, model_config, folder, self.platform)
-        max_model_len = resolve_max_model_len(config, model_config.max_position_embeddings)
+        max_model_len = decoder_max_model_len(config, model_config)
         pool_bytes = config.kv_cache_memory_bytes or self.platform.default_kv_cache_bytes
         if pool_bytes is not None:
             check_positions(model_config, max_model_len, pool_bytes)

@@ -6,6 +6,8 @@ Each function writes one layout. `LAYOUTS` has them by name. The vocabularies ar
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 import sys
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 sys.path.insert(0, str(Path(__file__).parent / "text"))
@@ -121,6 +124,34 @@ def llama_class(folder: Path) -> None:
         add_bos_token=True,
         add_eos_token=True,
     )
+    write_json(folder / "config.json", {"model_type": "llama"})
+
+
+def sentencepiece_file(folder: Path) -> None:
+    """As early checkpoints of Llama and Mistral: tokenizer.model, and no tokenizer.json."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=400,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    write(folder, None, tokenizer_class="LlamaTokenizer", add_bos_token=True)
+    write_json(folder / "config.json", {"model_type": "llama"})
+
+
+def tiktoken_file(folder: Path) -> None:
+    """As Llama 3 of its authors: tokenizer.model in the form of tiktoken."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"an", b"in"]
+    lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
+    (folder / "tokenizer.model").write_text("\n".join(lines))
+    write(folder, None, tokenizer_class=PLAIN, bos_token=None, eos_token=None, unk_token=None)
     write_json(folder / "config.json", {"model_type": "llama"})
 
 
@@ -234,6 +265,8 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
         sentencepiece_with_prefix,
         sentencepiece_without_prefix,
         llama_class,
+        sentencepiece_file,
+        tiktoken_file,
         unigram,
         unigram_first,
         word_pieces,

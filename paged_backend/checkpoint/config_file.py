@@ -88,6 +88,10 @@ class ConfigFile:
         present = {key: value for key, value in self._values.items() if value is not None}
         return ConfigFile(values | present, self._origin)
 
+    def with_absent(self, **values: Any) -> ConfigFile:
+        """Return a copy in which keys that are not in the file, not even as null, have values."""
+        return ConfigFile(values | self._values, self._origin)
+
     def _checked(self, key: str, rule: Rule, default: object) -> Any:
         value = self.value(key)
         if value is None:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_POSITIONS
 
+LONG_ROPES = "longrope", "su"  # the first name is the newer one
+ORIGINAL = "original_max_position_embeddings"
+
 _EXTENDING = ("linear", "yarn")
 
 
@@ -40,12 +43,30 @@ def context_length(sections: Iterable[ConfigFile | None], max_positions: int) ->
     return max([max_positions, *lengths])
 
 
+def default_length(sections: Iterable[ConfigFile | None], longest: int) -> int:
+    """Return how many tokens a sequence may have if no option sets a length.
+
+    LongRoPE has other frequencies for models that serve more than the original length, with which
+    short texts are computed less well, and unlike transformers computes them. So the default is the
+    original length, as in vLLM.
+
+    Args:
+        sections: the keys of the layers' rotary embeddings; None for layers without one.
+        longest: see `context_length`.
+
+    Raises:
+        ConfigError: a key is wrong.
+    """
+    long_ropes = (one for one in sections if one is not None and rope_type(one) in LONG_ROPES)
+    lengths = [section.integer(ORIGINAL, longest, high=MAX_POSITIONS) for section in long_ropes]
+    return min([longest, *lengths])
+
+
 def _scaled(section: ConfigFile, max_positions: int) -> int:
     factor = section.optional_number("factor")
     if factor is None or rope_type(section) not in _EXTENDING:
         return max_positions
-    key = "original_max_position_embeddings"
-    trained = section.integer(key, max_positions, high=MAX_POSITIONS)
+    trained = section.integer(ORIGINAL, max_positions, high=MAX_POSITIONS)
     if trained > max_positions:
         return max_positions
     if factor * trained > MAX_POSITIONS:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.context_length import context_length
+from paged_backend.checkpoint.context_length import context_length, default_length
 from paged_backend.checkpoint.folder import check_texts
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_VOCAB_SIZE
@@ -29,6 +29,7 @@ class FallbackConfig:
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int  # tokens of prompt and output, after the scaling of rope
+    default_max_model_len: int  # where no option sets it; at most `max_position_embeddings`
     dtype: torch.dtype  # of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     file: ConfigFile
@@ -62,11 +63,14 @@ def load_fallback_config(checkpoint: Path) -> FallbackConfig:
     config = read_auto_config(checkpoint, file).get_text_config(decoder=True)
     vocab_size = find_integer(file, config, "vocab_size", MAX_VOCAB_SIZE)
     positions = find_integer(file, config, "max_position_embeddings", MAX_POSITIONS)
+    sections = _rope_sections(file, config)
+    longest = context_length(sections, positions)
     return FallbackConfig(
         architecture=architecture,
         hidden_size=find_integer(file, config, "hidden_size", MAX_HIDDEN_SIZE),
         vocab_size=vocab_size,
-        max_position_embeddings=context_length(_rope_sections(file, config), positions),
+        max_position_embeddings=longest,
+        default_max_model_len=default_length(sections, longest),
         dtype=DTYPES[read_dtype(file)],
         eos_token_ids=read_eos_token_ids(checkpoint, file, vocab_size),
         file=file,

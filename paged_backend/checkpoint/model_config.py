@@ -9,10 +9,12 @@ import torch
 
 from paged_backend.checkpoint.classifier import ClassifierSpec, read_activation
 from paged_backend.checkpoint.config_file import ConfigFile
+from paged_backend.checkpoint.families.defaults import with_family_defaults
 from paged_backend.checkpoint.families.keys import rope_section
 from paged_backend.checkpoint.gguf.config import read_gguf_config
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.limits import MAX_END_TOKENS
+from paged_backend.checkpoint.registry import find_architecture
 from paged_backend.checkpoint.rope import Rope, read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_max_positions, read_shape
@@ -46,6 +48,7 @@ def load_model_config(checkpoint: Path) -> ModelConfig:
         ConfigError: a file or key is missing or wrong, or the model is not supported.
     """
     config = _read_config(checkpoint)
+    config = with_family_defaults(config, find_architecture(config))
     shape = read_shape(config)
     return ModelConfig(
         **{spec.name: getattr(shape, spec.name) for spec in fields(shape)},

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.context_length import rope_type
+from paged_backend.checkpoint.context_length import LONG_ROPES, ORIGINAL, rope_type
 from paged_backend.checkpoint.limits import MAX_POSITIONS
 from paged_backend.validation import shorten
 
@@ -76,12 +76,12 @@ def read_rope(
         raise section.error("partial_rotary_factor", "is not supported unless it is 1")
     dim = dim or head_dim
     kind = rope_type(section)
-    if kind not in (*_SCALINGS, *_LONG_ROPES):
-        known = ", ".join((*_SCALINGS, *_LONG_ROPES))
+    if kind not in (*_SCALINGS, *LONG_ROPES):
+        known = ", ".join((*_SCALINGS, *LONG_ROPES))
         raise section.error("rope_type", f"must be one of {known}, got {shorten(kind)}")
     theta = section.number("rope_theta", DEFAULT_THETA)
     unscaled = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    if kind in _LONG_ROPES:
+    if kind in LONG_ROPES:
         return _long_rope(section, head_dim, unscaled, max_positions)
     frequencies, scale = _SCALINGS[kind](section, unscaled, theta, max_positions)
     return Rope(head_dim, tuple(frequencies.tolist()), scale)
@@ -183,8 +183,7 @@ def _long_rope(section: ConfigFile, head_dim: int, unscaled: Tensor, max_positio
 
 def _trained(section: ConfigFile, max_positions: int) -> int:
     """Read the number of positions before the scaling."""
-    key = "original_max_position_embeddings"
-    return section.integer(key, max_positions, high=MAX_POSITIONS)
+    return section.integer(ORIGINAL, max_positions, high=MAX_POSITIONS)
 
 
 def _divided(
@@ -214,4 +213,3 @@ _SCALINGS: dict[str, Callable[[ConfigFile, Tensor, float, int], tuple[Tensor, fl
     "yarn": _yarn,
     "divided": _divided,
 }
-_LONG_ROPES = "longrope", "su"  # the first name is the newer one

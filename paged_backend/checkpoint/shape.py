@@ -144,6 +144,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int  # tokens of prompt and output, after the scaling of rope
+    default_max_model_len: int  # where no option sets it; at most `max_position_embeddings`
     tied_embeddings: bool  # the output layer's weight is the embedding's
     has_output_layer: bool  # False: the model is loaded for its hidden states only
     variant: Variant

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.context_length import context_length
+from paged_backend.checkpoint.context_length import context_length, default_length
+from paged_backend.checkpoint.families.defaults import with_family_defaults
 from paged_backend.checkpoint.families.keys import SILU_NAMES, rope_section
 from paged_backend.checkpoint.limits import MAX_EXPERTS_OF_MODEL, MAX_POSITIONS
 from paged_backend.checkpoint.registry import (
@@ -38,6 +40,7 @@ def read_shape(config: ConfigFile) -> ModelShape:
         ConfigError: a key is missing or wrong, or the model is not supported.
     """
     name = find_architecture(config)
+    config = with_family_defaults(config, name)
     architecture = ARCHITECTURES[name]
     for key, off in _OFF.items():
         if key not in architecture.own_keys and config.value(key) not in off:
@@ -46,6 +49,7 @@ def read_shape(config: ConfigFile) -> ModelShape:
     num_layers = config.integer("num_hidden_layers")
     variant = architecture.variant(config, num_layers)
     _check_experts(config, variant, num_layers)
+    longest = _context_length(config, variant)
     return ModelShape(
         architecture=name,
         vocab_size=config.integer("vocab_size"),
@@ -55,7 +59,8 @@ def read_shape(config: ConfigFile) -> ModelShape:
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=_head_dim(config, architecture, num_heads),
-        max_position_embeddings=_context_length(config, variant),
+        max_position_embeddings=longest,
+        default_max_model_len=default_length(_rope_sections(config, variant), longest),
         tied_embeddings=config.flag("tie_word_embeddings", architecture.tied_embeddings),
         has_output_layer=has_output_layer(config),
         has_classifier=has_classifier(config),
@@ -72,7 +77,11 @@ def _context_length(config: ConfigFile, variant: Variant) -> int:
     max_positions = read_max_positions(config)
     if variant.rotary.within_positions:
         return max_positions
-    return context_length(variant.rotary.sections or [rope_section(config)], max_positions)
+    return context_length(_rope_sections(config, variant), max_positions)
+
+
+def _rope_sections(config: ConfigFile, variant: Variant) -> Sequence[ConfigFile | None]:
+    return variant.rotary.sections or [rope_section(config)]
 
 
 def _check_experts(config: ConfigFile, variant: Variant, num_layers: int) -> None:

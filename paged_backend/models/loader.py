@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
+from paged_backend.checkpoint.shape import ModelShape
+from paged_backend.checkpoint.tied_embeddings import stored_untied
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.errors import ConfigError
 from paged_backend.models.base import LoadableModel, Model
@@ -44,9 +48,11 @@ def load_model(
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
     kernels = _quantized_kernels(config, quantization, kernels)
-    max_model_len = resolve_max_model_len(config, model_config.max_position_embeddings)
+    max_model_len = decoder_max_model_len(config, model_config)
     # The header of a GGUF file has been compared with its tensors when it was read.
     if config.load_format != "dummy" and not is_gguf(folder):
+        if model_config.tied_embeddings and stored_untied(folder):
+            model_config = replace(model_config, tied_embeddings=False)
         check_stored(folder, model_config, quantization)
     model = build_model(model_config, max_model_len, kernels)
     if config.load_format == "dummy":
@@ -126,6 +132,16 @@ def _unless_full_precision(factory: LinearFactory) -> LinearFactory:
         return kernels.linear(spec) if spec.full_precision else factory(spec, kernels)
 
     return make
+
+
+def decoder_max_model_len(config: ModelOptions, model: ModelShape | FallbackConfig) -> int:
+    """Return the option `max_model_len` if it is set, else the model's default.
+
+    Raises:
+        ConfigError: the option exceeds the context length.
+    """
+    longest = resolve_max_model_len(config, model.max_position_embeddings)
+    return longest if config.max_model_len is not None else model.default_max_model_len
 
 
 def resolve_max_model_len(config: ModelOptions, limit: int) -> int:

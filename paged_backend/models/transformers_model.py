@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from paged_backend.models.loader import resolve_max_model_len
+from paged_backend.models.loader import decoder_max_model_len
 from paged_backend.models.transformers_attention import NAME, LayerFinder, PagedStep, attend_with
 from paged_backend.models.transformers_check import (
     AttentionKernels,
@@ -112,7 +112,7 @@ def load_transformers_model(
     check_not_quantized(options, folder, config.file)
     model = load_pretrained(config.architecture, options, folder, kernels, _check_complete)
     _check_kind(model)
-    max_model_len = resolve_max_model_len(options, config.max_position_embeddings)
+    max_model_len = decoder_max_model_len(options, config)
     check_rope(model.config.get_text_config(decoder=True), config.architecture, max_model_len)
     loaded = TransformersModel(config, max_model_len, model)
     prompts = check_prompts(config.vocab_size, max_model_len)

@@ -27,6 +27,7 @@ def edit(folder: Path, **values: Any) -> None:
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LENGTHS = {"max_position_embeddings": 2048, "original_max_position_embeddings": 512}
 LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0}
 
 
@@ -140,13 +141,30 @@ def test_dynamic_scaling_within_the_trained_length(family: str, tmp_path: Path) 
         make_engine(tmp_path, max_model_len=213)
 
 
+def test_longrope_ends_at_the_original_length_by_default(tmp_path: Path) -> None:
+    oracle = Oracle("phi4-mini", tmp_path, **LENGTHS)
+    engine = make_engine(tmp_path)
+    assert engine.executor.info.max_model_len == 512
+    oracle.confirm(LONG, tokens_of(run(engine, LONG)))
+    with pytest.raises(ConfigError, match="max_model_len must be at most 2048"):
+        make_engine(tmp_path, max_model_len=2049)
+
+
+def test_the_long_frequencies_of_longrope(tmp_path: Path) -> None:
+    oracle = Oracle("phi4-mini", tmp_path, **LENGTHS)
+    work: Work = [([3 + (i * 37) % 190 for i in range(600)], 12)]
+    engine = make_engine(tmp_path, max_model_len=2048)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+
+
 def test_longrope_of_a_model_that_transformers_computes(tmp_path: Path) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, **LONGROPE}
     rope |= {"original_max_position_embeddings": 256}
     oracle = Oracle("cohere", tmp_path, rope_parameters=rope)
     with pytest.raises(ConfigError, match="max_model_len must be at most 256 for Cohere.* got 512"):
-        make_engine(tmp_path)
-    engine = make_engine(tmp_path, max_model_len=256)
+        make_engine(tmp_path, max_model_len=512)
+    engine = make_engine(tmp_path)
+    assert engine.executor.info.max_model_len == 256
     oracle.confirm(LONG, tokens_of(run(engine, LONG)))
 
 

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import make_checkpoint
+from oracle import make_engine
+from transformers import AutoModelForCausalLM
 
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.errors import ConfigError
+from paged_backend.request import Request
+from paged_backend.sampling_params import SamplingParams
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -149,3 +154,57 @@ def test_refuses_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gemma2", ["attn_logit_softcapping"]),
+        ("gemma2", ["final_logit_softcapping"]),
+        ("gpt-oss", ["rms_norm_eps"]),
+        ("gpt-oss", ["rope_parameters"]),
+        ("mixtral", ["rms_norm_eps", "rope_parameters"]),
+        ("ministral3", ["rms_norm_eps"]),
+        ("ministral3", ["rope_parameters"]),
+        ("olmo2", ["rms_norm_eps"]),
+        ("olmo3", ["rms_norm_eps"]),
+        ("olmoe", ["rms_norm_eps"]),
+        ("phi3", ["rms_norm_eps"]),
+        ("smollm3", ["use_sliding_window"]),
+    ],
+)
+def test_absent_keys_have_the_defaults_of_the_family(
+    family: str, keys: list[str], tmp_path: Path
+) -> None:
+    make_checkpoint(family, tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({key: values[key] for key in values if key not in keys}))
+    confirm_logprobs(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "yarn"])
+def test_names_of_the_rotary_embedding_of_phi_3(kind: str, tmp_path: Path) -> None:
+    make_checkpoint("phi4-mini", tmp_path, original_max_position_embeddings=128)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    rope = values.pop("rope_parameters")
+    scaling = {"type": kind} | {key: rope[key] for key in ("short_factor", "long_factor")}
+    outer = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor")}
+    path.write_text(json.dumps(values | outer | {"rope_scaling": scaling}))
+    confirm_logprobs(tmp_path)
+
+
+def confirm_logprobs(folder: Path) -> None:
+    """Compare the probabilities after a prompt with those of transformers' model of the files."""
+    prompt = [3 + (i * 37) % 190 for i in range(60)]
+    engine = make_engine(folder, max_model_len=128)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    engine.add_request(Request("0", prompt, params))
+    (output,) = engine.step()
+    (found,) = output.logprobs
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    wanted = expected[list(found.top_token_ids)].tolist()
+    assert list(found.top_logprobs) == pytest.approx(wanted, abs=2e-4)

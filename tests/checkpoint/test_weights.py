@@ -10,6 +10,7 @@ import torch
 from checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from paged_backend.checkpoint import weights
 from paged_backend.checkpoint.model_config import load_model_config
@@ -111,6 +112,23 @@ def test_an_index_of_another_name(tmp_path: Path) -> None:
     parameters = unpacked_parameters(tmp_path)
     load_weights(tmp_path, parameters)
     assert all(torch.equal(parameter, state[name]) for name, parameter in parameters.items())
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.5])
+def test_an_output_layer_beside_tied_embeddings(
+    offset: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_checkpoint("qwen3-window", tmp_path)
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    head = embedding.clone()
+    head[-1] += offset
+    edit(tmp_path, lm_head__weight=head)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert torch.equal(oracle.lm_head.weight, head)
+    hidden = torch.randn(3, embedding.shape[1])
+    logits = load(tmp_path, dtype="float32").compute_logits(hidden)
+    torch.testing.assert_close(logits, oracle.lm_head(hidden), atol=1e-4, rtol=1e-4)
+    assert ("tie_word_embeddings" in caplog.text) == bool(offset)
 
 
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def _rotated_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
 
 
 def _windows(config: ConfigFile, rotated: tuple[bool, ...]) -> Windows:
-    if not config.flag("use_sliding_window", False):
+    # transformers masks the layers that the file lists, even without the flag.
+    if not config.flag("use_sliding_window", False) and config.value("layer_types") is None:
         return ()
     default = tuple(FULL if is_rotated else SLIDING for is_rotated in rotated)
     return windows_of(config, layer_types(config, default))

@@ -58,11 +58,16 @@ class PlanOptions:
     def __post_init__(self) -> None:
         check_fields(self, refuse)
 
-    def context_of(self, longest: int) -> int:
-        """The context length to plan for, given a model made for `longest` tokens."""
+    def context_of(self, longest: int, default: int) -> int:
+        """The context length to plan for.
+
+        Args:
+            longest: tokens that the model was made for.
+            default: tokens if the option is not set.
+        """
         if self.context is not None and self.context > longest:
             raise refuse("context", f"the model was made for {longest} tokens, got {self.context}")
-        return self.context or longest
+        return self.context or default
 
     def mean_lengths(self, context: int) -> tuple[int, int]:
         """The mean lengths of prompts and outputs, in tokens."""

@@ -167,7 +167,9 @@ class Planner:
         self._shape = read_shape(config)
         self._options, self._engine = options, engine
         self._limits: StepLimits = engine.step_limits(GPU_LIMITS)
-        context = options.context_of(self._shape.max_position_embeddings)
+        context = options.context_of(
+            self._shape.max_position_embeddings, self._shape.default_max_model_len
+        )
         input_len, output_len = options.mean_lengths(context)
         lengths = Lengths.lognormal(input_len, output_len, options.length_sigma, context)
         self._lengths = lengths

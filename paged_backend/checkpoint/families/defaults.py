@@ -1,0 +1,60 @@
+"""The values of keys that a config.json may leave out, where they differ from Llama's.
+
+transformers writes every key, but older files, and those of other tools, leave out keys whose value
+is the default of the family's class in transformers. These are the defaults of version 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paged_backend.checkpoint.config_file import ConfigFile
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "Glm4ForCausalLM": {"rms_norm_eps": 0.00000015625},
+    "GptOssForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0},
+    "Ministral3ForCausalLM": {"rms_norm_eps": 1e-5},
+    "MinistralForCausalLM": {"sliding_window": 4096},
+    "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+    "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
+    "Olmo3ForCausalLM": {"rms_norm_eps": 1e-5},
+    "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
+    "Phi3ForCausalLM": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+}
+# The rotary embeddings of files that describe none.
+_ROPES: dict[str, dict[str, Any]] = {
+    "GptOssForCausalLM": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "Ministral3ForCausalLM": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16_384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+_ROPE_KEYS = "rope_parameters", "rope_scaling"
+
+
+def with_family_defaults(config: ConfigFile, architecture: str) -> ConfigFile:
+    """Return a config.json with the values of the family where keys are absent.
+
+    Args:
+        config: the file.
+        architecture: a key of `registry.ARCHITECTURES`.
+    """
+    config = config.with_absent(**_DEFAULTS.get(architecture, {}))
+    if architecture in _ROPES and all(config.value(key) is None for key in _ROPE_KEYS):
+        config = config.with_defaults(rope_parameters=_ROPES[architecture])
+    return config
