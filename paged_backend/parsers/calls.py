@@ -63,7 +63,8 @@ class Calls:
         """
         try:
             yield from self._read()
-        except NotACallError:
+        except NotACallError as error:
+            self._output.content(error.text)
             self._source.reject_head()
             return (yield from self._source.until(self._ends, self._output.content))
         if not self._marks.close:

@@ -159,3 +159,39 @@ def test_the_beginning_of_an_answer_is_looked_for_with_a_limit() -> None:
     reading = ResponseReader(ResponseFormat("", "", template), prefix="x" * 2**20)
     assert time.thread_time() - start < 10 * MATCH_TIMEOUT_S
     assert reading.feed("Hello").content == "Hello"
+
+
+OBJECT = '[TOOL_CALLS]{"arguments":'
+NO_CALLS = {
+    "objects that never end": (OBJECT * 4000, 4),
+    "objects within objects": (OBJECT * 1000 + "}" * 1000, 26_000),
+    "small objects within objects": ((OBJECT * 80 + "}" * 80) * 40, 4),
+    "objects without arguments": ('[TOOL_CALLS]{"x":' * 4000, 68_000),
+}
+
+
+@pytest.mark.parametrize("name", NO_CALLS)
+def test_a_mark_that_json_may_contain_is_not_read_again_and_again(name: str) -> None:
+    """The mark of ``mistral_list`` may be within an object; the end of the answer is timed, too."""
+    text, size = NO_CALLS[name]
+    reading, deltas, used = reader("mistral_list"), [], []
+    for start in range(0, len(text) + 1, size):
+        before = time.thread_time()
+        deltas.append(reading.feed(text[start : start + size]))
+        used.append(time.thread_time() - before)
+    before = time.thread_time()
+    deltas.append(reading.finish())
+    used.append(time.thread_time() - before)
+    assert max(used) < READING_S, used
+    content = ResponseDelta.joined(deltas).content
+    assert content.count("{") == text.count("{")
+    assert content.endswith(text[-20:])
+
+
+def test_the_end_of_an_answer_has_the_same_limit() -> None:
+    """What is not read within it is content."""
+    reading, text = reader("mistral_list"), OBJECT * 100
+    first = reading.feed(text)
+    reading._seconds_left = 0.0
+    late = ResponseDelta.joined([first, reading.finish()])
+    assert late.content == text.removeprefix("[TOOL_CALLS]")
