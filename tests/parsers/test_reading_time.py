@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from paged_backend.parsers.response import (
     READING_S_PER_CHARACTER,
     ResponseReader,
 )
+from paged_backend.parsers.schema_values import types_of
 from paged_backend.parsers.source import MAX_HEAD_LENGTH
 from paged_backend.parsers.template import MATCH_TIMEOUT_S, PIECE_TIMEOUT_S, load_template
 
@@ -195,3 +198,27 @@ def test_the_end_of_an_answer_has_the_same_limit() -> None:
     reading._seconds_left = 0.0
     late = ResponseDelta.joined([first, reading.finish()])
     assert late.content == text.removeprefix("[TOOL_CALLS]")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["object"] * 5000},
+        {"anyOf": [{"type": "object"}] * 5000},
+        {"enum": [{}] * 5000},
+        {"allOf": [{"$ref": f"#/properties/a/allOf/{i}"} for i in range(5000)]},
+    ],
+    ids=["types", "union", "values", "references"],
+)
+def test_a_schema_with_many_types_takes_no_time(schema: dict[str, Any]) -> None:
+    """Each type is tried once, and no more than some parts of a schema are looked at."""
+    parameters = {"properties": {"a": schema, "b": {"$ref": "#/properties/a"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    reading = ResponseReader(ResponseFormat("qwen3_coder"), tools=tools)
+    value = "[1, " * 7500
+    call = f"<tool_call><function=f><parameter=a>{value}</parameter><parameter=b>{value}"
+    start = time.thread_time()
+    deltas = [reading.feed(f"{call}</parameter></function></tool_call>"), reading.finish()]
+    assert time.thread_time() - start < 0.1
+    assert json.loads(ResponseDelta.joined(deltas).tool_calls[0].arguments)["a"] == value
+    assert types_of(schema) == types_of({"type": "object"})[: len(types_of(schema))]

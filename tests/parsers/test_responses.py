@@ -378,3 +378,44 @@ def test_a_checkpoints_own_template() -> None:
     )
     assert summary(whole) == ("Yes.", "", [F])
     assert read(format, ["Yes. <<no", ">> and <<"]).content == "Yes.no and <<"
+
+
+SCHEMAS = {
+    "an enum": ({"enum": [1, 2]}, "1", 1),
+    "an enum of strings": ({"enum": ["1", "2"]}, "1", "1"),
+    "an enum of both": ({"enum": ["auto", 2]}, "auto", "auto"),
+    "a constant": ({"const": True}, "true", True),
+    "all of": ({"allOf": [{"type": "integer"}, {"minimum": 1}]}, "1", 1),
+    "a reference": ({"$ref": "#/$defs/point"}, '{"x": 1}', {"x": 1}),
+    "a reference in a union": (
+        {"anyOf": [{"$ref": "#/$defs/point"}, {"type": "null"}]},
+        '{"x": 1}',
+        {"x": 1},
+    ),
+    "a reference to a list": ({"$ref": "#/$defs/of~1many/anyOf/0"}, "[1]", [1]),
+    "a circle": ({"$ref": "#/$defs/circle"}, "[1]", "[1]"),
+    "no such reference": ({"$ref": "#/$defs/none/0"}, "[1]", "[1]"),
+    "a reference elsewhere": ({"$ref": "http://localhost/a#/$defs/point"}, "{}", "{}"),
+    "properties": ({"properties": {"x": {}}}, '{"x": 1}', {"x": 1}),
+    "items": ({"items": {"type": "integer"}}, "[1]", [1]),
+    "an unknown type": ({"type": ["any", "integer"]}, "1", 1),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_parameters_without_a_type_have_the_type_of_their_schema(name: str) -> None:
+    schema, text, value = SCHEMAS[name]
+    parameters = {
+        "type": "object",
+        "properties": {"p": schema},
+        "$defs": {
+            "point": {"type": "object", "properties": {"x": {"type": "integer"}}},
+            "of/many": {"anyOf": [{"items": {}}]},
+            "circle": {"allOf": [{"$ref": "#/$defs/circle"}]},
+        },
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    reader = ResponseReader(ResponseFormat("qwen3_coder"), tools=tools)
+    call = f"<tool_call><function=f><parameter=p>{text}</parameter></function></tool_call>"
+    delta = ResponseDelta.joined([reader.feed(call), reader.finish()])
+    assert json.loads(delta.tool_calls[0].arguments) == {"p": value}
