@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paged_backend.parsers.calls import Calls
 from paged_backend.parsers.formats import CallMarks, JsonCalls, ResponseFormat
+from paged_backend.parsers.json_text import ARGUMENTS_KEYS, TYPE_OF_CALL
 from paged_backend.parsers.literal_calls import NAME
 from paged_backend.parsers.literals import SPACE
 from paged_backend.parsers.output import Output
@@ -45,7 +46,10 @@ class AnswerReader:
             in_reasoning: the prompt has begun the reasoning.
         """
         source, output, marks = self._source, self._output, self._marks
-        known = (self._reasoning[0], marks.open, marks.list_open, marks.list_close)
+        known = (
+            *(self._reasoning[0], marks.open, marks.bare),
+            *(marks.list_open, marks.list_close),
+        )
         watched = tuple(mark for mark in known if mark)
         mark = self._reasoning[0] if in_reasoning else ""
         is_start = True
@@ -53,12 +57,12 @@ class AnswerReader:
             if mark and mark == self._reasoning[0]:
                 yield from self._read_reasoning()
                 is_start = True
-            elif mark and mark == marks.open:
-                mark = yield from self._read_calls()
+            elif mark and mark in (marks.open, marks.bare):
+                mark = yield from self._read_calls(mark)
             if mark and mark == marks.list_close:
                 yield from source.until((), output.drop)
             if is_start and self._begins_with_calls and (yield from self._calls_are_next()):
-                yield from self._read_calls()
+                yield from self._read_calls(marks.open)
             is_start = False
             mark = yield from source.until(watched, output.content)
             if not mark:
@@ -69,10 +73,12 @@ class AnswerReader:
         yield from self._source.until((self._reasoning[1],), self._output.reasoning)
         self._output.end_reasoning()
 
-    def _read_calls(self) -> Reading[str]:
-        """Read calls; returns the mark after them."""
+    def _read_calls(self, mark: str) -> Reading[str]:
+        """Read calls after their first mark; returns the mark after them."""
         assert self._calls is not None
-        mark = self._marks.open
+        if mark != self._marks.open:
+            yield from self._calls.read_bare()
+            return ""
         while mark == self._marks.open:
             self._output.begin_part()
             mark = yield from self._calls.read()
@@ -92,7 +98,7 @@ class AnswerReader:
             yield from source.expect("{" if self._is_json else "[")
             yield from source.run(SPACE)
             if self._is_json:
-                yield from source.expect('"name"')
+                yield from self._key_of_call()
             elif (yield from source.run(NAME)):
                 yield from source.expect("(")
             else:
@@ -102,3 +108,17 @@ class AnswerReader:
             return False
         source.rewind()
         return True
+
+    def _key_of_call(self) -> Reading[None]:
+        """Take the first key of a call, and the value of its type.
+
+        Raises:
+            NotACallError: something else is next.
+        """
+        source = self._source
+        for key in ("name", *ARGUMENTS_KEYS):
+            if (yield from source.take(f'"{key}"')):
+                return
+        for literal in TYPE_OF_CALL:
+            yield from source.expect(literal)
+            yield from source.run(SPACE)

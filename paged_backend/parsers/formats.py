@@ -63,6 +63,7 @@ class CallMarks:
         list_close: after the last call; nothing follows.
         start: may be before calls that begin an answer.
         end: may be after them.
+        bare: what a call itself begins with, if models may leave ``open`` out.
     """
 
     open: str = ""
@@ -71,6 +72,7 @@ class CallMarks:
     list_close: str = ""
     start: str = ""
     end: str = ""
+    bare: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         JsonCalls("parameters"),
         CallMarks(start="<|python_tag|>"),
         separator="; ",
-        opening=r'\s*\{\s*"name"',
+        opening=r'\s*\{\s*("(name|parameters|arguments)"|"type"\s*:\s*"function")',
     ),
     "pythonic": ToolFormat(
         PythonicCalls(),
@@ -183,7 +185,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "qwen3_coder": ToolFormat(
         XmlCalls(),
-        CallMarks("<tool_call>", "</tool_call>"),
+        CallMarks("<tool_call>", "</tool_call>", bare="<function="),
         begin="<tool_call>\n",
         end="\n</tool_call>",
         separator="\n",

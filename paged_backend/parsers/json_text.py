@@ -13,6 +13,7 @@ _STRICTLY_OUTSIDE = re.compile(r"[\s\w.,:+-]*")
 _STRUCTURE = '"\\{}[]'
 _INSIDE = re.compile(r'[^"\\]*')
 ARGUMENTS_KEYS = ("arguments", "parameters")
+TYPE_OF_CALL = ('"type"', ":", '"function"')  # may be before the name
 
 
 class JsonEnd:

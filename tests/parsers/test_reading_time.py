@@ -35,7 +35,8 @@ HEADS = {
         f"<tool_call>{head}"
         for head in ("", "<function=", "<function=f>", "<function=f><parameter=")
     ]
-    + [f"<tool_call><function=f><parameter={name}>" for name in "ab"],
+    + [f"<tool_call><function=f><parameter={name}>" for name in "ab"]
+    + ["<function=", "<function=f><parameter=b>"],
     "openai": [
         *("<|start|>", "<|channel|>", "<|channel|>analysis<|message|>"),
         "<|channel|>commentary to=functions.f",
@@ -49,7 +50,7 @@ HEADS = {
     ],
 }
 # What follows, again and again.
-UNITS = (*" a[", '{"name": "f"}, ', '<tool_call>{"x":', "<|channel|>", "</parameter>")
+UNITS = (*" a[", '{"name": "f"}, ', '<tool_call>{"x":', "<|channel|>", "</parameter>", "<function=")
 
 
 def reader(parser: str) -> ResponseReader:

@@ -59,6 +59,22 @@ ANSWERS = {
         f'{{"name": "g_x", "parameters": {json.dumps(NESTED)}}}',
         ("", "", [F, G]),
     ),
+    "llama3_json, with a type": (
+        ("llama3_json", ""),
+        '{"type": "function", "name": "f", "parameters": {"a": 1}}; '
+        f'{{"type" : "function", "name": "g_x", "parameters": {json.dumps(NESTED)}}}',
+        ("", "", [F, G]),
+    ),
+    "llama3_json, parameters first": (
+        ("llama3_json", ""),
+        ' {"parameters": {"a": 1}, "type": "function", "name": "f"}',
+        ("", "", [F]),
+    ),
+    "llama3_json, JSON with a type": (
+        ("llama3_json", ""),
+        ' {"type": "circle", "name": "f"}',
+        (' {"type": "circle", "name": "f"}', "", []),
+    ),
     "llama3_json, text": (
         ("llama3_json", ""),
         'It is {"name": "f", "parameters": {}}\n',
@@ -85,6 +101,22 @@ ANSWERS = {
         "Let me see.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n"
         "<parameter=b>\nline 1\nline 2\n</parameter>\n</function>\n</tool_call>",
         ("Let me see.", "", [("f", {"a": 1, "b": "line 1\nline 2"})]),
+    ),
+    "qwen3_coder without the first mark": (
+        ("qwen3_coder", "qwen3"),
+        "Let me see <function> or <function=\n.\n<function=f>\n<parameter=a>\n1\n</parameter>\n"
+        "</function>\n</tool_call>\n<function=g_x></function> Done. <tool_call>",
+        (
+            "Let me see <function> or <function=\n.Done.",
+            "",
+            [F, ("g_x", {})],
+        ),
+    ),
+    "qwen3_coder, two calls in one element": (
+        ("qwen3_coder", ""),
+        "<tool_call>\n<function=f><parameter=a>1</parameter></function>\n<function=g_x></function>"
+        "</tool_call>",
+        ("", "", [F, ("g_x", {})]),
     ),
     "openai": (
         ("openai", "openai_gptoss"),
