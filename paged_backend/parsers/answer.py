@@ -31,16 +31,22 @@ class AnswerReader:
         self._reasoning = ("", "")
         if reasoning is not None:
             self._reasoning = (reasoning.begin.strip(), reasoning.end.strip())
+        self._is_over = False  # the mark at the end of the reasoning was read
         self._marks, self._calls = CallMarks(), None
+        self._call_in_reasoning = ""  # the mark of calls that end reasoning
         self._begins_with_calls = False
         if tools is not None and types is not None:
             self._marks = tools.marks
             self._calls = Calls(source, output, tools, types)
             self._begins_with_calls = bool(tools.opening)
+            if reasoning is not None and reasoning.ends_at_calls:
+                self._call_in_reasoning = tools.marks.open
             self._is_json = isinstance(tools.syntax, JsonCalls)
 
     def read(self, *, in_reasoning: bool) -> Reading[None]:
         """Read the answer.
+
+        A lone mark at the end of reasoning is dropped: what is before it was sent as content.
 
         Args:
             in_reasoning: the prompt has begun the reasoning.
@@ -50,28 +56,55 @@ class AnswerReader:
             *(self._reasoning[0], marks.open, marks.bare),
             *(marks.list_open, marks.list_close),
         )
-        watched = tuple(mark for mark in known if mark)
         mark = self._reasoning[0] if in_reasoning else ""
         is_start = True
         while True:
             if mark and mark == self._reasoning[0]:
-                yield from self._read_reasoning()
+                mark = yield from self._read_reasoning()
                 is_start = True
-            elif mark and mark in (marks.open, marks.bare):
+            if mark and mark in (marks.open, marks.bare):
                 mark = yield from self._read_calls(mark)
             if mark and mark == marks.list_close:
                 yield from source.until((), output.drop)
             if is_start and self._begins_with_calls and (yield from self._calls_are_next()):
                 yield from self._read_calls(marks.open)
             is_start = False
+            end = "" if self._is_over else self._reasoning[1]
+            watched = tuple(filter(None, (*known, end)))
             mark = yield from source.until(watched, output.content)
             if not mark:
                 return
+            if mark == end:
+                self._is_over = True
+                yield from source.run(SPACE)
 
-    def _read_reasoning(self) -> Reading[None]:
-        self._output.begin_part()
-        yield from self._source.until((self._reasoning[1],), self._output.reasoning)
-        self._output.end_reasoning()
+    def _read_reasoning(self) -> Reading[str]:
+        """Read reasoning; returns the mark of calls if one ends it."""
+        source, output = self._source, self._output
+        call, end = self._call_in_reasoning, self._reasoning[1]
+        watched = (call, end) if call else (end,)
+        output.begin_part()
+        mark = yield from source.until(watched, output.reasoning)
+        while mark and mark == call and not (yield from self._call_is_next()):
+            if not source.is_cut:
+                output.reasoning(mark)
+            mark = yield from source.until(watched, output.reasoning)
+        output.end_reasoning()
+        self._is_over = mark == end
+        return "" if self._is_over else mark
+
+    def _call_is_next(self) -> Reading[bool]:
+        """Return True if a mark of calls in the reasoning is not just mentioned."""
+        source = self._source
+        source.begin_head()
+        try:
+            yield from source.run(SPACE)
+            yield from source.expect(self._marks.first)
+        except NotACallError:
+            source.reject_head()
+            return False
+        source.rewind()
+        return True
 
     def _read_calls(self, mark: str) -> Reading[str]:
         """Read calls after their first mark; returns the mark after them."""

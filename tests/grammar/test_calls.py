@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -247,6 +248,15 @@ def test_a_constraint_begins_after_the_reasoning(
 ) -> None:
     digits = OutputConstraint(StructuredOutputsParams(regex="[0-9]+"), reasoning=reasoning)
     assert grammars.accepts(digits, text) is is_accepted
+
+
+@pytest.mark.parametrize("thought", ["Hm.", "Hm. <tool_call>"])
+def test_reasoning_does_not_begin_a_call(thought: str, grammars: Grammars) -> None:
+    """The reader would take it for a call, which no grammar has checked."""
+    some = replace(constraint("hermes", required=True), reasoning=Reasoning("qwen3"))
+    call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+    text = f"<think>\n{thought}\n</think>\n\n{call}"
+    assert grammars.accepts(some, text) is (thought == "Hm.")
 
 
 UNSUPPORTED = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}

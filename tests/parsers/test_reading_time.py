@@ -75,7 +75,7 @@ def test_all_formats_have_heads() -> None:
 @pytest.mark.parametrize("parser", TOOL_FORMATS)
 def test_twice_the_text_takes_twice_the_time(parser: str) -> None:
     """White space, names that never end, deep values, unclosed strings, many marks, reasoning."""
-    for head in ("", "<think>", *HEADS[parser]):
+    for head in ("", "<think>", "<think><tool_call>", *HEADS[parser]):
         for unit in UNITS:
             text = head + unit * (2 * LENGTH // len(unit))
             for _ in range(3):  # the machine may be busy

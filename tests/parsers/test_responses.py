@@ -43,6 +43,17 @@ ANSWERS = {
         f'{{"name": "g_x", "arguments": {json.dumps(NESTED)}}}\n</tool_call>',
         ("Sure <ok>.", "hm <tool", [F, G]),
     ),
+    "hermes, a call in the reasoning": (
+        ("hermes", "qwen3"),
+        "<think>\nA <tool_call> is due.\n<tool_call>\n"
+        '{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n</think>\n\nOk. </think>',
+        ("Ok. </think>", "A <tool_call> is due.", [F]),
+    ),
+    "hermes, a lone end of reasoning": (
+        ("hermes", "qwen3"),
+        "hm\n</think>\n\nYes </think> no",
+        ("hm\nYes </think> no", "", []),
+    ),
     "hermes, the closing tag in a string": (
         ("hermes", ""),
         '<tool_call>{"name": "f", "arguments": {"b": "} </tool_call> <tool_call> {"}}</tool_call>',
@@ -111,6 +122,12 @@ ANSWERS = {
             "",
             [F, ("g_x", {})],
         ),
+    ),
+    "qwen3_coder, a call in the reasoning": (
+        ("qwen3_coder", "qwen3"),
+        "<think>hm\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n"
+        "</tool_call>",
+        ("", "hm", [F]),
     ),
     "qwen3_coder, two calls in one element": (
         ("qwen3_coder", ""),
