@@ -12,7 +12,7 @@ from paged_backend.grammar.lark import to_lark
 from paged_backend.grammar.structural_tag import write_structural_tag
 from paged_backend.grammar.writer import GrammarWriter
 from paged_backend.output_constraint import OutputConstraint, Reasoning
-from paged_backend.parsers.formats import REASONING_FORMATS
+from paged_backend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from paged_backend.structured_outputs import StructuredOutputsParams
 
 
@@ -29,7 +29,7 @@ def build_grammar(constraint: OutputConstraint, special_token_ids: Mapping[str, 
     writer = GrammarWriter(special_token_ids)
     answer = _answer(writer, constraint)
     if constraint.reasoning is not None:
-        answer = f"{_reasoning(writer, constraint.reasoning)} {answer}"
+        answer = f"{_reasoning(writer, constraint, constraint.reasoning)} {answer}"
     return writer.grammar(answer)
 
 
@@ -45,15 +45,21 @@ def _answer(writer: GrammarWriter, constraint: OutputConstraint) -> str:
     return f"{writer.literal(begin)} {content or writer.text()}"
 
 
-def _reasoning(writer: GrammarWriter, reasoning: Reasoning) -> str:
-    """Return an expression for the reasoning, which may be missing unless the prompt begins it."""
+def _reasoning(writer: GrammarWriter, constraint: OutputConstraint, reasoning: Reasoning) -> str:
+    """Return an expression for the reasoning, which may be missing unless the prompt begins it.
+
+    It has no mark of calls that would end it, because the grammar of the calls comes after it.
+    """
     format = REASONING_FORMATS[reasoning.parser]
     # Only the marks themselves are certain; models differ in the white space around them.
     begin, end = format.begin.rstrip(), format.end.strip()
     limit = "" if reasoning.max_tokens is None else f"[max_tokens={reasoning.max_tokens}]"
     if limit and not writer.is_marked(end):
         raise ConstraintError("thinking_token_budget", f"needs a model with a token for {end}")
-    rest = f"{writer.text_until(end, limit)} {writer.regex(_SPACE)}"
+    call = ""
+    if format.ends_at_calls and constraint.tool_choice is not None:
+        call = TOOL_FORMATS[constraint.tool_parser].marks.open
+    rest = f"{writer.text_until(end, limit, without=call)} {writer.regex(_SPACE)}"
     if reasoning.is_open:
         return rest
     return f"({writer.literal(begin)} {rest})?"

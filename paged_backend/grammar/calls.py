@@ -61,8 +61,10 @@ def write_calls(writer: GrammarWriter, constraint: OutputConstraint, content: st
         return writer.any_of([calls.write(), text])
     if format.opening:
         return writer.any_of([calls.write(), writer.text(rf"{format.opening}(.|\n)*")])
-    called = f"{writer.text_until(format.marker)} {calls.write(after=format.marker)}"
-    return writer.any_of([called, writer.text_without(format.marker)])
+    marker, bare = format.marker, format.marks.bare
+    marks = (marker, bare) if bare else (marker,)
+    called = f"{writer.text_until(marker, without=bare)} {calls.write(after=marker)}"
+    return writer.any_of([called, writer.text_without(*marks)])
 
 
 class _Call(NamedTuple):

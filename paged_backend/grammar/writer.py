@@ -81,16 +81,29 @@ class GrammarWriter:
         self._rules.append(f"{name}: {pattern}")
         return self.rule(name, attributes)
 
-    def text_without(self, text: str, attributes: str = "") -> str:
-        """Return an expression for any text that does not contain a given one."""
-        return self.text(rf"(.|\n)*{_pattern(text)}(.|\n)*", attributes=attributes)
+    def text_without(self, *texts: str, attributes: str = "") -> str:
+        """Return an expression for any text that contains none of the given ones."""
+        return self.text(*map(_containing, texts), attributes=attributes)
 
-    def text_until(self, end: str, attributes: str = "") -> str:
-        """Return an expression for any text up to the first place where a given one ends."""
+    def text_until(self, end: str, attributes: str = "", without: str = "") -> str:
+        """Return an expression for any text up to the first place where a given one ends.
+
+        Args:
+            end: the text at the end.
+            attributes: of the rule for what is before a special token.
+            without: a text that it may not contain; empty for none.
+        """
+        others = (without,) if without else ()
         if self.is_marked(end):
-            return self.rule(f"{self.text_without(end, attributes)} {self.literal(end)}")
+            before = self.text_without(end, *others, attributes=attributes)
+            return self.rule(f"{before} {self.literal(end)}")
         # A lexeme that is not lazy would include the beginning of the end.
-        return self.rule(f"{ANY_TEXT[:-1]}{_pattern(end)}/", "[lazy]")
+        pattern = f"{ANY_TEXT[:-1]}{_pattern(end)}/"
+        if not without:
+            return self.rule(pattern, "[lazy]")
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {pattern} & ~/{_escaped(_containing(without))}/")
+        return self.rule(name, "[lazy]")
 
     def is_marked(self, text: str) -> bool:
         """Return True if a text has a special token, which other text cannot contain."""
@@ -119,6 +132,11 @@ class GrammarWriter:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _containing(text: str) -> str:
+    """Return a regular expression of texts that contain one."""
+    return rf"(.|\n)*{_pattern(text)}(.|\n)*"
 
 
 def _pattern(text: str) -> str:

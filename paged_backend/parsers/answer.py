@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paged_backend.parsers.calls import Calls
 from paged_backend.parsers.formats import CallMarks, JsonCalls, ResponseFormat
+from paged_backend.parsers.json_text import ARGUMENTS_KEYS, TYPE_OF_CALL
 from paged_backend.parsers.literal_calls import NAME
 from paged_backend.parsers.literals import SPACE
 from paged_backend.parsers.output import Output
@@ -30,49 +31,87 @@ class AnswerReader:
         self._reasoning = ("", "")
         if reasoning is not None:
             self._reasoning = (reasoning.begin.strip(), reasoning.end.strip())
+        self._is_over = False  # the mark at the end of the reasoning was read
         self._marks, self._calls = CallMarks(), None
+        self._call_in_reasoning = ""  # the mark of calls that end reasoning
         self._begins_with_calls = False
         if tools is not None and types is not None:
             self._marks = tools.marks
             self._calls = Calls(source, output, tools, types)
             self._begins_with_calls = bool(tools.opening)
+            if reasoning is not None and reasoning.ends_at_calls:
+                self._call_in_reasoning = tools.marks.open
             self._is_json = isinstance(tools.syntax, JsonCalls)
 
     def read(self, *, in_reasoning: bool) -> Reading[None]:
         """Read the answer.
 
+        A lone mark at the end of reasoning is dropped: what is before it was sent as content.
+
         Args:
             in_reasoning: the prompt has begun the reasoning.
         """
         source, output, marks = self._source, self._output, self._marks
-        known = (self._reasoning[0], marks.open, marks.list_open, marks.list_close)
-        watched = tuple(mark for mark in known if mark)
+        known = (
+            *(self._reasoning[0], marks.open, marks.bare),
+            *(marks.list_open, marks.list_close),
+        )
         mark = self._reasoning[0] if in_reasoning else ""
         is_start = True
         while True:
             if mark and mark == self._reasoning[0]:
-                yield from self._read_reasoning()
+                mark = yield from self._read_reasoning()
                 is_start = True
-            elif mark and mark == marks.open:
-                mark = yield from self._read_calls()
+            if mark and mark in (marks.open, marks.bare):
+                mark = yield from self._read_calls(mark)
             if mark and mark == marks.list_close:
                 yield from source.until((), output.drop)
             if is_start and self._begins_with_calls and (yield from self._calls_are_next()):
-                yield from self._read_calls()
+                yield from self._read_calls(marks.open)
             is_start = False
+            end = "" if self._is_over else self._reasoning[1]
+            watched = tuple(filter(None, (*known, end)))
             mark = yield from source.until(watched, output.content)
             if not mark:
                 return
+            if mark == end:
+                self._is_over = True
+                yield from source.run(SPACE)
 
-    def _read_reasoning(self) -> Reading[None]:
-        self._output.begin_part()
-        yield from self._source.until((self._reasoning[1],), self._output.reasoning)
-        self._output.end_reasoning()
+    def _read_reasoning(self) -> Reading[str]:
+        """Read reasoning; returns the mark of calls if one ends it."""
+        source, output = self._source, self._output
+        call, end = self._call_in_reasoning, self._reasoning[1]
+        watched = (call, end) if call else (end,)
+        output.begin_part()
+        mark = yield from source.until(watched, output.reasoning)
+        while mark and mark == call and not (yield from self._call_is_next()):
+            if not source.is_cut:
+                output.reasoning(mark)
+            mark = yield from source.until(watched, output.reasoning)
+        output.end_reasoning()
+        self._is_over = mark == end
+        return "" if self._is_over else mark
 
-    def _read_calls(self) -> Reading[str]:
-        """Read calls; returns the mark after them."""
+    def _call_is_next(self) -> Reading[bool]:
+        """Return True if a mark of calls in the reasoning is not just mentioned."""
+        source = self._source
+        source.begin_head()
+        try:
+            yield from source.run(SPACE)
+            yield from source.expect(self._marks.first)
+        except NotACallError:
+            source.reject_head()
+            return False
+        source.rewind()
+        return True
+
+    def _read_calls(self, mark: str) -> Reading[str]:
+        """Read calls after their first mark; returns the mark after them."""
         assert self._calls is not None
-        mark = self._marks.open
+        if mark != self._marks.open:
+            yield from self._calls.read_bare()
+            return ""
         while mark == self._marks.open:
             self._output.begin_part()
             mark = yield from self._calls.read()
@@ -92,7 +131,7 @@ class AnswerReader:
             yield from source.expect("{" if self._is_json else "[")
             yield from source.run(SPACE)
             if self._is_json:
-                yield from source.expect('"name"')
+                yield from self._key_of_call()
             elif (yield from source.run(NAME)):
                 yield from source.expect("(")
             else:
@@ -102,3 +141,17 @@ class AnswerReader:
             return False
         source.rewind()
         return True
+
+    def _key_of_call(self) -> Reading[None]:
+        """Take the first key of a call, and the value of its type.
+
+        Raises:
+            NotACallError: something else is next.
+        """
+        source = self._source
+        for key in ("name", *ARGUMENTS_KEYS):
+            if (yield from source.take(f'"{key}"')):
+                return
+        for literal in TYPE_OF_CALL:
+            yield from source.expect(literal)
+            yield from source.run(SPACE)

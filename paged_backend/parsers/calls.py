@@ -17,6 +17,7 @@ from paged_backend.parsers.formats import (
 )
 from paged_backend.parsers.json_text import (
     ARGUMENTS_KEYS,
+    TYPE_OF_CALL,
     read_object_call,
     read_string,
     read_value,
@@ -61,14 +62,35 @@ class Calls:
         Returns:
             The mark; empty at the end of the answer, and after a call without a mark at its end.
         """
+        source, output, bare = self._source, self._output, self._marks.bare
+        while True:
+            try:
+                yield from self._read()
+            except NotACallError as error:
+                output.content(error.text)
+                source.reject_head()
+                return (yield from source.until(self._ends, output.content))
+            if not self._marks.close:
+                return ""
+            ends = (*self._ends, bare) if bare else self._ends
+            mark = yield from source.until(ends, output.drop)
+            if not mark or mark != bare:
+                return mark
+            source.unread(mark)  # another call after the same mark
+
+    def read_bare(self) -> Reading[None]:
+        """Read a call without the mark that opens calls; its own beginning was read."""
+        source, bare = self._source, self._marks.bare
+        source.unread(bare)
         try:
             yield from self._read()
         except NotACallError:
-            self._source.reject_head()
-            return (yield from self._source.until(self._ends, self._output.content))
-        if not self._marks.close:
-            return ""
-        return (yield from self._source.until(self._ends, self._output.drop))
+            source.reject_head()
+            if (yield from source.take(bare)):
+                self._output.content(bare)
+            return
+        yield from source.run(SPACE)
+        yield from source.take(self._marks.close)
 
     def _reader(self, syntax: CallSyntax) -> Callable[[], Reading[None]]:
         source, output = self._source, self._output
@@ -107,7 +129,12 @@ class Calls:
     def _json_head(self) -> Reading[str]:
         """Read the beginning of an object up to its arguments, and return the name."""
         source = self._source
-        for literal in ("{", '"name"', ":"):
+        yield from source.expect("{")
+        yield from source.run(SPACE)
+        has_type = yield from source.take(TYPE_OF_CALL[0])
+        before = (*TYPE_OF_CALL[1:], ",") if has_type else ()
+        yield from source.run(SPACE)
+        for literal in (*before, '"name"', ":"):
             yield from source.expect(literal)
             yield from source.run(SPACE)
         name = yield from read_string(source)

@@ -63,6 +63,8 @@ class CallMarks:
         list_close: after the last call; nothing follows.
         start: may be before calls that begin an answer.
         end: may be after them.
+        bare: what a call itself begins with, if models may leave ``open`` out.
+        first: what follows ``open`` if it is not just mentioned.
     """
 
     open: str = ""
@@ -71,6 +73,8 @@ class CallMarks:
     list_close: str = ""
     start: str = ""
     end: str = ""
+    bare: str = ""
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,13 @@ class ReasoningFormat:
         begin: before the reasoning.
         end: after it.
         content_begin: before the answer.
+        ends_at_calls: models may call tools without ending the reasoning.
     """
 
     begin: str
     end: str
     content_begin: str = ""
+    ends_at_calls: bool = False
 
     def is_open(self, prompt: str) -> bool:
         """Return True if a prompt ends with the beginning of the reasoning."""
@@ -148,7 +154,7 @@ _DEEPSEEK_MARKS = CallMarks(
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": ToolFormat(
         JsonCalls(),
-        CallMarks("<tool_call>", "</tool_call>"),
+        CallMarks("<tool_call>", "</tool_call>", first="{"),
         begin="<tool_call>\n",
         end="\n</tool_call>",
         separator="\n",
@@ -157,7 +163,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         JsonCalls("parameters"),
         CallMarks(start="<|python_tag|>"),
         separator="; ",
-        opening=r'\s*\{\s*"name"',
+        opening=r'\s*\{\s*("(name|parameters|arguments)"|"type"\s*:\s*"function")',
     ),
     "pythonic": ToolFormat(
         PythonicCalls(),
@@ -183,7 +189,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "qwen3_coder": ToolFormat(
         XmlCalls(),
-        CallMarks("<tool_call>", "</tool_call>"),
+        CallMarks("<tool_call>", "</tool_call>", bare="<function=", first="<function="),
         begin="<tool_call>\n",
         end="\n</tool_call>",
         separator="\n",
@@ -218,11 +224,11 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
 }
 
-_THINK = ReasoningFormat("<think>\n", "\n</think>\n\n")
+_THINK = ("<think>\n", "\n</think>\n\n")
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
-    "qwen3": _THINK,
-    "deepseek_r1": _THINK,
+    "qwen3": ReasoningFormat(*_THINK, ends_at_calls=True),
+    "deepseek_r1": ReasoningFormat(*_THINK),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "gemma4": ReasoningFormat("<|channel>thought\n", "\n<channel|>"),
     HARMONY_REASONING: ReasoningFormat(

@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Callable
 
-from paged_backend.parsers.source import MAX_HEAD_LENGTH, Reading, Source
+from paged_backend.parsers.source import MAX_HEAD_LENGTH, NotACallError, Reading, Source
 
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')  # of strings
 _STRICTLY_OUTSIDE = re.compile(r"[\s\w.,:+-]*")
 _STRUCTURE = '"\\{}[]'
 _INSIDE = re.compile(r'[^"\\]*')
 ARGUMENTS_KEYS = ("arguments", "parameters")
+TYPE_OF_CALL = ('"type"', ":", '"function"')  # may be before the name
 
 
 class JsonEnd:
@@ -116,6 +117,9 @@ def read_object_call(
     Returns:
         The name and the arguments as JSON; None if this is no call, whose text then comes next in
         the source.
+
+    Raises:
+        NotACallError: this is no call, and too long to be read again.
     """
     parts: list[str] = []
     length = 0
@@ -134,6 +138,8 @@ def read_object_call(
     text = "".join(parts)
     call = _object_call(text, is_tool) if is_complete else None
     if call is None and not source.is_cut:
+        if len(text) > MAX_HEAD_LENGTH:
+            raise NotACallError(text)
         source.unread(text)
     return call
 

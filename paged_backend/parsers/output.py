@@ -52,6 +52,7 @@ class Output:
 
     def call(self, name: str) -> None:
         """Begin a call."""
+        self.begin_part()
         self.is_inside_call = True
         self._add(ToolCallDelta(self.num_calls, "", self._new_id(), name))
         self.num_calls += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -12,11 +13,12 @@ from paged_backend.parsers.formats import ResponseFormat
 from paged_backend.parsers.harmony import HarmonyReader
 from paged_backend.parsers.output import Output
 from paged_backend.parsers.schema_values import ParameterTypes
-from paged_backend.parsers.source import Reading, Source
+from paged_backend.parsers.source import OutOfTimeError, Reading, Source
 from paged_backend.parsers.template import TemplateReader
 
 # Processor time for one answer, beyond which the rest of it is text. The readers take a few
-# microseconds a character; only the regular expressions of a checkpoint can take more.
+# microseconds a character; texts full of what may be calls, and the regular expressions of a
+# checkpoint, can take more.
 READING_S = 0.25
 READING_S_PER_CHARACTER = 50e-6
 
@@ -24,11 +26,11 @@ READING_S_PER_CHARACTER = 50e-6
 class _Reader(Protocol):
     """Reads an answer in one kind of format."""
 
-    def add(self, text: str) -> None:
-        """Read new text."""
+    def add(self, text: str, deadline_s: float = math.inf) -> None:
+        """Read new text, up to a moment of this thread's processor time."""
 
-    def end(self, *, is_cut: bool) -> None:
-        """Read what was held back."""
+    def end(self, *, is_cut: bool, deadline_s: float = math.inf) -> None:
+        """Read what was held back, up to a moment of this thread's processor time."""
 
     def stop(self) -> None:
         """Take the rest of the answer as content."""
@@ -68,9 +70,10 @@ class ResponseReader:
 
     def feed(self, text: str) -> ResponseDelta:
         """Return what new text of the model adds."""
-        start = time.thread_time()
-        self._reader.add(text)
-        self._seconds_left += READING_S_PER_CHARACTER * len(text) - (time.thread_time() - start)
+        self._seconds_left += READING_S_PER_CHARACTER * len(text)
+        deadline_s = time.thread_time() + self._seconds_left
+        self._reader.add(text, deadline_s)
+        self._seconds_left = deadline_s - time.thread_time()
         if self._seconds_left < 0:
             self._reader.stop()
         return self._output.take()
@@ -82,7 +85,7 @@ class ResponseReader:
             is_cut: something other than the model has ended the answer. Then what may be the
                 beginning of a mark or of a call, or the white space before one, is dropped.
         """
-        self._reader.end(is_cut=is_cut)
+        self._reader.end(is_cut=is_cut, deadline_s=time.thread_time() + self._seconds_left)
         if not is_cut:
             self._output.finish()
         return self._output.take()
@@ -102,16 +105,18 @@ class _FormatReader:
         self._reading: Reading[None] | None = reading.read(in_reasoning=in_reasoning)
         self._advance()
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, deadline_s: float = math.inf) -> None:
         """Read new text."""
         if self._reading is None:
             self._output.content(text)
             return
+        self._source.deadline_s = deadline_s
         self._source.add(text)
         self._advance()
 
-    def end(self, *, is_cut: bool) -> None:
+    def end(self, *, is_cut: bool, deadline_s: float = math.inf) -> None:
         """Read what was held back."""
+        self._source.deadline_s = deadline_s
         self._source.end(is_cut=is_cut)
         self._advance()
 
@@ -128,3 +133,5 @@ class _FormatReader:
                 next(self._reading)
             except StopIteration:
                 self._reading = None
+            except OutOfTimeError:
+                self.stop()

@@ -8,7 +8,9 @@ length whatever the pieces are.
 from __future__ import annotations
 
 import functools
+import math
 import re
+import time
 from collections.abc import Callable, Generator
 from typing import NoReturn, TypeVar
 
@@ -20,7 +22,19 @@ MAX_HEAD_LENGTH = 4096  # characters that may wait for the decision between a ca
 
 
 class NotACallError(Exception):
-    """The text since ``Source.begin_head`` is not the beginning of a call."""
+    """The text since ``Source.begin_head`` is not the beginning of a call.
+
+    Args:
+        text: taken already; it is text of the answer that is not read again.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.text = text
+
+
+class OutOfTimeError(Exception):
+    """The processor time for the answer is used up; its rest is text."""
 
 
 class Source:
@@ -32,6 +46,7 @@ class Source:
         self._head: int | None = None  # where the undecided text begins
         self._is_final = False
         self.is_cut = False  # something other than the model ended the answer
+        self.deadline_s = math.inf  # by this thread's processor time
 
     def add(self, text: str) -> None:
         """Add a piece at the end."""
@@ -62,6 +77,7 @@ class Source:
         else:  # some of it came with earlier pieces
             self._text = text + self._text[self._position :]
             self._position = 0
+        self._check_time()
 
     # --- undecided text -------------------------------------------------------------------------
 
@@ -80,6 +96,7 @@ class Source:
         elif self._head is not None:
             self._position = self._head
         self._head = None
+        self._check_time()
 
     def rewind(self) -> None:
         """Go back to the beginning of the kept text."""
@@ -89,6 +106,11 @@ class Source:
     def refuse(self) -> NoReturn:
         """Raise NotACallError."""
         raise NotACallError
+
+    def _check_time(self) -> None:
+        """Raise an error after the deadline; only text that is read again can take long."""
+        if time.thread_time() > self.deadline_s:
+            raise OutOfTimeError
 
     def _check_head(self) -> None:
         if self._head is not None and self._position - self._head > MAX_HEAD_LENGTH:

@@ -6,6 +6,7 @@ The rules are those of transformers' ``ResponseParser``, which has no limits.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -91,8 +92,8 @@ class TemplateReader:
             return ""
         return prefix[end:]
 
-    def add(self, text: str) -> None:
-        """Read new text."""
+    def add(self, text: str, deadline_s: float = math.inf) -> None:
+        """Read new text, up to a moment of this thread's processor time."""
         if self._is_over:
             self._output.content(text)
             return
@@ -101,16 +102,16 @@ class TemplateReader:
             self._text = self._text[start:]
             self._position -= start
         self._text += text
-        self._read(is_end=False)
+        self._read(deadline_s, is_end=False)
 
-    def end(self, *, is_cut: bool) -> None:
+    def end(self, *, is_cut: bool, deadline_s: float = math.inf) -> None:
         """Read what was held back; at the end of a cut answer, drop it."""
         if self._is_over:
             return
         if is_cut:
             self._text = self._text[: self._position]
             return
-        self._read(is_end=True)
+        self._read(deadline_s, is_end=True)
         if not self._is_over:
             self._put(len(self._text))
             self._close()
@@ -123,11 +124,11 @@ class TemplateReader:
             self._output.content("".join(self._call) + self._text[self._position :])
             self._call.clear()
 
-    def _read(self, *, is_end: bool) -> None:
-        start = time.thread_time()
+    def _read(self, deadline_s: float, *, is_end: bool) -> None:
+        deadline_s = min(deadline_s, time.thread_time() + PIECE_TIMEOUT_S)
         try:
             while not self._is_over and (mark := self._next(is_end)):
-                if time.thread_time() - start > PIECE_TIMEOUT_S:
+                if time.thread_time() > deadline_s:
                     raise TimeoutError
                 self._put(mark.match.start())
                 self._position = mark.match.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -180,7 +181,7 @@ def test_the_model_may_answer_with_text_or_begin_a_valid_call(
 ) -> None:
     rng = random.Random(parser)
     auto = constraint(parser)
-    for text in ("Hello <b>", "The answer is [4], or {4}.\n", ""):
+    for text in ("Hello <b>", "The answer is [4], or {4}.\n", '{"type": "circle"}', ""):
         assert grammars.accepts(auto, text)
     call = None
     while call is None:
@@ -199,6 +200,16 @@ def test_a_mark_cannot_be_spelled_with_other_tokens(
     assert tokenizer.decode(ids) == "<tool_call>"
     matcher = compile_grammar(grammars._vocabulary, grammars.compile(constraint("hermes")))
     assert not matcher.consume_tokens(ids)
+
+
+@pytest.mark.parametrize("end", ["", "<tool_call>\n<function=get_time>\n</function>\n</tool_call>"])
+def test_a_call_without_its_mark_is_not_written(end: str, grammars: Grammars) -> None:
+    """The reader takes it for a call, which no grammar has checked."""
+    auto, text = constraint("qwen3_coder"), "See <function>.\n"
+    assert grammars.accepts(auto, text + end)
+    bare = "<function=lookup>\n</function>\n"
+    assert read("qwen3_coder", text + bare).tool_calls
+    assert not grammars.accepts(auto, text + bare + end)
 
 
 def test_text_may_be_constrained_beside_calls(grammars: Grammars) -> None:
@@ -237,6 +248,15 @@ def test_a_constraint_begins_after_the_reasoning(
 ) -> None:
     digits = OutputConstraint(StructuredOutputsParams(regex="[0-9]+"), reasoning=reasoning)
     assert grammars.accepts(digits, text) is is_accepted
+
+
+@pytest.mark.parametrize("thought", ["Hm.", "Hm. <tool_call>"])
+def test_reasoning_does_not_begin_a_call(thought: str, grammars: Grammars) -> None:
+    """The reader would take it for a call, which no grammar has checked."""
+    some = replace(constraint("hermes", required=True), reasoning=Reasoning("qwen3"))
+    call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+    text = f"<think>\n{thought}\n</think>\n\n{call}"
+    assert grammars.accepts(some, text) is (thought == "Hm.")
 
 
 UNSUPPORTED = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}

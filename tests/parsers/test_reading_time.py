@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from paged_backend.parsers.response import (
     READING_S_PER_CHARACTER,
     ResponseReader,
 )
+from paged_backend.parsers.schema_values import types_of
 from paged_backend.parsers.source import MAX_HEAD_LENGTH
 from paged_backend.parsers.template import MATCH_TIMEOUT_S, PIECE_TIMEOUT_S, load_template
 
@@ -32,7 +35,8 @@ HEADS = {
         f"<tool_call>{head}"
         for head in ("", "<function=", "<function=f>", "<function=f><parameter=")
     ]
-    + [f"<tool_call><function=f><parameter={name}>" for name in "ab"],
+    + [f"<tool_call><function=f><parameter={name}>" for name in "ab"]
+    + ["<function=", "<function=f><parameter=b>"],
     "openai": [
         *("<|start|>", "<|channel|>", "<|channel|>analysis<|message|>"),
         "<|channel|>commentary to=functions.f",
@@ -46,7 +50,7 @@ HEADS = {
     ],
 }
 # What follows, again and again.
-UNITS = (*" a[", '{"name": "f"}, ', '<tool_call>{"x":', "<|channel|>", "</parameter>")
+UNITS = (*" a[", '{"name": "f"}, ', '<tool_call>{"x":', "<|channel|>", "</parameter>", "<function=")
 
 
 def reader(parser: str) -> ResponseReader:
@@ -71,7 +75,7 @@ def test_all_formats_have_heads() -> None:
 @pytest.mark.parametrize("parser", TOOL_FORMATS)
 def test_twice_the_text_takes_twice_the_time(parser: str) -> None:
     """White space, names that never end, deep values, unclosed strings, many marks, reasoning."""
-    for head in ("", "<think>", *HEADS[parser]):
+    for head in ("", "<think>", "<think><tool_call>", *HEADS[parser]):
         for unit in UNITS:
             text = head + unit * (2 * LENGTH // len(unit))
             for _ in range(3):  # the machine may be busy
@@ -159,3 +163,63 @@ def test_the_beginning_of_an_answer_is_looked_for_with_a_limit() -> None:
     reading = ResponseReader(ResponseFormat("", "", template), prefix="x" * 2**20)
     assert time.thread_time() - start < 10 * MATCH_TIMEOUT_S
     assert reading.feed("Hello").content == "Hello"
+
+
+OBJECT = '[TOOL_CALLS]{"arguments":'
+NO_CALLS = {
+    "objects that never end": (OBJECT * 4000, 4),
+    "objects within objects": (OBJECT * 1000 + "}" * 1000, 26_000),
+    "small objects within objects": ((OBJECT * 80 + "}" * 80) * 40, 4),
+    "objects without arguments": ('[TOOL_CALLS]{"x":' * 4000, 68_000),
+}
+
+
+@pytest.mark.parametrize("name", NO_CALLS)
+def test_a_mark_that_json_may_contain_is_not_read_again_and_again(name: str) -> None:
+    """The mark of ``mistral_list`` may be within an object; the end of the answer is timed, too."""
+    text, size = NO_CALLS[name]
+    reading, deltas, used = reader("mistral_list"), [], []
+    for start in range(0, len(text) + 1, size):
+        before = time.thread_time()
+        deltas.append(reading.feed(text[start : start + size]))
+        used.append(time.thread_time() - before)
+    before = time.thread_time()
+    deltas.append(reading.finish())
+    used.append(time.thread_time() - before)
+    assert max(used) < READING_S, used
+    content = ResponseDelta.joined(deltas).content
+    assert content.count("{") == text.count("{")
+    assert content.endswith(text[-20:])
+
+
+def test_the_end_of_an_answer_has_the_same_limit() -> None:
+    """What is not read within it is content."""
+    reading, text = reader("mistral_list"), OBJECT * 100
+    first = reading.feed(text)
+    reading._seconds_left = 0.0
+    late = ResponseDelta.joined([first, reading.finish()])
+    assert late.content == text.removeprefix("[TOOL_CALLS]")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["object"] * 5000},
+        {"anyOf": [{"type": "object"}] * 5000},
+        {"enum": [{}] * 5000},
+        {"allOf": [{"$ref": f"#/properties/a/allOf/{i}"} for i in range(5000)]},
+    ],
+    ids=["types", "union", "values", "references"],
+)
+def test_a_schema_with_many_types_takes_no_time(schema: dict[str, Any]) -> None:
+    """Each type is tried once, and no more than some parts of a schema are looked at."""
+    parameters = {"properties": {"a": schema, "b": {"$ref": "#/properties/a"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    reading = ResponseReader(ResponseFormat("qwen3_coder"), tools=tools)
+    value = "[1, " * 7500
+    call = f"<tool_call><function=f><parameter=a>{value}</parameter><parameter=b>{value}"
+    start = time.thread_time()
+    deltas = [reading.feed(f"{call}</parameter></function></tool_call>"), reading.finish()]
+    assert time.thread_time() - start < 0.1
+    assert json.loads(ResponseDelta.joined(deltas).tool_calls[0].arguments)["a"] == value
+    assert types_of(schema) == types_of({"type": "object"})[: len(types_of(schema))]

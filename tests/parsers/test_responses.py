@@ -43,6 +43,17 @@ ANSWERS = {
         f'{{"name": "g_x", "arguments": {json.dumps(NESTED)}}}\n</tool_call>',
         ("Sure <ok>.", "hm <tool", [F, G]),
     ),
+    "hermes, a call in the reasoning": (
+        ("hermes", "qwen3"),
+        "<think>\nA <tool_call> is due.\n<tool_call>\n"
+        '{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n</think>\n\nOk. </think>',
+        ("Ok. </think>", "A <tool_call> is due.", [F]),
+    ),
+    "hermes, a lone end of reasoning": (
+        ("hermes", "qwen3"),
+        "hm\n</think>\n\nYes </think> no",
+        ("hm\nYes </think> no", "", []),
+    ),
     "hermes, the closing tag in a string": (
         ("hermes", ""),
         '<tool_call>{"name": "f", "arguments": {"b": "} </tool_call> <tool_call> {"}}</tool_call>',
@@ -58,6 +69,22 @@ ANSWERS = {
         '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; '
         f'{{"name": "g_x", "parameters": {json.dumps(NESTED)}}}',
         ("", "", [F, G]),
+    ),
+    "llama3_json, with a type": (
+        ("llama3_json", ""),
+        '{"type": "function", "name": "f", "parameters": {"a": 1}}; '
+        f'{{"type" : "function", "name": "g_x", "parameters": {json.dumps(NESTED)}}}',
+        ("", "", [F, G]),
+    ),
+    "llama3_json, parameters first": (
+        ("llama3_json", ""),
+        ' {"parameters": {"a": 1}, "type": "function", "name": "f"}',
+        ("", "", [F]),
+    ),
+    "llama3_json, JSON with a type": (
+        ("llama3_json", ""),
+        ' {"type": "circle", "name": "f"}',
+        (' {"type": "circle", "name": "f"}', "", []),
     ),
     "llama3_json, text": (
         ("llama3_json", ""),
@@ -85,6 +112,28 @@ ANSWERS = {
         "Let me see.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n"
         "<parameter=b>\nline 1\nline 2\n</parameter>\n</function>\n</tool_call>",
         ("Let me see.", "", [("f", {"a": 1, "b": "line 1\nline 2"})]),
+    ),
+    "qwen3_coder without the first mark": (
+        ("qwen3_coder", "qwen3"),
+        "Let me see <function> or <function=\n.\n<function=f>\n<parameter=a>\n1\n</parameter>\n"
+        "</function>\n</tool_call>\n<function=g_x></function> Done. <tool_call>",
+        (
+            "Let me see <function> or <function=\n.Done.",
+            "",
+            [F, ("g_x", {})],
+        ),
+    ),
+    "qwen3_coder, a call in the reasoning": (
+        ("qwen3_coder", "qwen3"),
+        "<think>hm\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n"
+        "</tool_call>",
+        ("", "hm", [F]),
+    ),
+    "qwen3_coder, two calls in one element": (
+        ("qwen3_coder", ""),
+        "<tool_call>\n<function=f><parameter=a>1</parameter></function>\n<function=g_x></function>"
+        "</tool_call>",
+        ("", "", [F, ("g_x", {})]),
     ),
     "openai": (
         ("openai", "openai_gptoss"),
@@ -378,3 +427,44 @@ def test_a_checkpoints_own_template() -> None:
     )
     assert summary(whole) == ("Yes.", "", [F])
     assert read(format, ["Yes. <<no", ">> and <<"]).content == "Yes.no and <<"
+
+
+SCHEMAS = {
+    "an enum": ({"enum": [1, 2]}, "1", 1),
+    "an enum of strings": ({"enum": ["1", "2"]}, "1", "1"),
+    "an enum of both": ({"enum": ["auto", 2]}, "auto", "auto"),
+    "a constant": ({"const": True}, "true", True),
+    "all of": ({"allOf": [{"type": "integer"}, {"minimum": 1}]}, "1", 1),
+    "a reference": ({"$ref": "#/$defs/point"}, '{"x": 1}', {"x": 1}),
+    "a reference in a union": (
+        {"anyOf": [{"$ref": "#/$defs/point"}, {"type": "null"}]},
+        '{"x": 1}',
+        {"x": 1},
+    ),
+    "a reference to a list": ({"$ref": "#/$defs/of~1many/anyOf/0"}, "[1]", [1]),
+    "a circle": ({"$ref": "#/$defs/circle"}, "[1]", "[1]"),
+    "no such reference": ({"$ref": "#/$defs/none/0"}, "[1]", "[1]"),
+    "a reference elsewhere": ({"$ref": "http://localhost/a#/$defs/point"}, "{}", "{}"),
+    "properties": ({"properties": {"x": {}}}, '{"x": 1}', {"x": 1}),
+    "items": ({"items": {"type": "integer"}}, "[1]", [1]),
+    "an unknown type": ({"type": ["any", "integer"]}, "1", 1),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_parameters_without_a_type_have_the_type_of_their_schema(name: str) -> None:
+    schema, text, value = SCHEMAS[name]
+    parameters = {
+        "type": "object",
+        "properties": {"p": schema},
+        "$defs": {
+            "point": {"type": "object", "properties": {"x": {"type": "integer"}}},
+            "of/many": {"anyOf": [{"items": {}}]},
+            "circle": {"allOf": [{"$ref": "#/$defs/circle"}]},
+        },
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    reader = ResponseReader(ResponseFormat("qwen3_coder"), tools=tools)
+    call = f"<tool_call><function=f><parameter=p>{text}</parameter></function></tool_call>"
+    delta = ResponseDelta.joined([reader.feed(call), reader.finish()])
+    assert json.loads(delta.tool_calls[0].arguments) == {"p": value}
