@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from paged_backend.text.template_files import (
     TOOL_USE,
     read_template,
 )
+from paged_backend.text.template_syntax import takes_argument
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
 _PREPARE_AFTER_S = 1.0  # when the server has finished loading
@@ -126,7 +126,7 @@ class ChatTemplate:
                 several templates and no default.
         """
         source = self._choose(has_tools=bool(tools))
-        if tools and not _takes(source, "tools"):
+        if tools and not takes_argument(source, "tools"):
             raise InvalidRequest("tools", "cannot be used: the model's chat template takes none")
         return self._client.render(
             {
@@ -187,25 +187,21 @@ def _named_template(named: str, templates: Mapping[str, str]) -> str:
     return templates[named]
 
 
-def _takes(source: str, name: str) -> bool:
-    """Return True if a template uses an argument."""
-    return re.search(rf"\b{name}\b", source) is not None
-
-
 def _effort(source: str, effort: str | None) -> dict[str, Any]:
-    """Return the template's argument for a reasoning effort."""
+    """Return the template's arguments for a reasoning effort: the effort itself, and its switches.
+
+    A template that takes both would go on to reason at the effort ``none`` without its switch.
+    """
     if effort is None:
         return {}
-    if _takes(source, "reasoning_effort"):
-        return {"reasoning_effort": effort}
-    for switch in _THINKING_SWITCHES:
-        if _takes(source, switch):
-            return {switch: effort not in _LITTLE_EFFORT}
-    if effort == "none":
-        return {}
-    raise InvalidRequest(
-        "reasoning_effort", "can only be none: the model's chat template knows no other"
-    )
+    values: dict[str, Any] = dict.fromkeys(_THINKING_SWITCHES, effort not in _LITTLE_EFFORT)
+    values["reasoning_effort"] = effort
+    taken = {name: value for name, value in values.items() if takes_argument(source, name)}
+    if not taken and effort != "none":
+        raise InvalidRequest(
+            "reasoning_effort", "can only be none: the model's chat template knows no other"
+        )
+    return taken
 
 
 def _listed(names: Iterable[str]) -> str:
