@@ -55,3 +55,13 @@ def test_ranges_are_equal(model: type[GenerateRequest], name: str) -> None:
     for limit in ("low", "high", "above", "max_length"):
         if not {(name, limit), (name, limit, model)} & DIFFERENT:
             assert theirs.get(limit) == getattr(ours, limit), limit
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"), [(-1, None), (None, None), (0, 0), (-2, 2**64 - 2), (2**64 - 1,) * 2]
+)
+def test_minus_one_is_no_seed(seed: int | None, expected: int | None) -> None:
+    assert CompletionRequest(prompt="x", seed=seed).engine_fields().get("seed") == expected
+    if seed is None or seed >= -1:
+        assert SamplingParams(seed=seed).seed == expected
+        assert SamplingParams.from_mapping({"seed": seed}).seed == expected

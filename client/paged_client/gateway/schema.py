@@ -41,6 +41,7 @@ MAX_IDS = 2**20
 MAX_ALLOWED_IDS = 2**18
 MAX_NAME_LENGTH = 64  # longer field names are truncated in errors and get no suggestion
 INT32_MAX = 2**31 - 1
+_NO_SEED = -1  # vLLM's; other negative seeds are those with the same 64 bits
 
 _OWN_ERROR = "paged_field"
 _PIECE = 2**14  # ids checked at a time, while no other thread can run
@@ -237,7 +238,8 @@ class SamplingFields(EngineFields):
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
         values = super().engine_fields() | given(self, _SAMPLING_FIELDS)
-        if self.seed is not None:
+        values.pop("seed", None)
+        if self.seed is not None and self.seed != _NO_SEED:
             values["seed"] = self.seed % 2**64
         if self.allowed_token_ids is not None:
             values["allowed_token_ids"] = self.allowed_token_ids.tolist()
