@@ -76,6 +76,8 @@ def _read_content(name: str, message: Message) -> None:
     parts, reasoning = [], []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if _is_null(part, kind):  # as in vLLM
+            continue
         if message["role"] == "assistant" and isinstance(kind, str) and kind in _REASONING_PARTS:
             reasoning.append(_string(f"{field}[{index}]", part, _REASONING_PARTS[kind]))
         else:
@@ -93,6 +95,14 @@ def _read_reasoning(name: str, message: Message) -> None:
             raise InvalidRequest(f"{name}.{field}", "must be a string")
     if given:
         message["reasoning"] = message["reasoning_content"] = message[given[0]]
+
+
+def _is_null(part: object, kind: object) -> bool:
+    """Return True for a part whose text is null, unlike one without a text."""
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        return False
+    field = _TEXT_PARTS.get(kind) or _REASONING_PARTS.get(kind)
+    return field in part and part[field] is None
 
 
 def _part(name: str, part: object) -> Message:

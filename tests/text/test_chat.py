@@ -190,6 +190,10 @@ def test_wrong_chats_are_named(value: object, problem: str) -> None:
             {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x"}]},
             {"content": [{"type": "text", "text": "x"}], **HM},
         ),
+        (
+            {"content": [{"type": "text", "text": None}, {"type": "reasoning", "text": None}, "x"]},
+            {"content": [{"type": "text", "text": "x"}]},
+        ),
         ({"content": "x", "reasoning": "hm"}, {"content": "x", **HM}),
         ({"content": "x", "reasoning_content": "hm"}, {"content": "x", **HM}),
         ({"content": "x", "reasoning": "hm", "reasoning_content": "o"}, {"content": "x", **HM}),

@@ -103,9 +103,27 @@ class RequestBody(BaseModel):
                 if neutral is None or value != neutral:
                     exception = f", except {json.dumps(neutral)}" if neutral else ""
                     raise field_problem(name, f"is not supported yet{exception}")
-            elif name not in cls.ignored:
+            elif not cls._is_ignored(name):
                 raise field_problem(short(name), f"is not known{_hint(name, known)}")
         return fields
+
+    @classmethod
+    def _is_ignored(cls, name: str) -> bool:
+        return name in cls.ignored
+
+
+class MessageBody(RequestBody):
+    """An object of a conversation.
+
+    Its unknown fields are ignored, as in vLLM: clients send answers back with what any server and
+    library wrote into them. Fields that would change the prompt are refused by name.
+    """
+
+    not_supported: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def _is_ignored(cls, name: str) -> bool:
+        return True
 
 
 def field_problem(name: str, problem: str) -> PydanticCustomError:
@@ -299,24 +317,39 @@ _GENERATE_FIELDS = tuple(
 )
 
 
-class TextPart(RequestBody):
+class TextPart(MessageBody):
     """A text part of a message, or a part of an earlier answer."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(("annotations", "cache_control", "signature"))
     not_supported: ClassVar[Mapping[str, Any]] = dict.fromkeys(
         ("image_url", "input_audio", "file", "video_url", "audio_url")
     )
-    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+    type: Literal[
+        "text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_text"
+    ]
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
 
-    @model_validator(mode="after")
-    def _check_text(self) -> TextPart:
-        name = self.type if self.type in ("refusal", "thinking") else "text"
-        if getattr(self, name) is None:
-            raise field_problem(name, "is missing")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_text(cls, value: Any, read: Callable[[Any], TextPart]) -> TextPart:
+        """Take a bare text, too, and a text of null, which says nothing; but not no text at all."""
+        if isinstance(value, str):
+            value = {"type": "text", "text": value}
+        part = read(value)
+        if part.is_empty and part.field not in value:
+            raise field_problem(part.field, "is missing")
+        return part
+
+    @property
+    def field(self) -> str:
+        """The name of the field that has the text."""
+        return self.type if self.type in ("refusal", "thinking") else "text"
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the text is null."""
+        return getattr(self, self.field) is None
 
     def as_json(self) -> dict[str, Any]:
         """Return the part in the engine's format."""
@@ -334,7 +367,7 @@ Content = Annotated[
 ]
 
 
-class CalledFunction(RequestBody):
+class CalledFunction(MessageBody):
     """The function of a call in the history."""
 
     name: str = Field(min_length=1, max_length=128)
@@ -342,10 +375,9 @@ class CalledFunction(RequestBody):
     arguments: str | dict[str, Any] = ""
 
 
-class MessageToolCall(RequestBody):
+class MessageToolCall(MessageBody):
     """A call in the history."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(("index", "provider_specific_fields"))
     id: str | None = Field(None, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -356,18 +388,12 @@ class MessageToolCall(RequestBody):
         return {**given(self, ("id",)), "type": self.type, "function": function}
 
 
-class Message(RequestBody):
+class Message(MessageBody):
     """One turn of a conversation."""
 
-    # Notes of client libraries on an answer, which they send back with it.
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        (
-            *("annotations", "provider_specific_fields", "thinking_blocks", "reasoning_items"),
-            *("reasoning_details", "logprobs", "token_ids"),
-        )
-    )
     not_supported: ClassVar[Mapping[str, Any]] = {
-        **{"function_call": None, "audio": None},
+        **dict.fromkeys(("function_call", "audio")),
+        **dict.fromkeys(("images", "videos", "files"), []),
     }
     role: str = Field(min_length=1, max_length=64)
     content: Content | None = None
@@ -389,7 +415,7 @@ class Message(RequestBody):
         """Return the message in the engine's format."""
         content: Any = self.refusal if self.content is None else self.content
         if isinstance(content, list):
-            content = [part.as_json() for part in content]
+            content = [part.as_json() for part in content if not part.is_empty]
         message = {"role": self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [call.as_json() for call in self.tool_calls]
