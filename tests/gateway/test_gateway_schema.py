@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from paged_client.gateway.schema import ChatRequest, CompletionRequest, GenerateRequest
+from pydantic import ValidationError
 
 from paged_backend.request import RequestOptions
 from paged_backend.sampling_params import SamplingParams
@@ -65,3 +66,31 @@ def test_minus_one_is_no_seed(seed: int | None, expected: int | None) -> None:
     if seed is None or seed >= -1:
         assert SamplingParams(seed=seed).seed == expected
         assert SamplingParams.from_mapping({"seed": seed}).seed == expected
+
+
+NEUTRAL: dict[str, Any] = {
+    "documents": [],
+    "session_id": "s",
+    "mm_payload": {},
+    "kv_transfer_params": {},
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+}
+
+
+def test_fields_without_effect_are_taken_and_others_refused_by_name() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    plain = ChatRequest.model_validate({"messages": messages})
+    neutral = ChatRequest.model_validate({"messages": messages, **NEUTRAL})
+    nulls = ChatRequest.model_validate({"messages": messages, **dict.fromkeys(NEUTRAL)})
+    for body in (neutral, nulls):
+        assert body.engine_fields() | {"prompt": body.routed()} == (
+            plain.engine_fields() | {"prompt": plain.routed()}
+        )
+    for name, value in (
+        ("documents", [{"text": "x"}]),
+        ("mm_payload", {"x": 1}),
+        ("kv_transfer_params", {"x": 1}),
+        ("stream_options", {"include_obfuscation": True}),
+    ):
+        with pytest.raises(ValidationError, match="is not supported yet"):
+            ChatRequest.model_validate({"messages": messages, name: value})

@@ -52,7 +52,7 @@ _IGNORED = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-        *("spaces_between_special_tokens", "request_id"),
+        *("spaces_between_special_tokens", "request_id", "session_id"),
     )
 )
 # Unsupported fields that would change the response, each with its no-op value (None if none).
@@ -60,9 +60,11 @@ _NOT_SUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("tools", "functions"), []),
     **dict.fromkeys(("tool_choice", "function_call"), "none"),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), None),
-    **dict.fromkeys(("documents", "media_io_kwargs", "mm_processor_kwargs"), None),
+    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs", "mm_payload"), {}),
+    "documents": [],
     **dict.fromkeys(("chat_template", "truncate_prompt_tokens", "prompt_embeds"), None),
-    **dict.fromkeys(("truncation_side", "kv_transfer_params", "ec_transfer_params"), None),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), {}),
+    "truncation_side": None,
     **dict.fromkeys(("use_beam_search", "early_stopping", "return_token_strs"), False),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False),
     **dict.fromkeys(("return_prompt_text", "return_token_offsets", "return_mm_kwargs"), False),
@@ -119,6 +121,7 @@ class MessageBody(RequestBody):
     library wrote into them. Fields that would change the prompt are refused by name.
     """
 
+    model_config = ConfigDict(extra="ignore")
     not_supported: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
@@ -207,7 +210,9 @@ BadWord = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class StreamOptions(RequestBody):
-    """Additional information in a stream."""
+    """Additional information in a stream; a whole answer has its usage in any case."""
+
+    not_supported: ClassVar[Mapping[str, Any]] = {"include_obfuscation": False}
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -300,8 +305,6 @@ class GenerateRequest(SamplingFields):
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
-        if self.stream_options is not None and not self.stream:
-            raise ApiError.field("stream_options", "is only for stream: true")
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError.field("prompt_logprobs", "is only for stream: false")
 
