@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import fields
 from typing import Any
 
 import pytest
+from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema import ChatRequest, CompletionRequest, GenerateRequest
 from pydantic import ValidationError
 
@@ -94,3 +97,20 @@ def test_fields_without_effect_are_taken_and_others_refused_by_name() -> None:
     ):
         with pytest.raises(ValidationError, match="is not supported yet"):
             ChatRequest.model_validate({"messages": messages, name: value})
+
+
+def test_constraints_are_encoded_once_for_all_prompts() -> None:
+    schema = {"properties": {f"name{i}": {"type": "string"} for i in range(3)}}
+    fields_: dict[str, Any] = {
+        "structured_outputs": {"json": schema},
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        "guided_json": schema,
+        "guided_decoding": {"json": schema},
+    }
+    for name, value in fields_.items():
+        body = CompletionRequest.model_validate({"prompt": ["a", "b"], name: value})
+        first, second = body.engine_fields()[name], body.engine_fields()[name]
+        assert first is second and json.loads(first) == value
+        assert SamplingParams(**{name: first}) == SamplingParams(**{name: value})
+    with pytest.raises(ApiError, match="guided_json"):
+        CompletionRequest.model_validate({"prompt": "a", "guided_json": {"const": math.inf}})

@@ -320,6 +320,17 @@ _GENERATE_FIELDS = tuple(
 )
 
 
+# Objects of any size that the engine reads as text, too.
+_CONSTRAINTS = ("structured_outputs", "response_format", "guided_decoding", "guided_json")
+
+
+def _encoded(name: str, value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ApiError.field(name, str(error)) from None
+
+
 class TextPart(MessageBody):
     """A text part of a message, or a part of an earlier answer."""
 
@@ -531,9 +542,10 @@ class CompletionRequest(GenerateRequest):
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=MAX_N)
     add_special_tokens: bool = True
+    _constraints: dict[str, str] = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Check constraints between fields."""
+        """Check constraints between fields; encode those on the output, for all prompts at once."""
         super().model_post_init(context)
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ApiError.field("best_of", "is not supported yet, except for the value of n")
@@ -545,10 +557,15 @@ class CompletionRequest(GenerateRequest):
             )
         if len(self.prompt) * (self.n or 1) > MAX_PROMPTS:
             raise ApiError.field("n", f"at most {MAX_PROMPTS} answers to all prompts together")
+        self._constraints = {
+            name: _encoded(name, value)
+            for name, value in given(self, _CONSTRAINTS).items()
+            if isinstance(value, dict)
+        }
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the engine's fields; it generates a token even if only the prompt is wanted."""
-        values = super().engine_fields()
+        values = super().engine_fields() | self._constraints
         values["max_tokens"] = 16 if self.max_tokens is None else max(self.max_tokens, 1)
         if self.logprobs is not None:
             values["logprobs"] = self.logprobs
