@@ -28,6 +28,7 @@ _PREPARE_AFTER_S = 1.0  # when the server has finished loading
 # Arguments of chat templates that turn reasoning on and off.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MAX_DOCUMENTS = 1024
 _LITTLE_EFFORT = ("none", "minimal")
 
 
@@ -50,6 +51,7 @@ class Chat:
     reasoning_effort: str | None = checked(
         None, Rule(str, choices=EFFORTS, optional=True), "how much the model should reason"
     )
+    documents: list[dict[str, Any]] | None = None  # that a template puts into the prompt
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", read_messages(self.messages))
@@ -62,6 +64,7 @@ class Chat:
             )
         if not isinstance(self.chat_template_kwargs, dict):
             raise InvalidRequest("chat_template_kwargs", "must be an object")
+        _check_documents(self.documents)
         for name in RESERVED_ARGUMENTS:
             if name in self.chat_template_kwargs:
                 raise InvalidRequest("chat_template_kwargs", f"must not hold {name}")
@@ -122,12 +125,16 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the template refuses these messages, or takes too long or too much; or
-                it knows no tools or no reasoning effort, and the request has them; or there are
-                several templates and no default.
+                it knows no tools, documents or reasoning effort, and the request has them; or
+                there are several templates and no default.
         """
         source = self._choose(has_tools=bool(tools))
         if tools and not takes_argument(source, "tools"):
             raise InvalidRequest("tools", "cannot be used: the model's chat template takes none")
+        if chat.documents and not takes_argument(source, "documents"):
+            raise InvalidRequest(
+                "documents", "cannot be used: the model's chat template takes none"
+            )
         return self._client.render(
             {
                 "chat_template": source,
@@ -136,6 +143,7 @@ class ChatTemplate:
                 "arguments": {
                     **_effort(source, chat.reasoning_effort),
                     **chat.chat_template_kwargs,
+                    **({"documents": chat.documents} if chat.documents else {}),
                 },
                 "messages": chat.messages,
                 "tools": list(tools) or None,
@@ -185,6 +193,15 @@ def _named_template(named: str, templates: Mapping[str, str]) -> str:
             f"got {shorten(named, 200)}",
         )
     return templates[named]
+
+
+def _check_documents(documents: object) -> None:
+    if documents is None:
+        return
+    if not isinstance(documents, list) or not all(isinstance(item, dict) for item in documents):
+        raise InvalidRequest("documents", f"must be an array of objects, got {shorten(documents)}")
+    if len(documents) > MAX_DOCUMENTS:
+        raise InvalidRequest("documents", f"at most {MAX_DOCUMENTS}, got {len(documents)}")
 
 
 def _effort(source: str, effort: str | None) -> dict[str, Any]:

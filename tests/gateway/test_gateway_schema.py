@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.schema import ChatRequest, CompletionRequest, GenerateRequest
+from paged_client.gateway.schema import (
+    MAX_DOCUMENTS,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+)
 from pydantic import ValidationError
 
 from paged_backend.request import RequestOptions
@@ -90,7 +95,6 @@ def test_fields_without_effect_are_taken_and_others_refused_by_name() -> None:
             plain.engine_fields() | {"prompt": plain.routed()}
         )
     for name, value in (
-        ("documents", [{"text": "x"}]),
         ("mm_payload", {"x": 1}),
         ("kv_transfer_params", {"x": 1}),
         ("stream_options", {"include_obfuscation": True}),
@@ -114,3 +118,12 @@ def test_constraints_are_encoded_once_for_all_prompts() -> None:
         assert SamplingParams(**{name: first}) == SamplingParams(**{name: value})
     with pytest.raises(ApiError, match="guided_json"):
         CompletionRequest.model_validate({"prompt": "a", "guided_json": {"const": math.inf}})
+
+
+def test_documents_of_a_chat_reach_its_template() -> None:
+    documents = [{"title": "a", "text": "b"}]
+    body = {"messages": [{"role": "user", "content": "x"}], "documents": documents}
+    assert ChatRequest.model_validate(body).routed()["documents"] == documents
+    assert "documents" not in ChatRequest.model_validate(body | {"documents": []}).routed()
+    with pytest.raises(ValidationError, match="documents"):
+        ChatRequest.model_validate(body | {"documents": documents * (MAX_DOCUMENTS + 1)})

@@ -144,6 +144,8 @@ def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
         ),
         ({"messages": MESSAGES, "reasoning_effort": "huge"}, "reasoning_effort: must be one of"),
         ([{"role": "user", "content": "x"}] * 5000, "messages: at most 4096"),
+        ({"messages": MESSAGES, "documents": ["x"]}, "documents: must be an array of objects"),
+        ({"messages": MESSAGES, "documents": [{}] * 1025}, "documents: at most 1024, got 1025"),
         (
             {"messages": MESSAGES, "add_generation_prompt": 1},
             "add_generation_prompt: must be true or false or null",
@@ -203,6 +205,17 @@ def test_wrong_chats_are_named(value: object, problem: str) -> None:
 def test_what_an_assistant_said_is_read(message: dict[str, Any], expected: Any) -> None:
     (read,) = Chat(messages=[{"role": "assistant", **message}]).messages
     assert read == {"role": "assistant", **expected}
+
+
+def test_documents_are_an_argument_of_templates_that_take_it() -> None:
+    chat = Chat.from_json({"messages": MESSAGES, "documents": [{"text": "one"}, {"text": "two"}]})
+    source = "{% for document in documents %}{{ document.text }};{% endfor %}"
+    assert ChatTemplate(source, {}).render(chat) == "one;two;"
+    with pytest.raises(InvalidRequest, match=r"^documents: cannot be used"):
+        ChatTemplate("No documents.", {}).render(chat)
+    for none in (None, []):
+        empty = Chat.from_json({"messages": MESSAGES, "documents": none})
+        assert ChatTemplate("No documents.", {}).render(empty) == "No documents."
 
 
 def test_results_need_no_call() -> None:

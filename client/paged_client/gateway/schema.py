@@ -30,6 +30,7 @@ from paged_client.gateway.routing import Ids, RoutedPrompt
 MAX_DEPTH = 32
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
+MAX_DOCUMENTS = 1024
 MAX_PROMPTS = 256
 MAX_N = 64
 MAX_STOP_STRINGS = 256  # the engine's option max_stop_strings is 16 by default
@@ -452,13 +453,19 @@ class ChatOptions(RequestBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     reasoning_effort: str | None = Field(None, max_length=64)
+    # The engine checks whether the model's template takes them.
+    documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS, fail_fast=True)
 
 
 def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> dict[str, Any]:
     """Return messages and their options in the engine's format."""
     return {
         "messages": [message.as_json() for message in messages],
-        **given(options, ChatOptions.model_fields),
+        **{
+            name: value
+            for name, value in given(options, ChatOptions.model_fields).items()
+            if name != "documents" or value
+        },
     }
 
 
