@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
@@ -37,10 +38,24 @@ from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.validation import shorten
 from paged_backend.worker import Worker
 
-Prompt: TypeAlias = str | Sequence[int]
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or vLLM's objects of them: ``{"prompt": ...}``, ``{"prompt_token_ids": ...}``.
+
+Token ids may also be an array of numpy or torch, and several prompts one with two dimensions.
+"""
 P = TypeVar("P", SamplingParams, PoolingParams)
 
 PROGRESS_AFTER_S = 1.0  # no progress bar for shorter work
+_PROMPTS = (
+    "must be a string, token ids, an object with prompt or prompt_token_ids, or a list of these"
+)
+
+
+class _Prompt(NamedTuple):
+    """A prompt as it was read: its text, its token ids, or both, of which the ids count."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
 
 
 class LLM:
@@ -75,7 +90,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Generate completions of prompts, each a string or a list of token ids, in their order.
+        """Generate completions of prompts, in their order.
 
         Args:
             prompts: one prompt or several.
@@ -87,7 +102,7 @@ class LLM:
         several = _several(prompts)
         each = _each("sampling_params", sampling_params, SamplingParams(), len(several))
         answers = [
-            self._answer(prompt, ids, params)
+            self._answer(prompt.text, ids, params)
             for prompt, ids, params in zip(several, self._encode(several), each, strict=True)
         ]
         for answer in answers:
@@ -108,7 +123,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Make embeddings of prompts, each a string or a list of token ids, in their order.
+        """Make embeddings of prompts, in their order.
 
         Args:
             prompts: one prompt or several.
@@ -120,9 +135,14 @@ class LLM:
         """
         several = _several(prompts)
         each = _each("pooling_params", pooling_params, PoolingParams(), len(several))
+        return self._embed(several, each)
+
+    def _embed(
+        self, prompts: Sequence[_Prompt], each: Sequence[PoolingParams]
+    ) -> list[EmbeddingRequestOutput]:
         requests = [
             self._embedding_request(ids, params)
-            for ids, params in zip(self._encode(several), each, strict=True)
+            for ids, params in zip(self._encode(prompts), each, strict=True)
         ]
         ends = self._pool(requests)
         return [
@@ -149,13 +169,13 @@ class LLM:
         if self.engine.limits.scores_pairs:
             queries = [*first] * (len(second) if len(first) == 1 else 1)
             return self._score_pairs(list(zip(queries, second, strict=True)))
-        outputs = self.embed([*first, *second])
-        queries, documents = outputs[: len(first)], outputs[len(first) :]
-        if len(queries) == 1:
-            queries *= len(documents)
-        return [_score(query, document) for query, document in zip(queries, documents, strict=True)]
+        several = [*first, *second]
+        outputs = self._embed(several, [PoolingParams()] * len(several))
+        documents = outputs[len(first) :]
+        ours = outputs[: len(first)] * (len(documents) if len(first) == 1 else 1)
+        return [_score(query, document) for query, document in zip(ours, documents, strict=True)]
 
-    def _score_pairs(self, pairs: Sequence[tuple[Prompt, Prompt]]) -> list[ScoringRequestOutput]:
+    def _score_pairs(self, pairs: Sequence[tuple[_Prompt, _Prompt]]) -> list[ScoringRequestOutput]:
         texts = [(_text("data_1", query), _text("data_2", document)) for query, document in pairs]
         requests = [self._pair_request(ids) for ids in self.tokenizer.encode_batch(texts)]
         return [
@@ -184,12 +204,12 @@ class LLM:
         self._run(requests, take)
         return [ends[request.request_id] for request in requests]
 
-    def _encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    def _encode(self, prompts: Sequence[_Prompt]) -> list[list[int]]:
         """Return the token ids of prompts; all texts are encoded at once, on several cores."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        texts = [prompt.text or "" for prompt in prompts if prompt.token_ids is None]
         encoded = iter(self.tokenizer.encode_prompts(texts))
         return [
-            next(encoded) if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts
+            next(encoded) if prompt.token_ids is None else prompt.token_ids for prompt in prompts
         ]
 
     def _embedding_request(self, ids: list[int], params: PoolingParams) -> Request:
@@ -209,8 +229,7 @@ class LLM:
             output.num_cached_tokens,
         )
 
-    def _answer(self, prompt: Prompt, ids: list[int], params: SamplingParams) -> OfflineAnswer:
-        text = prompt if isinstance(prompt, str) else None
+    def _answer(self, text: str | None, ids: list[int], params: SamplingParams) -> OfflineAnswer:
         params = resolve_bad_words(self.tokenizer, self.engine.limits.bounded(params))
         self._num_requests += 1
         grammar = ""
@@ -288,17 +307,62 @@ class OfflineAnswer:
         return self._problem if reason is FinishReason.ERROR else ""
 
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
-    """Return a list of prompts; a single prompt becomes a list of one."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]
-    return prompts
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[_Prompt]:
+    """Read prompts; a single one becomes a list of one."""
+    if isinstance(prompts, str | Mapping):
+        return [_read_prompt(prompts)]
+    items = _items(prompts)
+    if items and _as_id(items[0]) is not None:
+        return [_read_prompt(items)]
+    return [_read_prompt(item) for item in items]
 
 
-def _text(name: str, prompt: Prompt) -> str:
-    if not isinstance(prompt, str):
-        raise InvalidRequest(name, f"must be texts for a reranker, got {shorten(prompt)}")
-    return prompt
+def _read_prompt(value: object) -> _Prompt:
+    if isinstance(value, str):
+        return _Prompt(text=value)
+    if not isinstance(value, Mapping):
+        return _Prompt(token_ids=_token_ids(value))
+    given = {name: field for name, field in value.items() if field is not None}
+    text, ids = given.pop("prompt", None), given.pop("prompt_token_ids", None)
+    for name in given:
+        raise InvalidRequest(str(name), "of a prompt is not supported")
+    if not isinstance(text, str) and (ids is None or text is not None):
+        raise InvalidRequest("prompt", _problem(value))
+    return _Prompt(text, None if ids is None else _token_ids(ids))
+
+
+def _token_ids(value: object) -> list[int]:
+    ids = [_as_id(item) for item in _items(value)]
+    known = [token for token in ids if token is not None]
+    if len(known) < len(ids):
+        raise InvalidRequest("prompt", _problem(value))
+    return known
+
+
+def _items(value: object) -> list[Any]:
+    """Return what a sequence or an array consists of."""
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(items, list | tuple | range):
+        return list(items)
+    raise InvalidRequest("prompt", _problem(value))
+
+
+def _as_id(value: object) -> int | None:
+    """Return an integer of any library as Python's; None for other values."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _problem(value: object) -> str:
+    return f"{_PROMPTS}, got {shorten(value)}"
+
+
+def _text(name: str, prompt: _Prompt) -> str:
+    if prompt.text is None or prompt.token_ids is not None:
+        raise InvalidRequest(name, f"must be texts for a reranker, got {shorten(prompt.token_ids)}")
+    return prompt.text
 
 
 def _each(name: str, params: P | Sequence[P] | None, default: P, num_prompts: int) -> Sequence[P]:
@@ -306,6 +370,10 @@ def _each(name: str, params: P | Sequence[P] | None, default: P, num_prompts: in
     if params is None:
         params = default
     each = params if isinstance(params, Sequence) else [params] * num_prompts
+    for item in each:
+        if not isinstance(item, type(default)):
+            kind = type(default).__name__
+            raise InvalidRequest(name, f"must be {kind}, or a list of them, got {shorten(item)}")
     if len(each) != num_prompts:
         raise InvalidRequest(name, f"has {len(each)} entries for {num_prompts} prompts")
     return each
@@ -319,10 +387,3 @@ def _score(query: EmbeddingRequestOutput, document: EmbeddingRequestOutput) -> S
         query.prompt_token_ids + document.prompt_token_ids,
         query.num_cached_tokens + document.num_cached_tokens,
     )
-
-
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    ids = list(prompt)
-    if not all(type(token) is int for token in ids):
-        raise InvalidRequest("prompt", f"must be a string or token ids, got {shorten(prompt)}")
-    return ids

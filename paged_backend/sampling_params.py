@@ -23,6 +23,7 @@ MAX_BAD_WORDS = 128
 MAX_WORD_LENGTH = 64  # characters, or tokens
 MAX_ALLOWED_TOKEN_IDS = 2**18
 INT32_MAX = 2**31 - 1
+_NO_SEED = -1  # vLLM's
 
 _TOKEN_ID = Rule(int, 0, INT32_MAX)
 _BIAS = Rule(float, -100, 100)
@@ -98,7 +99,9 @@ class SamplingParams:
         0.0, Rule(float, -2, 2), "subtracted for each occurrence in the output"
     )
     seed: int | None = checked(
-        None, Rule(int, 0, 2**64 - 1, optional=True), "same seed, same tokens, on any device"
+        None,
+        Rule(int, 0, 2**64 - 1, optional=True),
+        "same seed, same tokens, on any device; -1: none",
     )
     max_tokens: int | None = checked(
         DEFAULT_MAX_TOKENS,
@@ -135,6 +138,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None  # what the output must look like
 
     def __post_init__(self) -> None:
+        if type(self.seed) is int and self.seed == _NO_SEED:
+            object.__setattr__(self, "seed", None)
         for name, read in _LISTS.items():
             object.__setattr__(self, name, read(name, getattr(self, name)))
         check_fields(self, InvalidRequest)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from paged_backend import LLM, FinishReason, InvalidRequest, SamplingParams
 from paged_backend.tools.demo import load_questions
@@ -31,6 +33,51 @@ def test_strings_and_token_ids_give_the_same(llm):
     assert by_text.outputs[0].token_ids == by_ids.outputs[0].token_ids
     assert (by_text.prompt, by_ids.prompt) == (question, None)
     assert llm.generate(ids, GREEDY)[0].outputs == by_ids.outputs
+
+
+def test_prompts_as_vllm_takes_them(llm):
+    question = QUESTIONS[7].question
+    ids = llm.tokenizer.encode(question)
+    prompts = [
+        {"prompt": question},
+        {"prompt_token_ids": ids},
+        {"prompt_token_ids": np.array(ids), "prompt": None, "multi_modal_data": None},
+        {"prompt_token_ids": ids, "prompt": "its text"},
+        [np.int64(token) for token in ids],
+        tuple(ids),
+        torch.tensor(ids),
+    ]
+    short = SamplingParams(temperature=0, max_tokens=2)
+    outputs = llm.generate(prompts, short)
+    expected = llm.generate(question, short)[0].outputs
+    assert [out.outputs for out in outputs] == [expected] * len(prompts)
+    assert [out.prompt for out in outputs] == [question, *[None] * 2, "its text", *[None] * 3]
+    for single in (*prompts, np.array([ids]), torch.tensor(ids), range(3)):
+        assert len(llm.generate(single, short)) == 1
+    assert len(llm.generate(np.array([ids, ids]), short)) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "problem"),
+    [
+        ({"text": "a"}, GREEDY, "^text: of a prompt is not supported"),
+        ([{"prompt": "a", "cache_salt": "b"}], GREEDY, "^cache_salt: of a prompt is not supported"),
+        ({}, GREEDY, "^prompt: must be a string, token ids, an object"),
+        ({"prompt": 3}, GREEDY, "^prompt: must be a string"),
+        ({"prompt_token_ids": "abc"}, GREEDY, "^prompt: must be a string"),
+        ([1.5, 2], GREEDY, "^prompt: must be a string"),
+        ([True], GREEDY, "^prompt: must be a string"),
+        (["a", None], GREEDY, "^prompt: must be a string"),
+        (b"abc", GREEDY, "^prompt: must be a string"),
+        (3, GREEDY, "^prompt: must be a string"),
+        ("a", {"temperature": 0}, "^sampling_params: must be SamplingParams, or a list of them"),
+        ("a", [{"temperature": 0}], "^sampling_params: must be SamplingParams, or a list of them"),
+    ],
+    ids=str,
+)
+def test_other_prompts_are_refused_with_a_reason(llm, prompts, params, problem):
+    with pytest.raises(InvalidRequest, match=problem):
+        llm.generate(prompts, params)
 
 
 def test_params_for_each_prompt_and_several_answers(llm):

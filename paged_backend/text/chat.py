@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +21,14 @@ from paged_backend.text.template_files import (
     TOOL_USE,
     read_template,
 )
+from paged_backend.text.template_syntax import takes_argument
 from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
 
 _PREPARE_AFTER_S = 1.0  # when the server has finished loading
 # Arguments of chat templates that turn reasoning on and off.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MAX_DOCUMENTS = 1024
 _LITTLE_EFFORT = ("none", "minimal")
 
 
@@ -50,6 +51,7 @@ class Chat:
     reasoning_effort: str | None = checked(
         None, Rule(str, choices=EFFORTS, optional=True), "how much the model should reason"
     )
+    documents: list[dict[str, Any]] | None = None  # that a template puts into the prompt
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", read_messages(self.messages))
@@ -62,6 +64,7 @@ class Chat:
             )
         if not isinstance(self.chat_template_kwargs, dict):
             raise InvalidRequest("chat_template_kwargs", "must be an object")
+        _check_documents(self.documents)
         for name in RESERVED_ARGUMENTS:
             if name in self.chat_template_kwargs:
                 raise InvalidRequest("chat_template_kwargs", f"must not hold {name}")
@@ -122,12 +125,16 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the template refuses these messages, or takes too long or too much; or
-                it knows no tools or no reasoning effort, and the request has them; or there are
-                several templates and no default.
+                it knows no tools, documents or reasoning effort, and the request has them; or
+                there are several templates and no default.
         """
         source = self._choose(has_tools=bool(tools))
-        if tools and not _takes(source, "tools"):
+        if tools and not takes_argument(source, "tools"):
             raise InvalidRequest("tools", "cannot be used: the model's chat template takes none")
+        if chat.documents and not takes_argument(source, "documents"):
+            raise InvalidRequest(
+                "documents", "cannot be used: the model's chat template takes none"
+            )
         return self._client.render(
             {
                 "chat_template": source,
@@ -136,6 +143,7 @@ class ChatTemplate:
                 "arguments": {
                     **_effort(source, chat.reasoning_effort),
                     **chat.chat_template_kwargs,
+                    **({"documents": chat.documents} if chat.documents else {}),
                 },
                 "messages": chat.messages,
                 "tools": list(tools) or None,
@@ -187,25 +195,30 @@ def _named_template(named: str, templates: Mapping[str, str]) -> str:
     return templates[named]
 
 
-def _takes(source: str, name: str) -> bool:
-    """Return True if a template uses an argument."""
-    return re.search(rf"\b{name}\b", source) is not None
+def _check_documents(documents: object) -> None:
+    if documents is None:
+        return
+    if not isinstance(documents, list) or not all(isinstance(item, dict) for item in documents):
+        raise InvalidRequest("documents", f"must be an array of objects, got {shorten(documents)}")
+    if len(documents) > MAX_DOCUMENTS:
+        raise InvalidRequest("documents", f"at most {MAX_DOCUMENTS}, got {len(documents)}")
 
 
 def _effort(source: str, effort: str | None) -> dict[str, Any]:
-    """Return the template's argument for a reasoning effort."""
+    """Return the template's arguments for a reasoning effort: the effort itself, and its switches.
+
+    A template that takes both would go on to reason at the effort ``none`` without its switch.
+    """
     if effort is None:
         return {}
-    if _takes(source, "reasoning_effort"):
-        return {"reasoning_effort": effort}
-    for switch in _THINKING_SWITCHES:
-        if _takes(source, switch):
-            return {switch: effort not in _LITTLE_EFFORT}
-    if effort == "none":
-        return {}
-    raise InvalidRequest(
-        "reasoning_effort", "can only be none: the model's chat template knows no other"
-    )
+    values: dict[str, Any] = dict.fromkeys(_THINKING_SWITCHES, effort not in _LITTLE_EFFORT)
+    values["reasoning_effort"] = effort
+    taken = {name: value for name, value in values.items() if takes_argument(source, name)}
+    if not taken and effort != "none":
+        raise InvalidRequest(
+            "reasoning_effort", "can only be none: the model's chat template knows no other"
+        )
+    return taken
 
 
 def _listed(names: Iterable[str]) -> str:

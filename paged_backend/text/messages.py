@@ -76,22 +76,33 @@ def _read_content(name: str, message: Message) -> None:
     parts, reasoning = [], []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if _is_null(part, kind):  # as in vLLM
+            continue
         if message["role"] == "assistant" and isinstance(kind, str) and kind in _REASONING_PARTS:
             reasoning.append(_string(f"{field}[{index}]", part, _REASONING_PARTS[kind]))
         else:
             parts.append(_part(f"{field}[{index}]", part))
     message["content"] = parts
-    if reasoning:
-        message.setdefault("reasoning_content", "\n".join(reasoning))
+    if reasoning and "reasoning_content" not in message:
+        message.setdefault("reasoning", "\n".join(reasoning))
 
 
 def _read_reasoning(name: str, message: Message) -> None:
-    reasoning = message.get("reasoning_content", message.get("reasoning"))
-    if reasoning is None:
-        return
-    if not isinstance(reasoning, str):
-        raise InvalidRequest(f"{name}.reasoning_content", "must be a string")
-    message["reasoning_content"] = reasoning
+    """Give reasoning under both names that templates read, as in vLLM."""
+    given = [field for field in ("reasoning", "reasoning_content") if field in message]
+    for field in given:
+        if not isinstance(message[field], str):
+            raise InvalidRequest(f"{name}.{field}", "must be a string")
+    if given:
+        message["reasoning"] = message["reasoning_content"] = message[given[0]]
+
+
+def _is_null(part: object, kind: object) -> bool:
+    """Return True for a part whose text is null, unlike one without a text."""
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        return False
+    field = _TEXT_PARTS.get(kind) or _REASONING_PARTS.get(kind)
+    return field in part and part[field] is None
 
 
 def _part(name: str, part: object) -> Message:

@@ -2,11 +2,51 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _CONTENT = "content"
+_MAX_KEPT = 32  # templates whose arguments are kept; a model has two or four
+
+
+class _Generation(Extension):
+    """The tag ``generation`` of transformers, around what the assistant said."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja's declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_ENVIRONMENT = ImmutableSandboxedEnvironment(  # parses what transformers' environment does
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+)
+
+
+def takes_argument(source: str, name: str) -> bool:
+    """Return True if a template reads an argument; words of its text are none.
+
+    In a template with errors, any mention of the name counts; rendering reports the errors.
+    """
+    arguments = _arguments(source)
+    if arguments is None:
+        return re.search(rf"\b{re.escape(name)}\b", source) is not None
+    return name in arguments
+
+
+@functools.lru_cache(_MAX_KEPT)
+def _arguments(source: str) -> frozenset[str] | None:
+    try:
+        return frozenset(meta.find_undeclared_variables(_ENVIRONMENT.parse(source)))
+    except Exception:  # also of filters that are not Jinja's
+        return None
 
 
 def iterates_content(source: str) -> bool:
@@ -16,9 +56,7 @@ def iterates_content(source: str) -> bool:
     that has it, in whole or as a slice, or filtered. False for a template with errors.
     """
     try:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        tree = _compile_jinja_template(source).environment.parse(source)
+        tree = _ENVIRONMENT.parse(source)
     except Exception:  # rendering reports it
         return False
     names = _names_of_content(tree)

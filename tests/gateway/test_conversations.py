@@ -120,6 +120,7 @@ def test_a_refusal_is_text():
     assert messages_of(response(input=[answer])) == [{"role": "assistant", "content": "no"}]
 
 
+CALLED = {"name": "f", "arguments": "{}"}
 CHATS = [
     ({"content": None, "refusal": "no"}, {"content": "no"}),
     ({"content": None, "reasoning": "hm"}, {"content": None, "reasoning_content": "hm"}),
@@ -132,6 +133,30 @@ CHATS = [
     (
         {"content": [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "x"}]},
         {"content": [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "x"}]},
+    ),
+    (
+        {"content": ["a", {"type": "text", "text": None}, {"type": "text", "text": "b", "id": 3}]},
+        {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ),
+    (
+        {"content": [{"type": "reasoning", "text": "hm"}, {"type": "reasoning_text", "text": "m"}]},
+        {"content": [{"type": "reasoning", "text": "hm"}, {"type": "reasoning_text", "text": "m"}]},
+    ),
+    (
+        {"content": "x", "parsed": {"a": 1}, "id": "1", "created": 3, "finish_reason": "stop"},
+        {"role": "assistant", "content": "x"},
+    ),
+    (
+        {"content": "x", "images": None, "thinking": "hm", "tool_plan": "p", "cache_control": {}},
+        {"role": "assistant", "content": "x"},
+    ),
+    (
+        {"tool_calls": [{"function": CALLED | {"parsed_arguments": {}}, "extra_content": {}}]},
+        {"tool_calls": [{"type": "function", "function": CALLED}]},
+    ),
+    (
+        {"role": "tool", "content": "x", "is_error": False, "status": "completed"},
+        {"role": "tool", "content": "x"},
     ),
     (
         {"tool_calls": [{"function": {"name": "f", "arguments": CUT}}]},
@@ -162,7 +187,10 @@ def test_what_an_assistant_said_is_read(answer, expected):
         ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": [{"type": "x", "text": "x"}]}, "messages[0].content[0].type"),
-        ({"role": "assistant", "contnt": "x"}, "messages[0].contnt"),
+        ({"role": "user", "contnt": "x"}, "messages[0].content"),
+        ({"role": "user", "content": "x", "images": ["aQ=="]}, "messages[0].images"),
+        ({"role": "assistant", "function_call": {}}, "messages[0].function_call"),
+        ({"role": "user", "content": [3]}, "messages[0].content[0]"),
     ],
 )
 def test_errors_of_a_chat_name_the_field(message_, param):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import fields
 from typing import Any
 
 import pytest
-from paged_client.gateway.schema import ChatRequest, CompletionRequest, GenerateRequest
+from paged_client.gateway.errors import ApiError
+from paged_client.gateway.schema import (
+    MAX_DOCUMENTS,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+)
+from pydantic import ValidationError
 
 from paged_backend.request import RequestOptions
 from paged_backend.sampling_params import SamplingParams
@@ -55,3 +64,66 @@ def test_ranges_are_equal(model: type[GenerateRequest], name: str) -> None:
     for limit in ("low", "high", "above", "max_length"):
         if not {(name, limit), (name, limit, model)} & DIFFERENT:
             assert theirs.get(limit) == getattr(ours, limit), limit
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"), [(-1, None), (None, None), (0, 0), (-2, 2**64 - 2), (2**64 - 1,) * 2]
+)
+def test_minus_one_is_no_seed(seed: int | None, expected: int | None) -> None:
+    assert CompletionRequest(prompt="x", seed=seed).engine_fields().get("seed") == expected
+    if seed is None or seed >= -1:
+        assert SamplingParams(seed=seed).seed == expected
+        assert SamplingParams.from_mapping({"seed": seed}).seed == expected
+
+
+NEUTRAL: dict[str, Any] = {
+    "documents": [],
+    "session_id": "s",
+    "mm_payload": {},
+    "kv_transfer_params": {},
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+}
+
+
+def test_fields_without_effect_are_taken_and_others_refused_by_name() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    plain = ChatRequest.model_validate({"messages": messages})
+    neutral = ChatRequest.model_validate({"messages": messages, **NEUTRAL})
+    nulls = ChatRequest.model_validate({"messages": messages, **dict.fromkeys(NEUTRAL)})
+    for body in (neutral, nulls):
+        assert body.engine_fields() | {"prompt": body.routed()} == (
+            plain.engine_fields() | {"prompt": plain.routed()}
+        )
+    for name, value in (
+        ("mm_payload", {"x": 1}),
+        ("kv_transfer_params", {"x": 1}),
+        ("stream_options", {"include_obfuscation": True}),
+    ):
+        with pytest.raises(ValidationError, match="is not supported yet"):
+            ChatRequest.model_validate({"messages": messages, name: value})
+
+
+def test_constraints_are_encoded_once_for_all_prompts() -> None:
+    schema = {"properties": {f"name{i}": {"type": "string"} for i in range(3)}}
+    fields_: dict[str, Any] = {
+        "structured_outputs": {"json": schema},
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        "guided_json": schema,
+        "guided_decoding": {"json": schema},
+    }
+    for name, value in fields_.items():
+        body = CompletionRequest.model_validate({"prompt": ["a", "b"], name: value})
+        first, second = body.engine_fields()[name], body.engine_fields()[name]
+        assert first is second and json.loads(first) == value
+        assert SamplingParams(**{name: first}) == SamplingParams(**{name: value})
+    with pytest.raises(ApiError, match="guided_json"):
+        CompletionRequest.model_validate({"prompt": "a", "guided_json": {"const": math.inf}})
+
+
+def test_documents_of_a_chat_reach_its_template() -> None:
+    documents = [{"title": "a", "text": "b"}]
+    body = {"messages": [{"role": "user", "content": "x"}], "documents": documents}
+    assert ChatRequest.model_validate(body).routed()["documents"] == documents
+    assert "documents" not in ChatRequest.model_validate(body | {"documents": []}).routed()
+    with pytest.raises(ValidationError, match="documents"):
+        ChatRequest.model_validate(body | {"documents": documents * (MAX_DOCUMENTS + 1)})

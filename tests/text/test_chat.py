@@ -26,6 +26,7 @@ MESSAGES = [
     {"role": "user", "content": "日本語 and 👩‍👩‍👧?"},
     {"role": "assistant", "content": "Well"},
 ]
+HM = {"reasoning": "hm", "reasoning_content": "hm"}
 
 
 @pytest.fixture(scope="module", params=["config", "file", "list"])
@@ -139,10 +140,12 @@ def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
         ),
         (
             [{"role": "assistant", "content": "x", "reasoning": 3}],
-            "messages[0].reasoning_content: must be a string",
+            "messages[0].reasoning: must be a string",
         ),
         ({"messages": MESSAGES, "reasoning_effort": "huge"}, "reasoning_effort: must be one of"),
         ([{"role": "user", "content": "x"}] * 5000, "messages: at most 4096"),
+        ({"messages": MESSAGES, "documents": ["x"]}, "documents: must be an array of objects"),
+        ({"messages": MESSAGES, "documents": [{}] * 1025}, "documents: at most 1024, got 1025"),
         (
             {"messages": MESSAGES, "add_generation_prompt": 1},
             "add_generation_prompt: must be true or false or null",
@@ -187,16 +190,32 @@ def test_wrong_chats_are_named(value: object, problem: str) -> None:
         ),
         (
             {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x"}]},
-            {"content": [{"type": "text", "text": "x"}], "reasoning_content": "hm"},
+            {"content": [{"type": "text", "text": "x"}], **HM},
         ),
-        ({"content": "x", "reasoning": "hm"}, {"content": "x", "reasoning_content": "hm"}),
+        (
+            {"content": [{"type": "text", "text": None}, {"type": "reasoning", "text": None}, "x"]},
+            {"content": [{"type": "text", "text": "x"}]},
+        ),
+        ({"content": "x", "reasoning": "hm"}, {"content": "x", **HM}),
+        ({"content": "x", "reasoning_content": "hm"}, {"content": "x", **HM}),
+        ({"content": "x", "reasoning": "hm", "reasoning_content": "o"}, {"content": "x", **HM}),
     ],
     ids=str,
 )
 def test_what_an_assistant_said_is_read(message: dict[str, Any], expected: Any) -> None:
     (read,) = Chat(messages=[{"role": "assistant", **message}]).messages
-    read.pop("reasoning", None)
     assert read == {"role": "assistant", **expected}
+
+
+def test_documents_are_an_argument_of_templates_that_take_it() -> None:
+    chat = Chat.from_json({"messages": MESSAGES, "documents": [{"text": "one"}, {"text": "two"}]})
+    source = "{% for document in documents %}{{ document.text }};{% endfor %}"
+    assert ChatTemplate(source, {}).render(chat) == "one;two;"
+    with pytest.raises(InvalidRequest, match=r"^documents: cannot be used"):
+        ChatTemplate("No documents.", {}).render(chat)
+    for none in (None, []):
+        empty = Chat.from_json({"messages": MESSAGES, "documents": none})
+        assert ChatTemplate("No documents.", {}).render(empty) == "No documents."
 
 
 def test_results_need_no_call() -> None:

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from paged_backend.config import EngineConfig
 from paged_backend.errors import ConfigError, InvalidRequest
-from paged_backend.text.chat import Chat
+from paged_backend.text.chat import Chat, ChatTemplate
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 
 NUM_CONVERSATIONS = 1000
@@ -296,6 +296,35 @@ def test_default_arguments_yield_to_those_of_a_request(tmp_path: Path) -> None:
     assert user_prompt(tokenizer) == "<s>kind True"
     assert user_prompt(tokenizer, chat_template_kwargs={"tone": "rude"}) == "<s>rude True"
     assert user_prompt(tokenizer, reasoning_effort="none") == "<s>kind False"
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "prompt"),
+    [
+        ("{{ reasoning_effort }} {{ enable_thinking }} {{ thinking }}", "none", "none False False"),
+        ("{{ reasoning_effort }} {{ enable_thinking }}", "high", "high True"),
+        ("{{ thinking }}", "minimal", "False"),
+        (
+            "Mind your reasoning_effort{{ enable_thinking }}",
+            "low",
+            "Mind your reasoning_effortTrue",
+        ),
+    ],
+)
+def test_an_effort_is_given_as_each_argument_that_a_template_takes(
+    source: str, effort: str, prompt: str
+) -> None:
+    chat = Chat(messages=[{"role": "user", "content": "x"}], reasoning_effort=effort)
+    assert ChatTemplate(source, {}).render(chat) == prompt
+
+
+def test_words_of_a_template_are_no_arguments() -> None:
+    chat = Chat(messages=[{"role": "user", "content": "x"}], reasoning_effort="high")
+    template = ChatTemplate("You have no tools today, no thinking.", {})
+    with pytest.raises(InvalidRequest, match="^tools: cannot be used"):
+        template.render(chat, [TOOL])
+    with pytest.raises(InvalidRequest, match="^reasoning_effort: can only be none"):
+        template.render(chat)
 
 
 @pytest.mark.parametrize(

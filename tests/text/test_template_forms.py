@@ -11,7 +11,7 @@ from paged_backend.errors import InvalidRequest
 from paged_backend.text.chat import Chat
 from paged_backend.text.partial_json import MAX_LENGTH, completed
 from paged_backend.text.template_client import TemplateClient
-from paged_backend.text.template_syntax import iterates_content
+from paged_backend.text.template_syntax import iterates_content, takes_argument
 
 TURNS = "{%% for message in messages %%}[{{ message.role }}]%s{%% endfor %%}"
 LOOP = TURNS % "{% for part in message.content %}{{ part.text }};{% endfor %}"
@@ -157,6 +157,22 @@ def test_a_template_that_says_nothing_about_a_role_gets_what_its_syntax_asks_for
 )
 def test_syntax(source: str, expected: bool) -> None:
     assert iterates_content(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", True),
+        ("{% generation %}{% for m in messages %}{{ tools }}{% endfor %}{% endgeneration %}", True),
+        ("{% macro f() %}{{ tools | tojson }}{% endmacro %}{{ f() }}", True),
+        ("You have no tools today. {# tools #}{{ message.tools }}{{ 'tools' }}", False),
+        ("{% set tools = 'hammers' %}{{ tools }}", False),
+        ("{% for %} tools", True),  # with errors
+        ("{% for %} toolset", False),
+    ],
+)
+def test_arguments(source: str, expected: bool) -> None:
+    assert takes_argument(source, "tools") == expected
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from paged_client.gateway.routing import Ids, RoutedPrompt
 MAX_DEPTH = 32
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
+MAX_DOCUMENTS = 1024
 MAX_PROMPTS = 256
 MAX_N = 64
 MAX_STOP_STRINGS = 256  # the engine's option max_stop_strings is 16 by default
@@ -41,6 +42,7 @@ MAX_IDS = 2**20
 MAX_ALLOWED_IDS = 2**18
 MAX_NAME_LENGTH = 64  # longer field names are truncated in errors and get no suggestion
 INT32_MAX = 2**31 - 1
+_NO_SEED = -1  # vLLM's; other negative seeds are those with the same 64 bits
 
 _OWN_ERROR = "paged_field"
 _PIECE = 2**14  # ids checked at a time, while no other thread can run
@@ -51,7 +53,7 @@ _IGNORED = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-        *("spaces_between_special_tokens", "request_id"),
+        *("spaces_between_special_tokens", "request_id", "session_id"),
     )
 )
 # Unsupported fields that would change the response, each with its no-op value (None if none).
@@ -59,9 +61,11 @@ _NOT_SUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("tools", "functions"), []),
     **dict.fromkeys(("tool_choice", "function_call"), "none"),
     **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), None),
-    **dict.fromkeys(("documents", "media_io_kwargs", "mm_processor_kwargs"), None),
+    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs", "mm_payload"), {}),
+    "documents": [],
     **dict.fromkeys(("chat_template", "truncate_prompt_tokens", "prompt_embeds"), None),
-    **dict.fromkeys(("truncation_side", "kv_transfer_params", "ec_transfer_params"), None),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), {}),
+    "truncation_side": None,
     **dict.fromkeys(("use_beam_search", "early_stopping", "return_token_strs"), False),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False),
     **dict.fromkeys(("return_prompt_text", "return_token_offsets", "return_mm_kwargs"), False),
@@ -102,9 +106,28 @@ class RequestBody(BaseModel):
                 if neutral is None or value != neutral:
                     exception = f", except {json.dumps(neutral)}" if neutral else ""
                     raise field_problem(name, f"is not supported yet{exception}")
-            elif name not in cls.ignored:
+            elif not cls._is_ignored(name):
                 raise field_problem(short(name), f"is not known{_hint(name, known)}")
         return fields
+
+    @classmethod
+    def _is_ignored(cls, name: str) -> bool:
+        return name in cls.ignored
+
+
+class MessageBody(RequestBody):
+    """An object of a conversation.
+
+    Its unknown fields are ignored, as in vLLM: clients send answers back with what any server and
+    library wrote into them. Fields that would change the prompt are refused by name.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+    not_supported: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def _is_ignored(cls, name: str) -> bool:
+        return True
 
 
 def field_problem(name: str, problem: str) -> PydanticCustomError:
@@ -188,7 +211,9 @@ BadWord = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class StreamOptions(RequestBody):
-    """Additional information in a stream."""
+    """Additional information in a stream; a whole answer has its usage in any case."""
+
+    not_supported: ClassVar[Mapping[str, Any]] = {"include_obfuscation": False}
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -237,7 +262,8 @@ class SamplingFields(EngineFields):
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
         values = super().engine_fields() | given(self, _SAMPLING_FIELDS)
-        if self.seed is not None:
+        values.pop("seed", None)
+        if self.seed is not None and self.seed != _NO_SEED:
             values["seed"] = self.seed % 2**64
         if self.allowed_token_ids is not None:
             values["allowed_token_ids"] = self.allowed_token_ids.tolist()
@@ -280,8 +306,6 @@ class GenerateRequest(SamplingFields):
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
-        if self.stream_options is not None and not self.stream:
-            raise ApiError.field("stream_options", "is only for stream: true")
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError.field("prompt_logprobs", "is only for stream: false")
 
@@ -297,24 +321,50 @@ _GENERATE_FIELDS = tuple(
 )
 
 
-class TextPart(RequestBody):
+# Objects of any size that the engine reads as text, too.
+_CONSTRAINTS = ("structured_outputs", "response_format", "guided_decoding", "guided_json")
+
+
+def _encoded(name: str, value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ApiError.field(name, str(error)) from None
+
+
+class TextPart(MessageBody):
     """A text part of a message, or a part of an earlier answer."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(("annotations", "cache_control", "signature"))
     not_supported: ClassVar[Mapping[str, Any]] = dict.fromkeys(
         ("image_url", "input_audio", "file", "video_url", "audio_url")
     )
-    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+    type: Literal[
+        "text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_text"
+    ]
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
 
-    @model_validator(mode="after")
-    def _check_text(self) -> TextPart:
-        name = self.type if self.type in ("refusal", "thinking") else "text"
-        if getattr(self, name) is None:
-            raise field_problem(name, "is missing")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_text(cls, value: Any, read: Callable[[Any], TextPart]) -> TextPart:
+        """Take a bare text, too, and a text of null, which says nothing; but not no text at all."""
+        if isinstance(value, str):
+            value = {"type": "text", "text": value}
+        part = read(value)
+        if part.is_empty and part.field not in value:
+            raise field_problem(part.field, "is missing")
+        return part
+
+    @property
+    def field(self) -> str:
+        """The name of the field that has the text."""
+        return self.type if self.type in ("refusal", "thinking") else "text"
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the text is null."""
+        return getattr(self, self.field) is None
 
     def as_json(self) -> dict[str, Any]:
         """Return the part in the engine's format."""
@@ -332,7 +382,7 @@ Content = Annotated[
 ]
 
 
-class CalledFunction(RequestBody):
+class CalledFunction(MessageBody):
     """The function of a call in the history."""
 
     name: str = Field(min_length=1, max_length=128)
@@ -340,10 +390,9 @@ class CalledFunction(RequestBody):
     arguments: str | dict[str, Any] = ""
 
 
-class MessageToolCall(RequestBody):
+class MessageToolCall(MessageBody):
     """A call in the history."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(("index", "provider_specific_fields"))
     id: str | None = Field(None, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -354,18 +403,12 @@ class MessageToolCall(RequestBody):
         return {**given(self, ("id",)), "type": self.type, "function": function}
 
 
-class Message(RequestBody):
+class Message(MessageBody):
     """One turn of a conversation."""
 
-    # Notes of client libraries on an answer, which they send back with it.
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        (
-            *("annotations", "provider_specific_fields", "thinking_blocks", "reasoning_items"),
-            *("reasoning_details", "logprobs", "token_ids"),
-        )
-    )
     not_supported: ClassVar[Mapping[str, Any]] = {
-        **{"function_call": None, "audio": None},
+        **dict.fromkeys(("function_call", "audio")),
+        **dict.fromkeys(("images", "videos", "files"), []),
     }
     role: str = Field(min_length=1, max_length=64)
     content: Content | None = None
@@ -387,7 +430,7 @@ class Message(RequestBody):
         """Return the message in the engine's format."""
         content: Any = self.refusal if self.content is None else self.content
         if isinstance(content, list):
-            content = [part.as_json() for part in content]
+            content = [part.as_json() for part in content if not part.is_empty]
         message = {"role": self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [call.as_json() for call in self.tool_calls]
@@ -410,13 +453,19 @@ class ChatOptions(RequestBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     reasoning_effort: str | None = Field(None, max_length=64)
+    # The engine checks whether the model's template takes them.
+    documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS, fail_fast=True)
 
 
 def chat_prompt(messages: Sequence[Message], options: ChatOptions) -> dict[str, Any]:
     """Return messages and their options in the engine's format."""
     return {
         "messages": [message.as_json() for message in messages],
-        **given(options, ChatOptions.model_fields),
+        **{
+            name: value
+            for name, value in given(options, ChatOptions.model_fields).items()
+            if name != "documents" or value
+        },
     }
 
 
@@ -500,9 +549,10 @@ class CompletionRequest(GenerateRequest):
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=MAX_N)
     add_special_tokens: bool = True
+    _constraints: dict[str, str] = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Check constraints between fields."""
+        """Check constraints between fields; encode those on the output, for all prompts at once."""
         super().model_post_init(context)
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ApiError.field("best_of", "is not supported yet, except for the value of n")
@@ -514,10 +564,15 @@ class CompletionRequest(GenerateRequest):
             )
         if len(self.prompt) * (self.n or 1) > MAX_PROMPTS:
             raise ApiError.field("n", f"at most {MAX_PROMPTS} answers to all prompts together")
+        self._constraints = {
+            name: _encoded(name, value)
+            for name, value in given(self, _CONSTRAINTS).items()
+            if isinstance(value, dict)
+        }
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the engine's fields; it generates a token even if only the prompt is wanted."""
-        values = super().engine_fields()
+        values = super().engine_fields() | self._constraints
         values["max_tokens"] = 16 if self.max_tokens is None else max(self.max_tokens, 1)
         if self.logprobs is not None:
             values["logprobs"] = self.logprobs
