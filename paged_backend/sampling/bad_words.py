@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
+_NONE: Ints = np.empty((0, 2), np.int64)
+
+
 class _Node:
     """Words whose middle is the path to this node, from its last token to its first."""
 
@@ -17,7 +20,8 @@ class _Node:
 
     def __init__(self) -> None:
         self.following: dict[int, _Node] = {}  # by the token before those of the path
-        self.endings: Ints | None = None  # [n, 2] the last two tokens of each word
+        # [n, 2] the last two tokens of the words of this node and of those on the path to it
+        self.endings = _NONE
 
 
 class BadWords:
@@ -39,10 +43,17 @@ class BadWords:
             for token in reversed(middle):
                 node = node.following.setdefault(token, _Node())
             endings.setdefault(node, {})[before, last] = None
-        for node, pairs in endings.items():
-            node.endings = np.array(list(pairs), np.int64)
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if node in endings:
+                own = np.array(list(endings[node]), np.int64)
+                node.endings = np.concatenate([node.endings, own])
+            for child in node.following.values():
+                child.endings = node.endings
+                nodes.append(child)
 
-    def endings(self, token_ids: Sequence[int], start: int, end: int) -> list[Ints]:
+    def endings(self, token_ids: Sequence[int], start: int, end: int) -> Ints:
         """Return the last two tokens of the words whose other tokens precede a position.
 
         Args:
@@ -51,13 +62,14 @@ class BadWords:
             end: position of the token before the one to sample.
 
         Returns:
-            arrays of pairs [n, 2]: if the first is the token at `end`, the second is forbidden.
+            pairs [n, 2]: if the first is the token at `end`, the second is forbidden.
         """
-        found: list[Ints] = []
-        node: _Node | None = self._root if end >= start else None
-        while node is not None:
-            if node.endings is not None:
-                found.append(node.endings)
-            end -= 1
-            node = node.following.get(token_ids[end]) if end >= start else None
-        return found
+        if end < start:
+            return _NONE
+        node = self._root
+        for position in range(end - 1, start - 1, -1):
+            following = node.following.get(token_ids[position])
+            if following is None:
+                break
+            node = following
+        return node.endings

@@ -63,8 +63,8 @@ class TokenEdits:
                 found = edits.bad_words.endings(
                     spec.token_ids, spec.num_prompt_tokens, spec.position - 1
                 )
-                endings += ((row, pairs) for pairs in found)
-        if endings:
+                endings.append((row, found))
+        if any(len(pairs) for _, pairs in endings):
             if last_tokens is None:
                 last_tokens = torch.tensor([spec.token_ids[spec.position - 1] for spec in samples])
             self._forbid(logits, endings, last_tokens)
