@@ -19,7 +19,11 @@ from paged_backend.checkpoint.fallback_config import (
     uses_fallback,
 )
 from paged_backend.checkpoint.hub import resolve_tokenizer
-from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
+from paged_backend.checkpoint.model_config import (
+    ModelConfig,
+    load_model_config,
+    log_sampling_defaults,
+)
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
 from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
@@ -223,6 +227,7 @@ class _Cache:
 def _read_config(
     folder: Path, config: EngineConfig
 ) -> ModelConfig | FallbackConfig | EncoderConfig:
+    log_sampling_defaults(folder)
     if not uses_fallback(folder, config.model_impl):
         model = load_model_config(folder)
         return model if config.classifier_from_token is None else _with_classifier(model, config)

@@ -14,8 +14,8 @@ from paged_backend.checkpoint.folder import check_texts
 from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_VOCAB_SIZE
 from paged_backend.checkpoint.model_config import DTYPES, read_eos_token_ids
-from paged_backend.checkpoint.registry import ARCHITECTURES, is_supported
-from paged_backend.checkpoint.shape_reader import read_dtype
+from paged_backend.checkpoint.registry import ARCHITECTURES, has_output_layer, is_supported
+from paged_backend.checkpoint.shape_reader import computes, read_dtype
 from paged_backend.checkpoint.size_limits import check_sizes
 from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
@@ -48,8 +48,16 @@ def uses_fallback(checkpoint: Path, model_impl: str) -> bool:
     if model_impl == "transformers":
         return True
     path = checkpoint / "config.json"
-    names = ConfigFile.read(path).value("architectures") if path.exists() else None
-    return isinstance(names, list) and not any(map(is_supported, names))
+    if not path.exists():
+        return False
+    config = ConfigFile.read(path)
+    names = config.value("architectures")
+    if not isinstance(names, list) or not any(map(is_supported, names)):
+        return isinstance(names, list)
+    if not has_output_layer(config):
+        return False
+    check_sizes(config)
+    return not computes(config)
 
 
 def load_fallback_config(checkpoint: Path) -> FallbackConfig:

@@ -22,9 +22,10 @@ from paged_backend.validation import shorten
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+_ACTIVATIONS = None, *SILU_NAMES
 # Settings that few families implement, each with the values that mean "off".
 _OFF: dict[str, tuple[Any, ...]] = {
-    "hidden_act": (None, *SILU_NAMES),
+    "hidden_act": _ACTIVATIONS,
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "clip_qkv": (None,),
@@ -66,6 +67,25 @@ def read_shape(config: ConfigFile) -> ModelShape:
         has_classifier=has_classifier(config),
         variant=variant,
     )
+
+
+def computes(config: ConfigFile) -> bool:
+    """Return False for settings of a supported architecture that only transformers implements.
+
+    They are activations of the MLP, and rotary embeddings of a part of each head, in families whose
+    checkpoints usually have neither.
+
+    Raises:
+        ConfigError: a key is missing or wrong, or the model is not supported.
+    """
+    name = find_architecture(config)
+    architecture = ARCHITECTURES[name]
+    if "hidden_act" not in architecture.own_keys and config.value("hidden_act") not in _ACTIVATIONS:
+        return False
+    rotary = architecture.variant(config, config.integer("num_hidden_layers")).rotary
+    sections = rotary.sections or [rope_section(config)]
+    parts = (section.value("partial_rotary_factor") for section in sections if section is not None)
+    return rotary.dim is not None or all(part in (None, 1) for part in parts)
 
 
 def read_max_positions(config: ConfigFile) -> int:

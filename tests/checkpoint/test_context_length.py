@@ -187,6 +187,26 @@ def test_other_names_of_an_activation(family: str, key: str, name: str, tmp_path
 
 
 @pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("llama2", {"hidden_act": "gelu"}),
+        ("qwen2", {"hidden_act": "relu"}),
+        ("llama2", {"partial_rotary_factor": 0.5}),
+        ("smollm3", {"partial_rotary_factor": 0.5}),
+    ],
+)
+def test_settings_that_only_transformers_computes(
+    family: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    oracle = Oracle(family, tmp_path, **values)
+    work: Work = [(LONG[0][0][:40], 12)]
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path), work)))
+    key = next(iter(values))
+    with pytest.raises(ConfigError, match=key):
+        make_engine(tmp_path, model_impl="paged")
+
+
+@pytest.mark.parametrize(
     ("length", "kind", "expected"),
     [(40, "absolute", 40), (10**30, "absolute", 96), (40, None, 96), (4000, "absolute", 96)],
 )
