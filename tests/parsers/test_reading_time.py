@@ -186,7 +186,7 @@ def test_a_mark_that_json_may_contain_is_not_read_again_and_again(name: str) -> 
     before = time.thread_time()
     deltas.append(reading.finish())
     used.append(time.thread_time() - before)
-    assert max(used) < READING_S, used
+    assert max(used) < 2 * READING_S, used  # a machine may slow down meanwhile
     content = ResponseDelta.joined(deltas).content
     assert content.count("{") == text.count("{")
     assert content.endswith(text[-20:])
