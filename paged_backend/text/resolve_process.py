@@ -19,6 +19,8 @@ from paged_backend.sandbox.server import Answer, answer_lines, problem
 TIME_LIMIT_S = 120.0  # of processor time; the largest vocabularies of SentencePiece take a quarter
 MEMORY_LIMIT = 2**32  # bytes; the largest tokenizers take a quarter
 _TOKENIZER_FILE = "tokenizer.json"
+# The file that nearly all tokenizers have, in newer and older forms.
+_COMMON_FILES = (_TOKENIZER_FILE, "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -82,12 +84,14 @@ def _reason(folder: Path, error: BaseException) -> str:
         try:
             tokenizers.Tokenizer.from_file(str(file))
         except BaseException as cause:
-            return f"{_TOKENIZER_FILE} holds no tokenizer: {_first_line(cause)}"
-    return _first_line(error)
+            return f"{_TOKENIZER_FILE} holds no tokenizer: {_one_line(cause)}"
+    if not any((folder / name).is_file() for name in _COMMON_FILES):
+        return f"there is none of {', '.join(_COMMON_FILES)}"
+    return _one_line(error)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _load(folder: Path) -> tuple[Any, str]:
