@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from paged_backend.core.grammar import SharedLexer
 from paged_backend.grammar.limits import parser_limits
 
-MAX_FORCED_TOKENS = 128  # that one step adds to an output
+MAX_FORCED_TOKENS = 32  # that one step adds to an output: many outputs make one long step
 # Where llguidance found an error in the grammar that we have written.
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 # In llguidance's errors.
