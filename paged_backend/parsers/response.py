@@ -71,9 +71,9 @@ class ResponseReader:
     def feed(self, text: str) -> ResponseDelta:
         """Return what new text of the model adds."""
         self._seconds_left += READING_S_PER_CHARACTER * len(text)
-        deadline_s = time.thread_time() + self._seconds_left
-        self._reader.add(text, deadline_s)
-        self._seconds_left = deadline_s - time.thread_time()
+        started_s = time.thread_time()
+        self._reader.add(text, started_s + min(self._seconds_left, READING_S))
+        self._seconds_left -= time.thread_time() - started_s
         if self._seconds_left < 0:
             self._reader.stop()
         return self._output.take()
@@ -85,7 +85,8 @@ class ResponseReader:
             is_cut: something other than the model has ended the answer. Then what may be the
                 beginning of a mark or of a call, or the white space before one, is dropped.
         """
-        self._reader.end(is_cut=is_cut, deadline_s=time.thread_time() + self._seconds_left)
+        seconds = min(self._seconds_left, READING_S)  # the others wait meanwhile
+        self._reader.end(is_cut=is_cut, deadline_s=time.thread_time() + seconds)
         if not is_cut:
             self._output.finish()
         return self._output.take()
