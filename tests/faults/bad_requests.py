@@ -109,7 +109,7 @@ _NOT_NAME = st.one_of(st.integers(), st.booleans(), _CONTAINERS, st.just(_LONG_N
 WRONG: dict[str, SearchStrategy[Any]] = {
     "n": _not_integer(1, 64),
     "top_k": _not_integer(-1, 2**31 - 1),
-    "seed": _not_integer(0, 2**64 - 1),
+    "seed": _not_integer(-1, 2**64 - 1),  # -1 is none
     "max_tokens": _not_integer(1, 2048),
     "min_tokens": _not_integer(0, 16),  # max_tokens is 16 by default
     "logprobs": _not_integer(0, 20),

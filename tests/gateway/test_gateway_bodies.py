@@ -55,7 +55,8 @@ def processor_s(gateway: Gateway, path: str, body: bytes) -> float:
     process = psutil.Process(gateway.process.pid)
     before = process.cpu_times()
     for _ in range(10):
-        assert gateway.post(path, body).status == 400
+        # Unknown fields of messages are ignored, and there is no server for what is left.
+        assert gateway.post(path, body).status in (400, 503)
     after = process.cpu_times()
     return after.user + after.system - before.user - before.system
 

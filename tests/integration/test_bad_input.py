@@ -42,7 +42,7 @@ BAD_FIELDS = [
     ({"text_input": "x", "max_tokens": 0}, "max_tokens: must be an integer from 1"),
     ({"text_input": "x", "max_tokens": 10**6}, "max_tokens: must be at most max_model_len"),
     ({"text_input": "x", "min_tokens": 99}, "min_tokens: must be at most max_tokens"),
-    ({"text_input": "x", "seed": -1}, "seed: must be an integer from 0"),
+    ({"text_input": "x", "seed": -2}, "seed: must be an integer from 0"),
     ({"text_input": "x", "ignore_eos": 1}, "ignore_eos: must be true or false"),
     ({"text_input": "x", "cache_salt": 3}, "cache_salt: must be a string"),
     ({"text_input": "x", "stream": True, "exclude_input_in_output": False}, "When streaming"),
