@@ -39,7 +39,7 @@ def main() -> None:
 def _prepare() -> Callable[[Any], Answer]:
     os.environ.update(_SETTINGS)
     sys.modules["torch"] = None  # type: ignore[assignment]  # no tokenizer needs it, and it is slow
-    import transformers  # noqa: F401
+    import transformers  # noqa: F401  # before the process is ready: it takes a second
 
     def answer(folder: Any) -> Answer:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 LINGER_S = 2.0  # without further bytes of the client
 MAX_LINGER_S = 30.0
 MAX_DISCARDED_BYTES = 64 * 2**20
-FLUSH_S = 60.0  # for the client to read what is left of a response
+FLUSH_S = 60.0  # time in which the client must read what is left of a response
 
 
 class ClosingTransport(asyncio.Transport):

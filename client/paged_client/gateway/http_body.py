@@ -12,8 +12,8 @@ from typing import Protocol
 
 from paged_client.gateway.errors import ApiError
 
-FREE_PIECES = 1024  # of a body, however small they are
-MIN_MEAN_PIECE_BYTES = 64  # of a body with more pieces, beyond the free ones
+FREE_PIECES = 1024  # pieces of a body that may have any size
+MIN_MEAN_PIECE_BYTES = 64  # mean size of the pieces beyond the free ones
 MAX_LINE_BYTES = 1024  # the size of a chunk with its extensions, or a line of the trailer
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")

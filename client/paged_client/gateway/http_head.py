@@ -14,7 +14,7 @@ from paged_client.gateway.errors import ApiError
 from paged_client.gateway.http_body import Body, ChunkedBody, LengthBody
 
 MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32 * 1024  # of a request line and all headers together
+MAX_HEADER_BYTES = 32 * 1024  # size of a request line and all headers together
 
 _END = b"\r\n\r\n"
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")

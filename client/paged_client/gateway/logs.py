@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 INTERVAL_S = 10.0
-MAX_LIKE_LINES = 5  # of one logger with one message, whatever its arguments, in an interval
-MAX_LINES = 50  # of all loggers in an interval
+MAX_LIKE_LINES = 5  # lines of one logger with one message in an interval
+MAX_LINES = 50  # lines of all loggers in an interval
 
 
 class RateLimit(logging.Filter):

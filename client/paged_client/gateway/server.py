@@ -32,7 +32,7 @@ SWITCH_S = 0.0005
 BACKLOG = 2048  # connections that wait in the kernel
 # asyncio accepts up to this number before any of them is counted.
 ACCEPTED_AT_ONCE = 8
-RESERVED_FILES = 64  # for connections to servers, and those accepted but not counted yet
+RESERVED_FILES = 64  # files for connections to servers, and for those accepted but not counted yet
 
 
 def serve(options: GatewayOptions, listener: socket.socket) -> None:
