@@ -66,6 +66,12 @@ class Sandbox:
             if not self._idle and not self._num_used:
                 self._idle.append(self._new())
 
+    def close(self) -> None:
+        """End the processes that no request uses; another request starts new ones."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().end()
+
     def ask(
         self, request: Any, *, time_limit_s: float | None = None, leaves_ready: bool = False
     ) -> dict[str, Any]:

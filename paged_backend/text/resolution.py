@@ -90,6 +90,8 @@ def _ask(folder: Path) -> ResolvedTokenizer:
         answer = sandbox.ask(str(folder.absolute()))
     except (NoAnswer, RequestRefused) as error:
         answer = {"problem": str(error)}
+    finally:
+        sandbox.close()
     if "problem" in answer:
         reason = shorten(answer["problem"], 300, quote=False)
         raise ConfigError(f"no tokenizer can be made of the files in {folder}: {reason}")

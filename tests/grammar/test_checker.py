@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-import psutil
 import pytest
 from hostile_schemas import hostile_schema
 
@@ -40,7 +40,9 @@ def grammars() -> Iterator[GrammarChecker]:
 
 
 def processor_s(grammars: GrammarChecker) -> float:
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in grammars._sandbox.pids)
+    """Return the processor time of the processes; coarser clocks count in steps of 10 ms."""
+    times = (Path(f"/proc/{pid}/schedstat").read_text().split() for pid in grammars._sandbox.pids)
+    return sum(int(running_ns) for running_ns, *_ in times) / 1e9
 
 
 def test_requests_with_other_salts_share_no_grammar(grammars: GrammarChecker) -> None:

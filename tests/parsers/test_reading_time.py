@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from typing import Any
@@ -178,18 +179,24 @@ NO_CALLS = {
 def test_a_mark_that_json_may_contain_is_not_read_again_and_again(name: str) -> None:
     """The mark of ``mistral_list`` may be within an object; the end of the answer is timed, too."""
     text, size = NO_CALLS[name]
+    for _ in range(3):  # the machine may be busy
+        content, slowest = slowest_piece(text, size)
+        assert content.count("{") == text.count("{")
+        assert content.endswith(text[-20:])
+        if slowest < 1.5 * READING_S:
+            return
+    pytest.fail(f"one piece took {slowest:.3f} s")
+
+
+def slowest_piece(text: str, size: int) -> tuple[str, float]:
+    """Return the content of an answer, and the most processor time of a piece or of the end."""
     reading, deltas, used = reader("mistral_list"), [], []
-    for start in range(0, len(text) + 1, size):
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    for read in [*(functools.partial(reading.feed, piece) for piece in pieces), reading.finish]:
         before = time.thread_time()
-        deltas.append(reading.feed(text[start : start + size]))
+        deltas.append(read())
         used.append(time.thread_time() - before)
-    before = time.thread_time()
-    deltas.append(reading.finish())
-    used.append(time.thread_time() - before)
-    assert max(used) < 2 * READING_S, used  # a machine may slow down meanwhile
-    content = ResponseDelta.joined(deltas).content
-    assert content.count("{") == text.count("{")
-    assert content.endswith(text[-20:])
+    return ResponseDelta.joined(deltas).content, max(used)
 
 
 def test_the_end_of_an_answer_has_the_same_limit() -> None:
