@@ -21,7 +21,8 @@ class Admission:
         running: the running sequences, by ``seq_id``.
         held: the sequences that wait for their masks, by ``seq_id``.
         siblings: maps the ``seq_id`` of a request's first completion to the request's other
-            completions, which start as soon as the first completion has computed the prompt.
+            completions, which start as soon as the first completion has computed the prompt, as
+            far as there is room for them.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class Admission:
         self._siblings = siblings
 
     def can_start(self, seq: Sequence) -> bool:
-        """Return True if a waiting sequence and its siblings can start now.
+        """Return True if a waiting sequence can start now.
 
-        The sequence and its siblings must fit in ``max_num_seqs``, and the sequence must fit in the
-        free blocks.
+        It must fit in ``max_num_seqs`` and in the free blocks. Its siblings need not fit: those
+        without room wait in the queue when the prompt is computed.
         """
-        return self.num_seqs(seq) <= self.num_free_seqs() and self.has_room(
+        return self.num_free_seqs() > 0 and self.has_room(
             seq, self.find_prefix(seq), self.num_reserved_blocks()
         )
 
@@ -56,11 +57,18 @@ class Admission:
         """Return the number of sequences that can start before ``max_num_seqs`` is reached.
 
         Siblings of running sequences count as running, because they start when the prompt is
-        computed. So do sequences that wait for their masks, unless their grammars take long.
+        computed. The number may be negative, because there may be less room than siblings.
         """
         num_reserved = sum(len(self._siblings.get(seq_id, ())) for seq_id in self._running)
-        num_reserved += sum(keeps_place(seq) for seq in self._held.values())
-        return self._config.max_num_seqs - len(self._running) - num_reserved
+        return self.num_free_places() - num_reserved
+
+    def num_free_places(self) -> int:
+        """Return how many more sequences than the present ones can run.
+
+        Sequences that wait for their masks count as running, unless their grammars take long.
+        """
+        num_held = sum(keeps_place(seq) for seq in self._held.values())
+        return self._config.max_num_seqs - len(self._running) - num_held
 
     def can_go_on(self, seq: Sequence) -> bool:
         """Return True if a sequence that waited for its mask can run again."""

@@ -153,6 +153,7 @@ class Scheduler:
         self._register_scheduled(step)
         if not preempted:
             self._admit_waiting(step)
+        self._queue_siblings(step)
         output = step.build(self.kv.layout, self.sequences.siblings, self.sequences.freed_seq_ids)
         if output.num_sequences:
             self._decodes = step.decodes
@@ -325,13 +326,13 @@ class Scheduler:
                 break
             if seq.num_output_placeholders > 0:  # preempted in this step: its last token is unknown
                 break
-            num_free_seqs -= admission.num_seqs(seq)
-            if num_free_seqs < 0:
+            if num_free_seqs <= 0:
                 break
             hits = admission.find_prefix(seq)
             num_tokens = admission.first_slice(seq, hits, step.budget)
             if num_tokens == 0 or not admission.has_room(seq, hits, num_reserved):
                 break
+            num_free_seqs -= admission.num_seqs(seq)
             self.sequences.start(seq, hits)
             copies = self.kv.allocate_slots(seq, num_tokens)
             if copies is None:
@@ -343,6 +344,16 @@ class Scheduler:
                 # Later sequences of the same step may use the blocks that this one fills: every
                 # layer writes the K and V of all its tokens before any of them attends.
                 self._register(seq, num_tokens)
+
+    def _queue_siblings(self, step: StepBuilder) -> None:
+        """Queue the siblings without room, of prompts that this step computes to the end."""
+        if not self.sequences.siblings:
+            return
+        num_places = max(0, self._admission.num_free_places())
+        for seq, num_tokens in step.slices():
+            if seq.num_computed_tokens + num_tokens == seq.num_tokens:
+                self.sequences.queue_siblings(seq, num_places)
+                num_places -= len(self.sequences.siblings.get(seq.seq_id, ()))
 
     def _register_scheduled(self, step: StepBuilder) -> None:
         """Register the blocks that the decodes and prompts of running sequences fill."""

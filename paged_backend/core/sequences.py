@@ -34,7 +34,7 @@ class Sequences:
             their blocks, and are in no step meanwhile.
         grammar_work: the work on grammars.
         siblings: completions 2..n of a request, by the ``seq_id`` of the first one. They wait
-            beside it until its prompt is computed.
+            for its prompt to be computed. Those without room then wait in the queue.
         freed_seq_ids: the sequences that have lost their blocks since the scheduler took this list.
         num_constrained: number of unfinished sequences with a grammar.
     """
@@ -113,10 +113,28 @@ class Sequences:
         self._kv.take_prefix(seq, hits)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
-            seq.admitted_s = time.monotonic()
             self._counters.count_admission(seq)
+        if seq.admitted_s is None and seq.num_output_tokens == 0:
+            seq.admitted_s = time.monotonic()
         seq.status = SequenceStatus.RUNNING
         self.running[seq.seq_id] = seq
+
+    def queue_siblings(self, seq: Sequence, num_places: int) -> None:
+        """Queue the siblings of a sequence for which there is no room, before it forks.
+
+        They start later as sequences of their own, after the prompt's cached blocks. Their prompt
+        is counted and charged already.
+
+        Args:
+            seq: the first completion of a request.
+            num_places: number of siblings for which there is room.
+        """
+        siblings = self.siblings.get(seq.seq_id, [])
+        for sibling in siblings[num_places:]:
+            sibling.num_cached_tokens = seq.num_cached_tokens
+            sibling.num_charged_tokens = sibling.num_prompt_tokens
+            self.waiting.add(sibling)
+        del siblings[num_places:]
 
     def fork(self, seq: Sequence) -> list[Sequence]:
         """Start the other completions of a request whose prompt is computed; returns them."""

@@ -92,14 +92,28 @@ def test_parallel_samples_compute_the_prompt_once_and_copy_only_a_shared_block()
     assert len({tuple(tokens) for tokens in engine.tokens.values()}) == 3
 
 
-def test_a_request_of_n_waits_until_it_has_n_seats():
-    engine = EngineWithoutModel(max_num_seqs=3)
-    engine.add(make_request("a", [1, 2], max_tokens=3, ignore_eos=True))
-    engine.add(make_request("b", [3, 4], n=3, max_tokens=3, ignore_eos=True))
-    engine.step()
-    assert list(scheduled(engine.plans[0])) == [0]
-    engine.run()
-    assert len(engine.tokens) == 4
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_completions_start_when_there_is_room_and_before_later_requests(async_scheduling):
+    requests = [
+        make_request("a", [1, 2], max_tokens=3, ignore_eos=True),
+        make_request("b", [3, 4], n=3, max_tokens=5, ignore_eos=True, seed=7),
+        make_request("c", [5, 6], max_tokens=2, ignore_eos=True),
+    ]
+    tokens = []
+    for max_num_seqs in (3, 8):
+        engine = EngineWithoutModel(max_num_seqs=max_num_seqs, async_scheduling=async_scheduling)
+        for request in requests:
+            engine.add(request)
+        engine.run()
+        tokens.append(engine.tokens)
+        engine.scheduler.check_empty()
+        if max_num_seqs == 3:
+            starts = dict.fromkeys(seq_id for plan in engine.plans for seq_id in scheduled(plan))
+            assert list(scheduled(engine.plans[0])) == [0, 1]
+            assert list(starts) == [0, 1, 2, 3, 4]
+            assert engine.scheduler.stats().num_prompt_tokens == 6
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0]) == 5
 
 
 def test_the_least_recently_used_content_is_evicted_first_from_its_end():

@@ -32,18 +32,30 @@ MAX_DEBTORS = 256
 class Account:
     """The counter of the service that one tenant received, and its waiting sequences."""
 
-    __slots__ = ("counter", "num_open", "waiting", "weight")
+    __slots__ = ("_order", "counter", "num_open", "waiting", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.counter = 0.0  # cost of the service divided by the weight, plus the initial counter
         self.num_open = 0  # requests that wait or run
-        self.waiting: OrderedDict[int, Sequence] = OrderedDict()  # by seq_id, in this order
+        self.waiting: dict[int, Sequence] = {}  # by seq_id
+        self._order = LazyHeap[int](lambda seq_id: (seq_id, 0) if seq_id in self.waiting else None)
 
     @property
     def key(self) -> Key | None:
         """Sort key of the tenant, lowest first; None while it has no waiting sequence."""
-        return (self.counter, next(iter(self.waiting))) if self.waiting else None
+        first = self.first()
+        return None if first is None else (self.counter, first.seq_id)
+
+    def add(self, seq: Sequence) -> None:
+        """Add a waiting sequence; its place depends on its ``seq_id`` only."""
+        self.waiting[seq.seq_id] = seq
+        self._order.push(seq.seq_id)
+
+    def first(self) -> Sequence | None:
+        """Return the oldest waiting sequence; None if there is none."""
+        seq_id = self._order.first()
+        return None if seq_id is None else self.waiting[seq_id]
 
     def charge(self, cost: int) -> None:
         """Add the cost of computed tokens, divided by the tenant's weight, to the counter."""
@@ -97,16 +109,14 @@ class TenantQueue:
     def add(self, tenant: str, seq: Sequence) -> None:
         """Add a sequence of a tenant with an open request.
 
-        A new sequence goes behind the tenant's waiting sequences. A preempted sequence is older
-        than all of them and goes to the front.
+        It goes before the tenant's newer sequences, because it may be a sequence that was
+        preempted, or a completion of an earlier request.
         """
         account = self._accounts[tenant]
         if not account.waiting:
             account.counter = max(account.counter, self._initial_counter())
-        account.waiting[seq.seq_id] = seq
-        if seq.seq_id <= next(iter(account.waiting)):
-            # Preempted: every waiting sequence is newer, else it would have started before.
-            account.waiting.move_to_end(seq.seq_id, last=False)
+        account.add(seq)
+        if account.first() is seq:
             self._order.push(account)
 
     def discard(self, tenant: str, seq: Sequence) -> None:
@@ -119,16 +129,18 @@ class TenantQueue:
     def first(self) -> Sequence | None:
         """Return the next sequence to start, without removing it; None if no sequence waits."""
         account = self._order.first()
-        return None if account is None else next(iter(account.waiting.values()))
+        return None if account is None else account.first()
 
     def check_invariants(self) -> None:
         """Check every account.
 
         Raises:
-            RuntimeError: sequences are in the wrong order, or a tenant has no open request.
+            RuntimeError: the oldest sequence is not the first, or a tenant has no open request.
         """
         for tenant, account in self._accounts.items():
-            if account.num_open < 1 or list(account.waiting) != sorted(account.waiting):
+            first = account.first()
+            oldest = min(account.waiting, default=None)
+            if account.num_open < 1 or oldest != (None if first is None else first.seq_id):
                 raise RuntimeError(f"the account of tenant {tenant!r} is wrong")
 
     def _initial_counter(self) -> float:
