@@ -15,7 +15,7 @@ LARGE_S = 0.25  # after which the completions of a request no longer claim their
 # Processor time of all grammars of a step on the engine's thread, for which the others wait.
 STEP_S = 0.010
 SHORT_STEP_S = 0.002
-STEP_SHARE = 0.3  # of the time that the step takes without them, between these bounds
+STEP_SHARE = 0.25  # of the time that the step takes without them, between these bounds
 # Calls of over SLOW_S, which cannot be foreseen, take at most this share of the time.
 SLOW_SHARE = 0.05
 SLOW_BURST_S = 0.02
@@ -80,7 +80,7 @@ class StepTime:
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._limit_s = SHORT_STEP_S
-        self._spent_s = 0.0  # since the masks of the step began, or since they ended
+        self._spent_s = 0.0  # since the masks of the step began
         self._slow_s = SLOW_BURST_S  # left for calls of over SLOW_S
         self._refilled_s = self._begun_s
         self._processor_s = 0.0  # of the thread, when the masks began or ended
@@ -96,14 +96,11 @@ class StepTime:
         refill = SLOW_SHARE * (now - self._refilled_s)
         self._slow_s = min(SLOW_BURST_S, self._slow_s + refill)
         self._refilled_s = now
-        self._begin()
+        self._spent_s = 0.0
+        self._processor_s = time.thread_time()
 
     def begin_tokens(self) -> None:
-        """Give the tokens of a step as much time as its masks."""
-        self._begin()
-
-    def _begin(self) -> None:
-        self._spent_s = 0.0
+        """Leave what the masks of a step did not use to its forced tokens."""
         self._processor_s = time.thread_time()
 
     @property

@@ -15,6 +15,9 @@ from paged_backend.core.step import ScheduledStep
 from paged_backend.core.stopping import cut_at_end
 from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
 
+# Forced tokens of all outputs in a step; more of them would make the step long for the others.
+MAX_FORCED_TOKENS = 64
+
 
 class StepResults:
     """Adds sampled tokens to sequences, and ends those whose last token it is.
@@ -154,7 +157,8 @@ class StepResults:
         """
         if seq.grammar is None or not can_be_forced(seq):
             return [], None
-        forced = seq.grammar.forced_token_ids()
+        share = max(1, MAX_FORCED_TOKENS // self._sequences.num_constrained)
+        forced = seq.grammar.forced_token_ids()[:share]
         if not forced:
             return [], None
         token_ids, reason = cut_at_end(seq, forced)

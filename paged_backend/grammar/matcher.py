@@ -64,6 +64,7 @@ class Matcher:
         self._has_more_items = False
         self._token_ids: list[int] = []
         self._forced: deque[int] | None = None  # after these tokens; None if it was not computed
+        self._mask_size = 0  # bytes; 0 before the first mask
         self._eos_token_ids = eos_token_ids
         self._stop_token_ids = stop_token_ids
         self._ignore_eos = ignore_eos
@@ -132,6 +133,8 @@ class Matcher:
 
     def mask(self) -> bytes:
         """Return the mask of the next token; it is empty if the grammar is stuck or has failed."""
+        if self._forced and self._mask_size and not self.may_end:
+            return self._mask_of(self._forced[0])  # which takes no time
         mask = self._mask()
         self._note_error()
         if not self._matcher.is_error():
@@ -140,11 +143,18 @@ class Matcher:
 
     def _mask(self) -> bytes:
         mask = self._matcher.compute_bitmask()
+        self._mask_size = len(mask)
         if self._matcher.is_error():  # llguidance allows the end of the output then
             return bytes(len(mask))
         if (self._stop_token_ids or self._ignore_eos) and self.may_end:
             return self._with_ends(mask)
         return mask
+
+    def _mask_of(self, token_id: int) -> bytes:
+        """Return the mask that allows one token only."""
+        bits = bytearray(self._mask_size)
+        bits[token_id // 8] = 1 << token_id % 8
+        return bytes(bits)
 
     def _with_ends(self, mask: bytes) -> bytes:
         """Return the mask of a complete output, with the tokens that may end it."""

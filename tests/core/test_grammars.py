@@ -28,6 +28,7 @@ from paged_backend.core.grammar import SharedLexer
 from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
+from paged_backend.core.step_results import MAX_FORCED_TOKENS
 from paged_backend.request import Request
 
 wanted = st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=8)
@@ -293,3 +294,32 @@ def test_a_decode_whose_token_is_refused_ends_alone(async_scheduling):
     assert (len(engine.tokens["b", 0]), engine.reasons["b", 0]) == (12, "length")
     assert engine.scheduler.num_continued > 12  # the decodes of both
     engine.scheduler.check_empty()
+
+
+class Forcing(Refusing):
+    """Allows a single text of one token, again and again."""
+
+    def accept(self, token_ids: list[int]) -> bool:
+        return set(token_ids) <= {7}
+
+    def allows(self, token_id: int) -> bool:
+        return token_id == 7
+
+    def masks_along(self, draft_token_ids: list[int]) -> list[bytes]:
+        return [mask_of({7})]
+
+    def forced_token_ids(self) -> list[int]:
+        return [7] * 32
+
+
+@pytest.mark.parametrize("n", [1, 16])
+def test_sequences_share_the_forced_tokens_of_a_step(n):
+    engine = EngineWithoutModel(
+        max_num_seqs=16, max_num_batched_tokens=512, max_model_len=256, num_blocks=1000
+    )
+    request = make_request("a", [4], n=n, max_tokens=200, ignore_eos=True)
+    engine.scheduler.add_request(request, 1, (), {i: Forcing() for i in range(n)})
+    engine.run()
+    assert all(engine.tokens["a", i] == [7] * 200 for i in range(n))
+    num_tokens = max(sum(len(item.token_ids) for item in plan.scheduled) for plan in engine.plans)
+    assert num_tokens == (1 + 32 if n == 1 else 16 + MAX_FORCED_TOKENS)

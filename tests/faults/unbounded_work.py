@@ -2,8 +2,8 @@
 
 ``python unbounded_work.py SHAPE KIND SECONDS REQUESTS TOKENS TRITON_HTTP GATEWAY KEY`` sends the
 requests of a shape in a separate process, so that its own work is not measured as the server's.
-Hostile requests follow each other as fast as they are answered. Honest ones have the same form, and
-as many of them, with as many tokens, are spread evenly over the time.
+Hostile requests follow each other as fast as they are answered. Honest ones have the same form. There
+are as many of them, with as many tokens and as many at once, spread evenly over the time.
 """
 
 from __future__ import annotations
@@ -251,7 +251,8 @@ async def _ask_honestly(
     begun = time.monotonic()
 
     async def one(number: int) -> None:
-        await asyncio.sleep(begun + number * seconds / requests - time.monotonic())
+        turn = number // shape.num_open * shape.num_open
+        await asyncio.sleep(begun + turn * seconds / requests - time.monotonic())
         per_completion = max(1, tokens // (requests * shape.n))
         seen[await _send(shape.honest(server, number, per_completion))] += 1
 

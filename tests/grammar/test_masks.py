@@ -73,6 +73,7 @@ def test_each_bit_is_the_decision_about_its_token(kind):
             tokens = forced | {EOS, *rng.sample(range(VOCAB_SIZE), 400)}
             decided = {token for token in tokens if state.copy().accept([token])}
             assert forced <= decided
+            assert state.mask() == state.copy().mask()  # which does not know the forced text
             mask = allowed(state.mask()) & tokens
             assert mask == (forced or decided)
             assert {token for token in tokens if state.allows(token)} == mask - {EOS}
