@@ -2,8 +2,8 @@
 
 ``python unbounded_work.py SHAPE KIND SECONDS REQUESTS TOKENS TRITON_HTTP GATEWAY KEY`` sends the
 requests of a shape in a separate process, so that its own work is not measured as the server's.
-Hostile requests follow each other as fast as they are answered. Honest ones have the same form. There
-are as many of them, with as many tokens and as many at once, spread evenly over the time.
+Hostile requests follow each other as fast as they are answered. Honest ones have the same form, and
+as many of them, with as many tokens, are spread evenly over the time.
 """
 
 from __future__ import annotations
@@ -74,12 +74,14 @@ class Shape:
         hostile: makes the request with a number.
         honest: makes a request of the same form that generates so many tokens per completion.
         n: completions of each request.
+        num_at_once: honest requests that are sent at once.
     """
 
     num_open: int
     hostile: Callable[[Server, int], Request]
     honest: Callable[[Server, int, int], Request]
     n: int = 1
+    num_at_once: int = 1
 
 
 def _generate(server: Server, **fields: object) -> Request:
@@ -173,7 +175,7 @@ SHAPES = {
     "ambiguous grammars, n 64": Shape(
         1, lambda s, i: _ambiguous(s, i, 64), lambda s, i, k: _unconstrained(s, i, k, 64), n=64
     ),
-    "spaces before a tool call": Shape(2, _spaces, _plain_chat, n=8),
+    "spaces before a tool call": Shape(2, _spaces, _plain_chat, n=8, num_at_once=2),
     "pieces of one byte without a key": Shape(
         10,
         lambda s, i: _long_chat(s, 24_000, 1, ""),
@@ -251,7 +253,7 @@ async def _ask_honestly(
     begun = time.monotonic()
 
     async def one(number: int) -> None:
-        turn = number // shape.num_open * shape.num_open
+        turn = number // shape.num_at_once * shape.num_at_once
         await asyncio.sleep(begun + turn * seconds / requests - time.monotonic())
         per_completion = max(1, tokens // (requests * shape.n))
         seen[await _send(shape.honest(server, number, per_completion))] += 1
