@@ -1,4 +1,8 @@
-"""LLM serving for NVIDIA Triton Inference Server: continuous batching over a paged KV cache."""
+"""LLM serving for NVIDIA Triton Inference Server: continuous batching over a paged KV cache.
+
+`LLM` is the offline API. The rest of the package serves models inside Triton; begin with
+``docs/architecture.md``.
+"""
 
 from __future__ import annotations
 

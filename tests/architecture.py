@@ -96,6 +96,8 @@ RESERVED = {
 }
 LOADTEST_USES = {"machine", "scrape", "workloads"}  # tools that the load tester may use
 
+MIN_NAMEPLATE_WORDS = 16
+
 Imports = dict[str, set[str]]
 """For each module, the full names of all modules that it imports."""
 
@@ -147,6 +149,17 @@ def cycles(root: Path) -> list[str]:
     for name in sorted(graph):
         if name not in state:
             visit(name, (name,))
+    return found
+
+
+def missing_nameplates(root: Path) -> list[str]:
+    """Packages whose docstring does not say in two sentences what lives there."""
+    found = []
+    for name, path in modules(root).items():
+        if path.name == "__init__.py":
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            if len(text.split()) < MIN_NAMEPLATE_WORDS:
+                found.append(f"{name} has no docstring of {MIN_NAMEPLATE_WORDS} words")
     return found
 
 

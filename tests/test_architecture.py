@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RULES = [
     architecture.cycles,
+    architecture.missing_nameplates,
     architecture.wrong_directions,
     architecture.wrong_platforms,
     architecture.wrong_libraries,
@@ -151,6 +152,17 @@ def test_a_violation_is_caught(copy: Path, rule: Rule, file: str, line: str, mes
     finally:
         path.write_text(before)
     assert found and any(message in violation for violation in found)
+
+
+def test_a_package_without_a_docstring_is_found(copy: Path) -> None:
+    path = copy / "paged_backend/core/__init__.py"
+    before = path.read_text()
+    path.write_text('"""Schedules."""')
+    try:
+        found = architecture.missing_nameplates(copy)
+    finally:
+        path.write_text(before)
+    assert found == ["paged_backend.core has no docstring of 16 words"]
 
 
 @pytest.mark.parametrize(

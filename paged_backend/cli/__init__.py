@@ -1,4 +1,8 @@
-"""``paged-backend``: the command line. Each subcommand is a module of this package."""
+"""The command line, ``paged-backend``.
+
+Each subcommand is a module of this package; `options` makes flags of the engine's options. Begin
+with `serve`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,12 @@ from paged_backend.cli import (
 )
 from paged_backend.errors import PagedError
 
+DESCRIPTION = """\
+Serve large language models on NVIDIA Triton Inference Server, and ask, watch and measure them.
+
+  paged-backend serve /models/Llama-3.1-8B    serve a checkpoint over gRPC and HTTP
+  paged-backend gateway --port 9000           OpenAI's and Anthropic's APIs in front of it
+"""
 COMMANDS = (serve, gateway, generate, demo, bench, top, plan, quantize, install_backend)
 
 
@@ -26,7 +36,12 @@ def main(argv: list[str] | None = None) -> int:
 
     For a user's mistake, print one line to stderr and return 2; with --traceback, raise it.
     """
-    parser = argparse.ArgumentParser(prog="paged-backend", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="paged-backend",
+        description=DESCRIPTION,
+        epilog="paged-backend COMMAND --help describes a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -10,9 +10,35 @@ from typing import Any
 from paged_backend.config import EngineConfig
 from paged_backend.engine_args import alias, from_mapping, other_names
 from paged_backend.flags import add_flags, flag_values
-from paged_backend.options.chat_template import resolved_path
+from paged_backend.options.cache import CacheOptions
+from paged_backend.options.chat_template import ChatTemplateOptions, resolved_path
+from paged_backend.options.cpu import CpuOptions
+from paged_backend.options.lifetime import LifetimeOptions
+from paged_backend.options.limits import LimitOptions
+from paged_backend.options.model import ModelOptions
+from paged_backend.options.reporting import ReportingOptions
+from paged_backend.options.responses import ResponseOptions
+from paged_backend.options.scheduling import SchedulingOptions
+from paged_backend.validation import DataclassInstance
 
 _OTHER = "vllm_"  # prefix of `dest` for flags that are not fields of EngineConfig
+
+_FIRST = {
+    "device", "dtype", "quantization", "max_model_len", "max_num_seqs",
+    "gpu_memory_utilization", "kv_cache_dtype", "tool_call_parser", "enable_auto_tool_choice",
+    "reasoning_parser",
+}  # fmt: skip
+_CONCERNS: dict[str, type[DataclassInstance]] = {
+    "model": ModelOptions,
+    "steps and their order": SchedulingOptions,
+    "KV cache": CacheOptions,
+    "CPUs": CpuOptions,
+    "chat templates": ChatTemplateOptions,
+    "answers": ResponseOptions,
+    "limits of requests": LimitOptions,
+    "faults and shutdown": LifetimeOptions,
+    "logs and metrics": ReportingOptions,
+}
 
 _FLAGS_OF_COMMANDS = {"served_model_name"}
 
@@ -21,7 +47,7 @@ Subparsers = Any
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``MODEL`` and a flag for each option of :class:`EngineConfig`.
+    """Add ``MODEL`` and a flag for each option of :class:`EngineConfig`, grouped by concern.
 
     The other engine arguments of vLLM become flags that the help does not show.
     """
@@ -29,8 +55,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default=model.default, help=model.metadata["help"]
     )
-    engine = parser.add_argument_group("engine")
-    add_flags(engine, EngineConfig, leave_out=["model"], alias=alias)
+    names = [spec.name for spec in fields(EngineConfig)]
+    first = parser.add_argument_group("what most deployments set")
+    add_flags(first, EngineConfig, leave_out=set(names) - _FIRST, alias=alias)
+    for title, concern in _CONCERNS.items():
+        add_flags(
+            parser.add_argument_group(title), concern, leave_out={"model", *_FIRST}, alias=alias
+        )
+    engine = parser.add_argument_group("other engine arguments of vLLM")
     for name in sorted(set(other_names()) - _FLAGS_OF_COMMANDS):
         flag = name.replace("_", "-")
         dest, hidden = _OTHER + name, argparse.SUPPRESS

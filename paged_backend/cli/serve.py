@@ -24,7 +24,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve a model on tritonserver",
-        description=__doc__,
+        usage="paged-backend serve [MODEL] [OPTION ...]",
+        description="Serve a model on tritonserver until Ctrl-C: gRPC, HTTP and metrics, and with "
+        "--openai-port the gateway in front of it.",
         epilog="The server's interfaces for shared memory, trace settings and log settings are "
         "closed to clients.",
     )

@@ -1,4 +1,7 @@
-"""Endpoints: the servers under test, one class per protocol."""
+"""Endpoints: the servers under test, one class per protocol.
+
+Begin with `endpoint`, the interface of all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plots reports as one PNG, or as one self-contained HTML page."""
+"""Plots reports as one PNG, or as one self-contained HTML page.
+
+Begin with `series`, which reads the reports; `picture` and `page` draw them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Workloads: requests generated from a recipe and a seed, or read from a file."""
+"""Workloads: requests generated from a recipe and a seed, or read from a file.
+
+The load tester and the benches share them. Begin with `making`.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""OpenAI's embeddings, and the scores and rankings that vLLM makes from embeddings."""
+"""OpenAI's embeddings, and the scores and rankings that vLLM makes from embeddings.
+
+`schema` has the bodies, and `route` answers them.
+"""

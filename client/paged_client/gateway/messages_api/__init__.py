@@ -1,1 +1,4 @@
-"""Anthropic's Messages API."""
+"""Anthropic's Messages API.
+
+`route` answers, `prompt` turns a body into a chat, and `format` and `items` write the answer.
+"""
