@@ -78,7 +78,7 @@ class Engine:
             scores_pairs=info.scores_pairs,
             normalize=info.pooling is not None and info.pooling.normalize,
         )
-        # Blocks of the cache have no hidden states. Only the last token's are always computed.
+        # Prefix hits skip hidden states, so only pooling of the last token may use the cache.
         has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
         has_blocks = info.kv_layout.has_blocks
         self.scheduler = Scheduler(

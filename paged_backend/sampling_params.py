@@ -101,7 +101,7 @@ class SamplingParams:
     seed: int | None = checked(
         None,
         Rule(int, 0, 2**64 - 1, optional=True),
-        "same seed, same tokens, on any device; -1: none",
+        "the same seed makes the same draws from equal logits, on any device; -1: none",
     )
     max_tokens: int | None = checked(
         DEFAULT_MAX_TOKENS,

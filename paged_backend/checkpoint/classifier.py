@@ -28,8 +28,8 @@ class ClassifierSpec:
 
     Attributes:
         activation: makes a score of its output.
-        token_ids: the tokens whose rows of the output layer it consists of, the second for a match;
-            None if the checkpoint has a head.
+        token_ids: the tokens (no, yes) whose rows of the output layer form the head; None if the
+            checkpoint has a head.
     """
 
     activation: Activation

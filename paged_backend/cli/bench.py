@@ -29,7 +29,9 @@ _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command's flags."""
-    parser = subparsers.add_parser("bench", help="measure", description=__doc__)
+    parser = subparsers.add_parser(
+        "bench", help="measure speed, alone or beside another engine", description=__doc__
+    )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     _add_offline(kinds)
     _add_decode(kinds)

@@ -233,8 +233,8 @@ class Scheduler:
                 if seq in continued or seq.num_draft_tokens > 0 or awaits_last_token(seq):
                     continue
                 (decodes if seq.num_uncomputed_tokens == 1 else prefills).append(seq)
-            # Those first that could be continued, in their order: blocks are freed, and evicted, in
-            # the order of the step.
+            # Continuable decodes come first, in the order of the previous step, because blocks are
+            # freed, and evicted, in the order of the step.
             first = filter(_can_be_continued, self._decodes)
             places = {seq: i for i, seq in enumerate(first)}
             decodes.sort(key=lambda seq: (not seq.can_continue, places.get(seq, len(places))))

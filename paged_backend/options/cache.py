@@ -39,7 +39,7 @@ class CacheOptions:
     enable_prefix_caching: bool = checked(True, Rule(bool), "reuse the KV blocks of equal prefixes")
 
     def check_cache(self) -> None:
-        """Check what a range does not say.
+        """Check what a `Rule` cannot express.
 
         Raises:
             ConfigError: ``block_size`` is not a power of two.

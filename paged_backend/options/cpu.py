@@ -34,7 +34,7 @@ class CpuOptions:
     )
 
     def check_cpu(self) -> None:
-        """Check what a range does not say.
+        """Check what a `Rule` cannot express.
 
         Raises:
             ConfigError: ``cpu_cores`` is no list of cores.

@@ -46,8 +46,8 @@ class ModelOptions:
     task: str = checked(
         AUTO,
         Rule(str, choices=(AUTO, GENERATE, EMBED, SCORE, POOLING)),
-        "embed makes embeddings, score scores pairs of texts with a reranker, pooling is the one "
-        "of both that the checkpoint can do; auto: score for rerankers, embed for checkpoints that "
+        "embed makes embeddings, score scores pairs of texts with a reranker, pooling is whichever "
+        "of the two the checkpoint supports; auto: score for rerankers, embed for checkpoints that "
         "say how they are pooled (by a modules.json, or pooling_type in a GGUF file) or have no "
         "output layer, otherwise generate",
     )

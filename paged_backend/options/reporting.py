@@ -32,7 +32,7 @@ class ReportingOptions:
     )
 
     def check_reporting(self) -> None:
-        """Check what a range does not say.
+        """Check what a `Rule` cannot express.
 
         Raises:
             ConfigError: ``metrics_prefix`` cannot begin the name of a metric.

@@ -248,7 +248,7 @@ def test_an_engine_that_hangs_is_found_and_replaced(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_64_streams_survive_ten_kills_of_the_engine(tmp_path: Path) -> None:
-    """Show 1 of the issue."""
+    """Each stream goes on with the tokens that it would have had."""
     seed = random.randrange(2**32)
     print(f"\nseed {seed}")
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A tenant that floods the server, and another who does not notice much of it (Show 8).
+"""A tenant that floods the server, and another who does not notice much of it.
 
 The measure is what the quiet tenant has alone on a fair half of the machine: a server on one of the
 two cores that the flooded one has, with half of its seats, half of its tokens a step and half of

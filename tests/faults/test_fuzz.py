@@ -1,4 +1,4 @@
-"""Generated requests at three doors, beside good streams; nothing breaks, leaks or tells (Show 4).
+"""Generated requests at four interfaces, beside good streams: nothing breaks or leaks.
 
 `FUZZ_SEEDS=1,2,3 FUZZ_MINUTES=10` are the defaults of the long one. Rounds of a seed are the same
 each time: `FUZZ_SEEDS=2:17` sends round 17 of seed 2 once, which is how a finding is repeated.
@@ -217,7 +217,7 @@ class Fuzz:
 
     @contextmanager
     def good_streams(self) -> Iterator[None]:
-        """Four streams at the four doors, one after the other while the block lasts."""
+        """Four streams at the four interfaces, one after the other while the block lasts."""
         done = threading.Event()
         asks = (self._by_grpc, self._by_http, self._by_chat, self._by_completion)
 

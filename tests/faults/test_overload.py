@@ -1,5 +1,5 @@
 """Ten times the requests that a server can answer: some are answered in time, all others refused
-at once, and it is over when the load is (Show 6)."""
+at once, and it is over when the load is."""
 
 from __future__ import annotations
 

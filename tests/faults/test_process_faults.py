@@ -86,7 +86,7 @@ def hangs(server: RunningServer) -> None:
 def test_no_process_outlives_a_killed_server(
     tmp_path: Path, engine_does: Callable[[RunningServer], None]
 ) -> None:
-    """Show 4 of the issue."""
+    """Stubs and the engine end by themselves, whatever the engine does at that moment."""
     asks = [greedy(i, 1500) for i in range(8)]
     with serve_demo(tmp_path, instances=2) as server, Crowd(server, asks) as crowd:
         wait_for(lambda: crowd.have_tokens(10), 60)

@@ -1,4 +1,4 @@
-"""A caller that reads one message a second, beside 32 that read all they get (Show 7)."""
+"""A caller that reads one message a second, beside 32 that read all they get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show 10 of the issue: mixed load for a while, with a fault every 30 seconds."""
+"""Mixed load for a while, with a fault every 30 seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that connect, ask and vanish at a random moment leave nothing behind (Show 5)."""
+"""Clients that connect, ask and vanish at a random moment leave nothing behind."""
 
 from __future__ import annotations
 

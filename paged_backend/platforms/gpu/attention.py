@@ -98,7 +98,7 @@ class TritonAttention(AttentionBackend):
     ) -> SplitPlan | CascadePlan | None:
         """Return the plan of the decodes; layers with the same window share it.
 
-        If it has shared blocks, only the layers of a group share it.
+        A plan with shared blocks depends on the block table, so that there is one for each group.
         """
         if not meta.num_decodes:
             return None

@@ -76,7 +76,7 @@ class ScoredEngine:
         cache, in the cache's format, before its attention reads them. This holds for the token's
         own key and value, and for tokens of a prompt, which are not answered from a prefix cache.
         """
-        # The last token of the answer is nobody's context; its logits are those of a next token.
+        # The logits after the last token of the answer would predict a token that is not in it.
         tokens = prompt + answer[:-1]
         params = SamplingParams(
             temperature=0, max_tokens=1, ignore_eos=True, return_context_logits=True
