@@ -57,10 +57,10 @@ class KVCacheManager:
     def find_prefix(self, seq: Sequence) -> list[int]:
         """Return the prefix hits: block tables with registered blocks for the first tokens.
 
-        They are as long as possible. In groups without a window, each of these tokens has a block. In
-        a group with a window, only the tokens that the next token still sees need one. The hits may
-        be used or free. They never include the last token, because a step must compute it to get
-        its logits.
+        They are as long as possible. In groups without a window, each of these tokens has a block.
+        In a group with a window, only the tokens that the next token still sees need one. The hits
+        may be used or free. They never include the last token, because a step must compute it to
+        get its logits.
         """
         keys = self._keys_up_to(seq, seq.num_tokens - 1)
         is_one_table = self.num_groups <= 1 and not self._sliding
