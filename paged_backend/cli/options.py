@@ -11,6 +11,7 @@ from paged_backend.config import EngineConfig
 from paged_backend.engine_args import alias, from_mapping, other_names
 from paged_backend.flags import add_flags, flag_values
 from paged_backend.options.chat_template import resolved_path
+from paged_backend.options.generation import resolved_source
 
 _OTHER = "vllm_"  # prefix of `dest` for flags that are not fields of EngineConfig
 
@@ -60,6 +61,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         # A cache folder may be made later.
         if values[name] is not None and (name == "download_dir" or Path(values[name]).exists()):
             values[name] = str(Path(values[name]).expanduser().resolve())
+    values["generation_config"] = resolved_source(values["generation_config"], Path.cwd())
     if values["chat_template"] is not None:
         values["chat_template"] = resolved_path(values["chat_template"], Path.cwd())
     defaults = {spec.name: spec.default for spec in fields(EngineConfig)}
