@@ -129,6 +129,10 @@ def test_the_operators_number_of_tokens_limits_every_request(doors: Doors) -> No
 def test_the_ensemble_has_the_same_defaults_and_tensorrtllms_names_have_none(doors: Doors) -> None:
     greedy = doors.generate(AUTHOR)
     assert doors.generate("llm") == greedy
+    # The first step makes the model's checks: with 16 tokens as the default it would refuse this.
+    least = json.dumps({"min_tokens": MAX_NEW_TOKENS - 1})
+    by_model = doors.generate(AUTHOR, sampling_parameters=least)
+    assert doors.generate("llm", sampling_parameters=least) == by_model
     # top_k turns sampling on, and the temperature is TensorRT-LLM's default of 1.
     fields = {"max_tokens": 16, "top_k": 9}
     warm = {doors.generate("tensorrt_llm_bls", seed=seed, **fields) for seed in range(4)}
