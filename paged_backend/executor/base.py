@@ -38,7 +38,7 @@ class WorkerInfo:
     pooling: Pooling | None  # how the model makes embeddings; None if it generates
     hidden_size: int
     scores_pairs: bool  # the model is a reranker: what is pooled becomes a score
-    sampling_defaults: SamplingDefaults  # of requests to a model that generates
+    sampling_defaults: SamplingDefaults  # none for a model that does not generate
     kernels_s: float  # to import the platform's kernels, and to compile them if necessary
     weights_s: float  # to load the weights
     prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs
