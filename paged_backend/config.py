@@ -13,6 +13,7 @@ from paged_backend.errors import option_error
 from paged_backend.options.cache import CacheOptions
 from paged_backend.options.chat_template import ChatTemplateOptions
 from paged_backend.options.cpu import CpuOptions
+from paged_backend.options.generation import GenerationOptions
 from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.options.limits import LimitOptions
 from paged_backend.options.model import ModelOptions
@@ -33,6 +34,7 @@ class EngineConfig(
     SchedulingOptions,
     CacheOptions,
     CpuOptions,
+    GenerationOptions,
     ModelOptions,
 ):
     """Options of one engine; names are vLLM's where vLLM has the option.
@@ -46,6 +48,7 @@ class EngineConfig(
     def __post_init__(self) -> None:
         check_fields(self, option_error)
         self.check_revisions()
+        self.check_generation()
         self.check_chat_template()
         self.check_cache()
         self.check_cpu()

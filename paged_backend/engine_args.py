@@ -19,6 +19,7 @@ from paged_backend.config import EngineConfig
 from paged_backend.errors import option_error
 from paged_backend.json_file import read_json_object
 from paged_backend.options.chat_template import resolved_path
+from paged_backend.options.generation import resolved_source
 from paged_backend.pooling_params import PoolingType
 from paged_backend.validation import check_known, coerce, shorten
 
@@ -73,8 +74,6 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "num_gpu_blocks_override": (None,),
     "disable_sliding_window": (False,),
     # sampling and outputs
-    "generation_config": ("auto", "vllm"),
-    "override_generation_config": (None, {}),
     **dict.fromkeys(("logits_processors", "logits_processor_pattern"), (None,)),
     "max_logprobs": (20,),
     "logprobs_mode": ("raw_logprobs",),
@@ -176,6 +175,9 @@ def read_engine_args(path: Path) -> EngineArgs:
         value = values.get(name)
         if isinstance(value, str) and (path.parent / value).exists():
             values[name] = str((path.parent / value).resolve())
+    source = values.get("generation_config")
+    if isinstance(source, str):
+        values["generation_config"] = resolved_source(source, path.parent)
     template = values.get("chat_template")
     if isinstance(template, str):
         values["chat_template"] = resolved_path(template, path.parent)

@@ -85,6 +85,15 @@ class LLM:
         self._checker = GrammarChecker(checkpoint.tokenizer, info.vocab_size)
         self._num_requests = 0
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of `generate` without any, as the checkpoint recommends them.
+
+        The options ``generation_config`` and ``override_generation_config`` can change them.
+        ``SamplingParams`` that are given have their own defaults for what they leave out.
+        """
+        defaults = self.engine.executor.info.sampling_defaults
+        return SamplingParams(**defaults.values(self.engine.limits.max_output_tokens))
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -94,13 +103,15 @@ class LLM:
 
         Args:
             prompts: one prompt or several.
-            sampling_params: for all prompts, or one for each.
+            sampling_params: for all prompts, or one for each; default: the model's, see
+                `get_default_sampling_params`.
 
         Raises:
             InvalidRequest: a prompt or its parameters cannot be used; nothing was computed.
         """
         several = _several(prompts)
-        each = _each("sampling_params", sampling_params, SamplingParams(), len(several))
+        default = self.get_default_sampling_params()
+        each = _each("sampling_params", sampling_params, default, len(several))
         answers = [
             self._answer(prompt.text, ids, params)
             for prompt, ids, params in zip(several, self._encode(several), each, strict=True)

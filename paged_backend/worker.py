@@ -18,12 +18,9 @@ from paged_backend.checkpoint.fallback_config import (
     load_fallback_config,
     uses_fallback,
 )
+from paged_backend.checkpoint.generation_config import read_sampling_defaults
 from paged_backend.checkpoint.hub import resolve_tokenizer
-from paged_backend.checkpoint.model_config import (
-    ModelConfig,
-    load_model_config,
-    log_sampling_defaults,
-)
+from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
 from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
@@ -42,6 +39,7 @@ from paged_backend.platforms.select import select_platform
 from paged_backend.pooling_params import Pooling, PoolingType
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
+from paged_backend.sampling_defaults import NO_DEFAULTS
 from paged_backend.text.tokenizer import load_end_token_id, load_tokenizer
 from paged_backend.validation import shorten
 
@@ -79,6 +77,7 @@ class Worker:
         self._check_device_has(config)
         platform_s = time.monotonic()
         pooling = _pooling(config, folder, model_config)
+        defaults = read_sampling_defaults(folder, config) if pooling is None else NO_DEFAULTS
         quantization = read_quantization(folder, model_config.file)
         model: Model | TransformersEncoder
         if isinstance(model_config, EncoderConfig):
@@ -115,6 +114,7 @@ class Worker:
             pooling=pooling,
             hidden_size=model_config.hidden_size,
             scores_pairs=_is_reranker(model_config),
+            sampling_defaults=defaults,
             kernels_s=platform_s - started_s,
             weights_s=loaded_s - platform_s,
             prepare_s=time.monotonic() - loaded_s,
@@ -227,7 +227,6 @@ class _Cache:
 def _read_config(
     folder: Path, config: EngineConfig
 ) -> ModelConfig | FallbackConfig | EncoderConfig:
-    log_sampling_defaults(folder)
     if not uses_fallback(folder, config.model_impl):
         model = load_model_config(folder)
         return model if config.classifier_from_token is None else _with_classifier(model, config)

@@ -32,6 +32,7 @@ VALUES = {
     "pooling_params",
     "regular_file",
     "request",
+    "sampling_defaults",
     "sampling_params",
     "server_memory",
     "structured_outputs",

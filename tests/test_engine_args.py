@@ -171,6 +171,24 @@ def test_a_chat_template_at_each_door(tmp_path, monkeypatch):
     assert template is not None and template.source == "{{ tone }}"
 
 
+def test_defaults_of_sampling_at_each_door(tmp_path, monkeypatch):
+    """A folder may be relative to model.json or, on the command line, to the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "vllm"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "generation_config.json").write_text("{}")
+    values = {"generation_config": "mine", "override_generation_config": '{"top_k": 3}'}
+    expected = {"generation_config": str(tmp_path / "mine")}
+    expected["override_generation_config"] = {"top_k": 3}
+    for door in (partial(from_model_json, folder=tmp_path), from_command_line):
+        config = door(values).config
+        assert {name: getattr(config, name) for name in values} == expected
+        assert door({"generation_config": "vllm"}).config.generation_config == "vllm"
+        assert door({}).config.generation_config == "auto"
+        with pytest.raises(ConfigError, match="option generation_config must be auto, vllm or a"):
+            door({"generation_config": "other"})
+
+
 def test_the_queue_has_the_name_of_tensorrtllm_backend_too(tmp_path):
     values = {"max_queue_size": 7}
     for door in (partial(from_model_json, folder=tmp_path), from_command_line):

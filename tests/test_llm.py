@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
 from paged_backend import LLM, FinishReason, InvalidRequest, SamplingParams
+from paged_backend.checkpoint.bundled import MODEL_DIR
+from paged_backend.errors import ConfigError
 from paged_backend.tools.demo import load_questions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
@@ -107,3 +112,48 @@ def test_one_wrong_prompt_stops_all_before_anything_is_computed(llm):
     with pytest.raises(InvalidRequest, match="2 entries for 1 prompts"):
         llm.generate("fine", [GREEDY, GREEDY])
     assert llm.engine.stats().num_steps == steps
+
+
+@pytest.fixture(scope="module")
+def recommending(tmp_path_factory):
+    """The bundled model with defaults of sampling."""
+    folder = tmp_path_factory.mktemp("recommending") / "model"
+    shutil.copytree(MODEL_DIR, folder)
+    values = {"temperature": 5, "top_k": 7, "top_p": 0.9, "max_new_tokens": 24}
+    (folder / "generation_config.json").write_text(json.dumps(values | {"do_sample": False}))
+    return folder
+
+
+def tokens_of(llm, *params):
+    outputs = llm.generate([question.question for question in QUESTIONS[:6]], *params)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_generate_without_parameters_has_the_checkpoints_defaults(recommending):
+    """Two engines with the same seed draw alike, so only equal parameters give equal tokens."""
+    expected = SamplingParams(temperature=5, top_k=7, top_p=0.9, max_tokens=24)
+    by_default, by_params, neutral = (LLM(str(recommending), seed=5) for _ in range(3))
+    assert by_default.get_default_sampling_params() == expected
+    found = tokens_of(by_default)
+    assert found == tokens_of(by_params, expected)
+    assert found != tokens_of(neutral, SamplingParams(max_tokens=24))
+
+
+def test_options_change_the_defaults_of_generate(recommending):
+    off = LLM(str(recommending), generation_config="vllm")
+    assert off.get_default_sampling_params() == SamplingParams()
+    greedy = LLM(str(recommending), override_generation_config={"temperature": 0})
+    expected = SamplingParams(temperature=0, top_k=7, top_p=0.9, max_tokens=24)
+    assert greedy.get_default_sampling_params() == expected
+    assert tokens_of(greedy) == tokens_of(greedy, SamplingParams(temperature=0, max_tokens=24))
+    short = LLM(str(recommending), max_model_len=20)
+    assert short.get_default_sampling_params().max_tokens == 20
+
+
+def test_a_model_of_embeddings_has_no_defaults_and_does_not_read_the_file(recommending, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(recommending, folder)
+    (folder / "generation_config.json").write_text('{"temperature": -1}')
+    assert LLM(str(folder), task="embed").get_default_sampling_params() == SamplingParams()
+    with pytest.raises(ConfigError, match="generation_config.json: temperature must be a number"):
+        LLM(str(folder))

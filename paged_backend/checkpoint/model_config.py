@@ -20,7 +20,7 @@ from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_max_positions, read_shape
 from paged_backend.checkpoint.size_limits import check_sizes
 from paged_backend.errors import ConfigError
-from paged_backend.log import LOG
+from paged_backend.options.generation import FILE_NAME
 from paged_backend.validation import shorten
 
 DTYPES = {
@@ -28,11 +28,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# What vLLM takes as the defaults of requests.
-_SAMPLING_KEYS = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "max_new_tokens"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +80,11 @@ def _read_config(checkpoint: Path) -> ConfigFile:
     return config
 
 
-def log_sampling_defaults(checkpoint: Path) -> None:
-    """Log the defaults of sampling in `generation_config.json`, none of which is applied.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    path = checkpoint / "generation_config.json"
-    if not path.exists():
-        return
-    file = ConfigFile.read(path)
-    found = [key for key in _SAMPLING_KEYS if file.value(key) is not None]
-    if found:
-        LOG.info("%s: defaults that are not applied: %s", path, ", ".join(found))
-
-
 def read_eos_token_ids(checkpoint: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
     """Read the tokens that end a generation, from `generation_config.json` if it has them."""
     sources = [config]
-    if (checkpoint / "generation_config.json").exists():
-        sources.insert(0, ConfigFile.read(checkpoint / "generation_config.json"))
+    if (checkpoint / FILE_NAME).exists():
+        sources.insert(0, ConfigFile.read(checkpoint / FILE_NAME))
     for source in sources:
         ids = source.value("eos_token_id")
         if ids is None:

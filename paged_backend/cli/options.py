@@ -14,6 +14,7 @@ from paged_backend.options.cache import CacheOptions
 from paged_backend.options.chat_template import ChatTemplateOptions, resolved_path
 from paged_backend.options.cpu import CpuOptions
 from paged_backend.options.lifetime import LifetimeOptions
+from paged_backend.options.generation import GenerationOptions, resolved_source
 from paged_backend.options.limits import LimitOptions
 from paged_backend.options.model import ModelOptions
 from paged_backend.options.reporting import ReportingOptions
@@ -34,6 +35,7 @@ _CONCERNS: dict[str, type[DataclassInstance]] = {
     "KV cache": CacheOptions,
     "CPUs": CpuOptions,
     "chat templates": ChatTemplateOptions,
+    "sampling defaults": GenerationOptions,
     "answers": ResponseOptions,
     "limits of requests": LimitOptions,
     "faults and shutdown": LifetimeOptions,
@@ -92,6 +94,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         # A cache folder may be made later.
         if values[name] is not None and (name == "download_dir" or Path(values[name]).exists()):
             values[name] = str(Path(values[name]).expanduser().resolve())
+    values["generation_config"] = resolved_source(values["generation_config"], Path.cwd())
     if values["chat_template"] is not None:
         values["chat_template"] = resolved_path(values["chat_template"], Path.cwd())
     defaults = {spec.name: spec.default for spec in fields(EngineConfig)}

@@ -11,6 +11,7 @@ from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.options.cpu import HIGHEST
 from paged_backend.options.scheduling import StepLimits
 from paged_backend.pooling_params import Pooling
+from paged_backend.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class WorkerInfo:
     pooling: Pooling | None  # how the model makes embeddings; None if it generates
     hidden_size: int
     scores_pairs: bool  # the model is a reranker: what is pooled becomes a score
+    sampling_defaults: SamplingDefaults  # none for a model that does not generate
     kernels_s: float  # to import the platform's kernels, and to compile them if necessary
     weights_s: float  # to load the weights
     prepare_s: float  # to size the KV pool and, on a GPU, to compile kernels and capture graphs

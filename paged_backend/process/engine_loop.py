@@ -161,6 +161,7 @@ class EngineLoop:
         self._rates = None if rate is None else TenantRateLimit(rate)
         self._ready = wire.EngineReady(
             engine.limits,
+            engine.executor.info.sampling_defaults,
             str(checkpoint.tokenizer),
             checkpoint.commits,
             engine.executor.info.describe(),

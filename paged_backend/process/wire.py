@@ -8,6 +8,7 @@ import msgspec
 
 from paged_backend.outputs import EngineStats, EngineView, SequenceOutput
 from paged_backend.request import Request, RequestLimits
+from paged_backend.sampling_defaults import SamplingDefaults
 
 REQUESTS_SOCKET = "requests.sock"
 OUTPUTS_SOCKET = "outputs.sock"
@@ -75,6 +76,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
     limits: RequestLimits
+    sampling_defaults: SamplingDefaults
     tokenizer: str  # folder or GGUF file
     commits: dict[str, str]  # of files from the Hub: options that load the same ones again
     description: str  # of the worker, for the log

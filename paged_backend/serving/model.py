@@ -185,7 +185,7 @@ def _load(deployment: Deployment) -> LoadedModel:
     tool_use = load_tool_use(ready.tokenizer, tokenizer, args.config)
     front_end = FrontEnd(
         link,
-        RequestParser(tokenizer, ready.limits, grammars, tool_use),
+        RequestParser(tokenizer, ready.limits, grammars, tool_use, ready.sampling_defaults),
         tokenizer,
         _stat_logger(deployment, args, ready.limits),
         args.config,

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paged_backend.checkpoint.hub import resolve_tokenizer
 from paged_backend.contract import named as named  # copies of bls.py import it from here
@@ -17,6 +18,7 @@ from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.process.lifetime import StepsFolder
 from paged_backend.request import RequestLimits
+from paged_backend.sampling_defaults import SamplingDefaults
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.server_memory import close_to_other_users
 from paged_backend.serving import fields, triton
@@ -58,10 +60,8 @@ class Llm:
     @functools.cached_property
     def limits(self) -> RequestLimits:
         """The model's limits; the first access asks the model, which must be ready by then."""
-        (answer,) = self._ask("info", {})
-        info = json.loads(fields.string("text_output", answer["text_output"]))
         return RequestLimits(
-            **{spec.name: info[spec.name] for spec in dataclasses.fields(RequestLimits)}
+            **{spec.name: self._info[spec.name] for spec in dataclasses.fields(RequestLimits)}
         )
 
     @functools.cached_property
@@ -69,7 +69,14 @@ class Llm:
         """A parser that checks requests as the model does; it needs ``limits``."""
         grammars = GrammarChecker(self._tokenizer_folder, self.limits.vocab_size)
         tool_use = load_tool_use(self._tokenizer_folder, self.tokenizer, self.config)
-        return RequestParser(self.tokenizer, self.limits, grammars, tool_use)
+        defaults = SamplingDefaults(**self._info["sampling_defaults"])
+        return RequestParser(self.tokenizer, self.limits, grammars, tool_use, defaults)
+
+    @functools.cached_property
+    def _info(self) -> dict[str, Any]:
+        (answer,) = self._ask("info", {})
+        info: dict[str, Any] = json.loads(fields.string("text_output", answer["text_output"]))
+        return info
 
     def leave(self) -> None:
         """End the step properly: the server removes the memory that it shares with it."""

@@ -208,14 +208,3 @@ def confirm_logprobs(folder: Path) -> None:
         expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
     wanted = expected[list(found.top_token_ids)].tolist()
     assert list(found.top_logprobs) == pytest.approx(wanted, abs=2e-4)
-
-
-def test_defaults_of_sampling_that_are_not_applied(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_checkpoint("llama2", tmp_path)
-    values = {"temperature": 0.6, "top_k": 20, "min_p": None, "eos_token_id": 2}
-    (tmp_path / "generation_config.json").write_text(json.dumps(values))
-    with caplog.at_level("INFO", "paged_backend"):
-        make_engine(tmp_path)
-    assert "defaults that are not applied: temperature, top_k\n" in caplog.text

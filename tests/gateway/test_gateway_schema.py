@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from paged_client.gateway.errors import ApiError
+from paged_client.gateway.messages_api.schema import MessagesRequest
+from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.schema import (
     MAX_DOCUMENTS,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
+    SamplingFields,
 )
 from pydantic import ValidationError
 
@@ -74,6 +77,35 @@ def test_minus_one_is_no_seed(seed: int | None, expected: int | None) -> None:
     if seed is None or seed >= -1:
         assert SamplingParams(seed=seed).seed == expected
         assert SamplingParams.from_mapping({"seed": seed}).seed == expected
+
+
+SAMPLING = [
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "n", "min_tokens"),
+]
+BODIES: list[tuple[type[SamplingFields], dict[str, Any]]] = [
+    (ChatRequest, {"messages": [{"role": "user", "content": "x"}]}),
+    (CompletionRequest, {"prompt": "x"}),
+    (ResponsesRequest, {"input": "x"}),
+    (MessagesRequest, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "body"), BODIES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_what_a_client_leaves_out_is_left_to_the_model(
+    model: type[SamplingFields], body: dict[str, Any]
+) -> None:
+    """The model may have defaults of its own; a value that is neutral is a value."""
+    known = [name for name in SAMPLING if name in model.model_fields]
+    for values in (body, body | dict.fromkeys(known)):
+        sent = model.model_validate(values).engine_fields()
+        assert not sent.keys() & set(SAMPLING)
+        limit = {CompletionRequest: 16, MessagesRequest: 5}.get(model)  # those of the protocols
+        assert sent["max_tokens"] == limit
+    neutral = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    assert neutral.items() <= model.model_validate(body | neutral).engine_fields().items()
 
 
 NEUTRAL: dict[str, Any] = {

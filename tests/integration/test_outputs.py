@@ -76,7 +76,12 @@ def test_text_becomes_tokens_and_tokens_become_text(server, llm):
 
 def test_the_model_tells_its_limits(server, llm):
     info = json.loads(generate(server, task="info")["text_output"])
-    assert info == {**asdict(llm.engine.limits), "has_chat_template": True}
+    defaults = asdict(llm.engine.executor.info.sampling_defaults)
+    assert info == {
+        **asdict(llm.engine.limits),
+        "sampling_defaults": defaults,
+        "has_chat_template": True,
+    }
 
 
 def test_lists_may_be_plain_fields(server):

@@ -25,6 +25,7 @@ def sampling_parameters(request: Request, cache_salt: str | None) -> Mapping[str
     """Return parameters for greedy sampling with the request's length."""
     return {
         "temperature": 0,
+        "repetition_penalty": 1.0,  # a checkpoint's own would be work that vllm_backend does not do
         "max_tokens": request.max_tokens,
         **({"ignore_eos": True} if request.ignore_eos else {}),
         **({} if cache_salt is None else {"cache_salt": cache_salt}),

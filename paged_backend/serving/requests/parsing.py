@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from paged_backend.output_constraint import OutputConstraint
 from paged_backend.parsers.formats import ResponseFormat
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.request import Request, RequestLimits, RequestOptions
+from paged_backend.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array
@@ -95,6 +96,7 @@ class RequestParser:
         limits: of requests.
         grammars: translates constraints; without it they are only checked.
         tool_use: reads tools; without it they are refused.
+        defaults: parameters of requests that leave them out.
     """
 
     def __init__(
@@ -103,7 +105,9 @@ class RequestParser:
         limits: RequestLimits,
         grammars: GrammarChecker | None = None,
         tool_use: ToolUse | None = None,
+        defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
+        self._defaults = defaults
         self._grammars = grammars
         self._tool_use = tool_use or ToolUse(
             ResponseFormat(), tokenizer, ResponseOptions(), limits.max_json_depth
@@ -111,7 +115,7 @@ class RequestParser:
         self._tokenizer = tokenizer
         self.limits = limits
         self.prompts = PromptReader(tokenizer, limits)
-        self._tasks = TaskReader(tokenizer, limits, self.prompts, self._tool_use)
+        self._tasks = TaskReader(tokenizer, limits, self.prompts, self._tool_use, defaults)
 
     def read(self, tensors: Tensors, parameters_json: str) -> Task:
         """Return what a request asks for; this does not tokenize, so it is quick.
@@ -182,9 +186,7 @@ class RequestParser:
         values = self.sampling_values(tensors, parameters_json)
         own = RequestOptions.take_from(values)
         admit(own.tenant)
-        values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, self.limits.max_output_tokens))
-        params = self.limits.bounded(SamplingParams.from_mapping(values))
-        params = resolve_bad_words(self._tokenizer, params)
+        params = resolve_bad_words(self._tokenizer, self._sampling_params(values))
         if not options.wanted.isdisjoint(LOGITS):
             params = replace(
                 params,
@@ -229,6 +231,17 @@ class RequestParser:
             kept_special_ids=self._tool_use.kept_special_ids,
             new_reader=partial(self._tool_use.reader, tools, prompt),
         )
+
+    def _sampling_params(self, given: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters of a request, with the model's defaults for those left out.
+
+        Raises:
+            InvalidRequest: naming the field and the allowed range.
+        """
+        largest = self.limits.max_output_tokens
+        values = self._defaults.completed(given, largest)
+        values.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, largest))
+        return self._defaults.limited(self.limits.bounded(SamplingParams.from_mapping(values)))
 
     def _grammar(
         self, params: SamplingParams, constraint: OutputConstraint | None, own: RequestOptions

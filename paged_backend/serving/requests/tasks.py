@@ -9,6 +9,7 @@ import numpy as np
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
+from paged_backend.sampling_defaults import SamplingDefaults
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -82,7 +83,9 @@ class TaskReader:
         limits: RequestLimits,
         prompts: PromptReader,
         tool_use: ToolUse,
+        defaults: SamplingDefaults,
     ) -> None:
+        self._defaults = defaults
         self._tokenizer = tokenizer
         self._limits = limits
         self._prompts = prompts
@@ -141,6 +144,7 @@ class TaskReader:
         del tensors
         info = {
             **asdict(self._limits),
+            "sampling_defaults": asdict(self._defaults),
             "has_chat_template": self._tokenizer.chat_template is not None,
         }
         return {"text_output": as_strings([json.dumps(info)])}

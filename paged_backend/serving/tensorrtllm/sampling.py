@@ -15,11 +15,14 @@ import numpy as np
 
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
+from paged_backend.sampling_defaults import PARAMETERS
 from paged_backend.sampling_params import (
+    DEFAULT_MAX_TOKENS,
     MAX_BAD_WORDS,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKEN_IDS,
     MAX_WORD_LENGTH,
+    SamplingParams,
 )
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
@@ -121,7 +124,7 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
         for theirs, ours in same.items()
         if theirs in tensors
     }
-    values |= _truncation(dialect, tensors) | _guide(tensors)
+    values = _defaults(llm.limits) | values | _truncation(dialect, tensors) | _guide(tensors)
     limits = {
         "stop_words": (llm.limits.max_stop_strings, MAX_STOP_LENGTH),
         "bad_words": (MAX_BAD_WORDS, MAX_WORD_LENGTH),
@@ -146,6 +149,15 @@ def sampling_values(dialect: Dialect, tensors: Tensors, llm: Vocabulary) -> dict
     ):
         values["logprobs"] = 0
     return values
+
+
+def _defaults(limits: RequestLimits) -> dict[str, Any]:
+    """Return the values of fields that are left out.
+
+    They are this interface's own: TensorRT-LLM does not read a checkpoint's generation_config.json.
+    """
+    values = {name: getattr(SamplingParams(), name) for name in PARAMETERS.values()}
+    return values | {"max_tokens": min(DEFAULT_MAX_TOKENS, limits.max_output_tokens)}
 
 
 def with_newer_names(tensors: Tensors) -> Tensors:

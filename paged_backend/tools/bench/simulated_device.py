@@ -24,6 +24,7 @@ from paged_backend.executor.messages import encode
 from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.options.scheduling import GPU_LIMITS
 from paged_backend.platforms.simulated.model_runner import SimulatedModelRunner, SimulatedStep
+from paged_backend.sampling_defaults import NO_DEFAULTS
 from paged_backend.tools.bench.requests import drain, greedy
 
 ARRIVING_TOKENS = 512
@@ -69,6 +70,7 @@ class SimulatedExecutor:
             pooling=None,
             hidden_size=0,
             scores_pairs=False,
+            sampling_defaults=NO_DEFAULTS,
             kernels_s=0.0,
             weights_s=0.0,
             prepare_s=0.0,
