@@ -13,8 +13,8 @@ from paged_backend.flags import add_flags, flag_values
 from paged_backend.options.cache import CacheOptions
 from paged_backend.options.chat_template import ChatTemplateOptions, resolved_path
 from paged_backend.options.cpu import CpuOptions
-from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.options.generation import GenerationOptions, resolved_source
+from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.options.limits import LimitOptions
 from paged_backend.options.model import ModelOptions
 from paged_backend.options.reporting import ReportingOptions
