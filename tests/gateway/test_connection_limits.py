@@ -16,6 +16,7 @@ from paged_client.gateway.server import RESERVED_FILES
 
 pytestmark = pytest.mark.server
 FILES = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))"
+MAX_ANSWER_S = 4.0  # less than a connection may take for its head
 HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 
 
@@ -56,10 +57,12 @@ def test_idle_connections_keep_out_nobody(tmp_path, first):
             connection = connect(gateway, stack)
             connection.sendall(first)
             if number % 30 == 0:
+                asked = time.monotonic()
                 good.request("GET", "/health/live")
                 response = good.getresponse()
                 assert response.status == 200 and response.read() == b""
                 assert gateway.get("/health/live").status == 200
+                assert time.monotonic() - asked < MAX_ANSWER_S
         assert gateway.get("/version").status == 200
     lines = log.read_text().splitlines()
     assert len(lines) <= 2 * logs.MAX_LIKE_LINES
