@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.errors import ConfigError
 from paged_backend.llm import LLM
-from paged_backend.quantization.read import read_quantization
+from paged_backend.quantization import patterns
+from paged_backend.quantization.patterns import PatternMatcher, Patterns
+from paged_backend.quantization.read import QUANTIZATION_METHODS, read_quantization
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
 
@@ -479,6 +482,7 @@ def test_groups_that_do_not_exist(tmp_path: Path) -> None:
         (gptq_config(4, 2**31), ["group_size must be an integer from 1 up to 2147483647"]),
         (gptq_config(4, 16, dynamic={str(n): {} for n in range(5000)}), ["at most 4096 entries"]),
         (ct("int-quantized", INT8) | {"ignore": ["re:a"] * 5000}, ["at most 4096 expressions"]),
+        (ct("int-quantized", INT8) | {"ignore": ["re:" + "a" * 2000]}, ["2000 characters"]),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, Any], words: list[str], tmp_path: Path) -> None:
@@ -491,6 +495,44 @@ def test_configs_that_are_refused(config: dict[str, Any], words: list[str], tmp_
     assert "\n" not in str(caught.value)
     for word in ["config.json", *words]:
         assert word in str(caught.value)
+
+
+# It takes minutes for the name of a layer.
+SLOW = r"(?:[\w.]+)*!"
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (ct("int-quantized", INT8) | {"ignore": ["lm_head", "re:.*xx", f"re:{SLOW}"]}, "ignore"),
+        (ct("int-quantized", INT8, targets=[f"re:{SLOW}"]), "targets"),
+        (gptq_config(4, 16, dynamic={"+:x": {}, f"-:{SLOW}": {}, ".*y": {}}), "dynamic"),
+    ],
+    ids=["ignore", "targets", "dynamic"],
+)
+def test_an_expression_that_takes_long(
+    config: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 1.0)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = ConfigFile.read(tmp_path / "config.json")
+    quantization = QUANTIZATION_METHODS[config["quant_method"]](file)
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        quantization.format_of("model.layers.0.self_attn.q_proj")
+    assert time.monotonic() - started < 60
+    for word in ("config.json", f"{key} holds an expression that takes too long", repr(SLOW)):
+        assert word in str(caught.value)
+
+
+def test_many_names_for_expressions_that_take_long_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 0.5)
+    quick_alone = Patterns(ConfigFile({}, "x"), "y", [r"(?:\w+)*!"], PatternMatcher())
+    with pytest.raises(ConfigError, match="y holds an expression that takes too long"):
+        for number in range(1000):
+            quick_alone.first(f"{number:018}")
 
 
 def test_options_that_contradict_the_checkpoint(w4a16: Path) -> None:
