@@ -335,6 +335,44 @@ def test_names_and_shapes_of_scales_of_fp8(
     oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+@pytest.mark.parametrize("num_input_scales", [0, 1, 3])
+@pytest.mark.parametrize("method", ["fp8", "modelopt", "compressed-tensors"])
+def test_a_scale_for_each_part_of_a_fused_layer(
+    method: str, num_input_scales: int, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    oracle = Oracle("phi3", tmp_path)
+    sizes = oracle.model.config
+
+    def writer_of(layer: str) -> Writer:
+        def write(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+            head = len(weight) // (sizes.num_attention_heads + 2 * sizes.num_key_value_heads)
+            keys = head * sizes.num_key_value_heads
+            rows = {
+                "qkv_proj": [len(weight) - 2 * keys, keys, keys],
+                "gate_up_proj": [len(weight) // 2] * 2,
+            }.get(layer.rpartition(".")[2], [len(weight)])
+            parts = [fp8(1024, 1024, "weight_scale")(part) for part in weight.split(rows)]
+            stored = {
+                "weight": torch.cat([part["weight"] for part, _ in parts]),
+                "weight_scale": torch.stack([p["weight_scale"] for p, _ in parts]).view(shape),
+            }
+            if num_input_scales:
+                stored["input_scale"] = torch.ones(min(num_input_scales, len(rows)))
+            return stored, torch.cat([dense for _, dense in parts])
+
+        return write
+
+    config = {
+        "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
+        "modelopt": FORMATS["modelopt-fp8"][0],
+        "compressed-tensors": FORMATS["fp8-tensor"][0],
+    }[method]
+    quantize_checkpoint(oracle.model, tmp_path, config, writer_of)
+    work = mixed_work(2)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
 def test_blocks_with_scales_of_the_other_name(tmp_path: Path) -> None:
     oracle = Oracle("llama3", tmp_path)
     config = FORMATS["deepseek-fp8"][0] | {"modules_to_not_convert": ["lm_head"]}
