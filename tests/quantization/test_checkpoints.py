@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
@@ -561,6 +563,24 @@ def test_an_expression_that_takes_long(
     assert time.monotonic() - started < 60
     for word in ("config.json", f"{key} holds an expression that takes too long", repr(SLOW)):
         assert word in str(caught.value)
+
+
+def test_the_process_of_expressions_ends_with_the_load(tmp_path: Path) -> None:
+    oracle = Oracle("llama3", tmp_path)
+    config, writer = FORMATS["int8-tensor"]
+    ignore = {"ignore": ["lm_head", r"re:.*layers\.1\..*"]}
+    quantize_checkpoint(
+        oracle.model,
+        tmp_path,
+        config | ignore,
+        lambda layer: None if ".layers.1." in layer else writer,
+    )
+    before = psutil.Process().children()
+    engine = make_engine(tmp_path, max_num_seqs=4)
+    gc.collect()
+    assert psutil.Process().children() == before
+    work = mixed_work(2)
+    oracle.confirm(work, tokens_of(run(engine, work)))
 
 
 def test_many_names_for_expressions_that_take_long_together(
