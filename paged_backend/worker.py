@@ -267,7 +267,7 @@ def _with_classifier(model: ModelConfig, config: EngineConfig) -> ModelConfig:
         missing = tokens[0] if first is None else tokens[1]
         raise ConfigError(f"{option}: {shorten(missing)} is no token of the model's vocabulary")
     spec = ClassifierSpec(Activation.SIGMOID, (first, second))
-    return replace(model, classifier=spec, has_output_layer=False)
+    return replace(model, classifier=spec, has_output_layer=False, scores_by_tokens=True)
 
 
 def _is_reranker(model: ModelConfig | FallbackConfig | EncoderConfig) -> bool:

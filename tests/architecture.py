@@ -44,7 +44,7 @@ VALUES = {
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "checkpoint": set(),
-    "quantization": {"checkpoint"},
+    "quantization": {"checkpoint", "sandbox"},
     "models": {"checkpoint", "quantization"},
     "sampling": {"core"},
     "platforms": {"checkpoint", "core", "models", "quantization", "sampling"},

@@ -13,7 +13,8 @@ def decoder_tensors(shape: ModelShape) -> Tensors:
     """Return the tensors of a decoder."""
     table = (shape.vocab_size, shape.hidden_size)
     tensors = {"model.embed_tokens.weight": TensorSpec(table, Role.EMBEDDING, shard=0)}
-    if shape.has_output_layer and not shape.tied_embeddings:
+    reads_output_layer = shape.has_output_layer or shape.scores_by_tokens
+    if reads_output_layer and not shape.tied_embeddings:
         tensors["lm_head.weight"] = TensorSpec(table, Role.HEAD, shard=0)
     if shape.has_classifier:
         tensors["score.weight"] = TensorSpec((1, shape.hidden_size), Role.HEAD)

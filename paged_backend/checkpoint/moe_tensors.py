@@ -38,15 +38,13 @@ def _separate_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
         for name, (inputs, outputs, shard) in projections.items():
             for part, spec in linear_tensors(name, inputs, outputs, moe.bias, shard):
                 role = Role.EXPERT if spec.role is Role.LINEAR else spec.role
-                only = range(expert, expert + 1)
-                yield f"{expert}.{part}", TensorSpec(spec.shape, role, spec.shard, only)
+                yield f"{expert}.{part}", TensorSpec(spec.shape, role, spec.shard)
 
 
 def _fused_experts(moe: MoeShape) -> Iterator[tuple[str, TensorSpec]]:
-    hidden, inner, every = moe.hidden_size, moe.intermediate_size, range(moe.num_experts)
-    count = len(every)
-    yield "gate_up_proj", TensorSpec((count, hidden, 2 * inner), Role.EXPERT, 2, every)
-    yield "down_proj", TensorSpec((count, inner, hidden), Role.EXPERT, 1, every)
+    count, hidden, inner = moe.num_experts, moe.hidden_size, moe.intermediate_size
+    yield "gate_up_proj", TensorSpec((count, hidden, 2 * inner), Role.EXPERT, 2)
+    yield "down_proj", TensorSpec((count, inner, hidden), Role.EXPERT, 1)
     if moe.bias:
-        yield "gate_up_proj_bias", TensorSpec((count, 2 * inner), Role.BIAS, 1, every)
-        yield "down_proj_bias", TensorSpec((count, hidden), Role.BIAS, None, every)
+        yield "gate_up_proj_bias", TensorSpec((count, 2 * inner), Role.BIAS, 1)
+        yield "down_proj_bias", TensorSpec((count, hidden), Role.BIAS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.decoder_tensors import decoder_tensors
@@ -11,6 +11,7 @@ from paged_backend.checkpoint.families.gemma import gemma2, gemma3
 from paged_backend.checkpoint.families.glm4 import glm4
 from paged_backend.checkpoint.families.gpt_oss import gpt_oss
 from paged_backend.checkpoint.families.granite import granite
+from paged_backend.checkpoint.families.keys import GELU_TANH, SILU, ActivationKey
 from paged_backend.checkpoint.families.llama import llama, mistral, mixtral
 from paged_backend.checkpoint.families.ministral import ministral, ministral3
 from paged_backend.checkpoint.families.olmo import olmo2, olmo3, olmoe
@@ -35,6 +36,7 @@ class Architecture:
         head_dim: where config.json has none; None stands for hidden_size / num_heads.
         tied_embeddings: where config.json does not say whether they are.
         own_keys: keys of config.json that `variant` reads, and that other families refuse.
+        activation: the key of the MLP's activation, whose other values only transformers computes.
         tensors: the tensors that a checkpoint of a shape holds.
         model: the class that implements :class:`~paged_backend.models.base.Model`, as
             ``module:Class``; it is imported when a model is loaded, as it needs torch.
@@ -44,11 +46,18 @@ class Architecture:
     head_dim: int | None = None
     tied_embeddings: bool = False
     own_keys: tuple[str, ...] = ()
+    activation: ActivationKey = SILU
     tensors: Callable[[ModelShape], Tensors] = decoder_tensors
     model: str = "paged_backend.models.decoder:Decoder"
 
 
-_GEMMA_KEYS = "hidden_act", "attn_logit_softcapping", "final_logit_softcapping"
+# Gemma 2 and 3 ignore `hidden_act`, which their files may have, too.
+_GEMMA = Architecture(
+    head_dim=256,
+    tied_embeddings=True,
+    own_keys=("attn_logit_softcapping", "final_logit_softcapping"),
+    activation=GELU_TANH,
+)
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(llama),
@@ -60,8 +69,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": Architecture(qwen3, head_dim=128),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe),
     "Qwen3MoeForCausalLM": Architecture(qwen3_moe),
-    "Gemma2ForCausalLM": Architecture(gemma2, 256, tied_embeddings=True, own_keys=_GEMMA_KEYS),
-    "Gemma3ForCausalLM": Architecture(gemma3, 256, tied_embeddings=True, own_keys=_GEMMA_KEYS),
+    "Gemma2ForCausalLM": replace(_GEMMA, variant=gemma2),
+    "Gemma3ForCausalLM": replace(_GEMMA, variant=gemma3),
     "Glm4ForCausalLM": Architecture(glm4, head_dim=128),
     "GptOssForCausalLM": Architecture(gpt_oss, head_dim=64),
     "GraniteForCausalLM": Architecture(granite),

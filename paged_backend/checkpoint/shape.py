@@ -149,6 +149,7 @@ class ModelShape:
     has_output_layer: bool  # False: the model is loaded for its hidden states only
     variant: Variant
     has_classifier: bool = False  # the checkpoint has a head that scores
+    scores_by_tokens: bool = False  # a head that scores is made of rows of the output layer
 
     @property
     def windows(self) -> Windows:

@@ -8,7 +8,7 @@ from typing import Any
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.context_length import context_length, default_length
 from paged_backend.checkpoint.families.defaults import with_family_defaults
-from paged_backend.checkpoint.families.keys import SILU_NAMES, rope_section
+from paged_backend.checkpoint.families.keys import rope_section
 from paged_backend.checkpoint.limits import MAX_EXPERTS_OF_MODEL, MAX_POSITIONS
 from paged_backend.checkpoint.registry import (
     ARCHITECTURES,
@@ -18,14 +18,13 @@ from paged_backend.checkpoint.registry import (
     has_output_layer,
 )
 from paged_backend.checkpoint.shape import ModelShape, Variant
+from paged_backend.errors import ConfigError
 from paged_backend.validation import shorten
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-_ACTIVATIONS = None, *SILU_NAMES
 # Settings that few families implement, each with the values that mean "off".
 _OFF: dict[str, tuple[Any, ...]] = {
-    "hidden_act": _ACTIVATIONS,
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "clip_qkv": (None,),
@@ -45,7 +44,9 @@ def read_shape(config: ConfigFile) -> ModelShape:
     architecture = ARCHITECTURES[name]
     for key, off in _OFF.items():
         if key not in architecture.own_keys and config.value(key) not in off:
-            raise config.error(key, f"is {shorten(config.value(key))}, which is not supported")
+            raise _unsupported(config, key)
+    if not architecture.activation.is_computed(config):
+        raise _unsupported(config, architecture.activation.key)
     num_heads = config.integer("num_attention_heads")
     num_layers = config.integer("num_hidden_layers")
     variant = architecture.variant(config, num_layers)
@@ -80,12 +81,16 @@ def computes(config: ConfigFile) -> bool:
     """
     name = find_architecture(config)
     architecture = ARCHITECTURES[name]
-    if "hidden_act" not in architecture.own_keys and config.value("hidden_act") not in _ACTIVATIONS:
+    if not architecture.activation.is_computed(config):
         return False
     rotary = architecture.variant(config, config.integer("num_hidden_layers")).rotary
     sections = rotary.sections or [rope_section(config)]
     parts = (section.value("partial_rotary_factor") for section in sections if section is not None)
     return rotary.dim is not None or all(part in (None, 1) for part in parts)
+
+
+def _unsupported(config: ConfigFile, key: str) -> ConfigError:
+    return config.error(key, f"is {shorten(config.value(key))}, which is not supported")
 
 
 def read_max_positions(config: ConfigFile) -> int:

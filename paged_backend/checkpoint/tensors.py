@@ -1,7 +1,8 @@
 """The tensors that a checkpoint of a decoder holds: names, shapes and roles, without torch.
 
-The capacity planner counts them, the loader checks files against them, and dummy weights are made
-from them.
+This is the one list of them. The loader compares the files with it before it takes memory, dummy
+weights are made from it, the capacity planner counts it, and the names in GGUF files follow from
+it. A model's parameters have the same names and shapes (`tests/models/test_tensors.py`).
 """
 
 from __future__ import annotations
@@ -33,16 +34,13 @@ class TensorSpec:
     Attributes:
         shape: sizes of its dimensions.
         role: what the model does with it.
-        shard: the dimension along which tensor-parallel ranks divide it; None if each rank needs
-            the whole tensor.
-        experts: the experts that it belongs to, which expert-parallel ranks divide; None if each
-            rank needs it. If they are several, they are the tensor's first dimension.
+        shard: the dimension to cut for tensor parallelism, as matrix products divide; in a fused
+            layer each part is cut by itself. None if each rank needs the whole tensor.
     """
 
     shape: tuple[int, ...]
     role: Role
     shard: int | None = None
-    experts: range | None = None
 
     @property
     def num_elements(self) -> int:

@@ -1,16 +1,18 @@
-"""Finds out whether an output layer that config.json calls tied is stored with other numbers."""
+"""How files store an embedding and an output layer that config.json calls tied."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import torch
 
 from paged_backend.checkpoint.safetensors_files import open_tensors, read_headers
+from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.checkpoint.tensor_names import usual_name
 from paged_backend.log import LOG
 
-_NAMES = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, OUTPUT_LAYER = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS = 4096  # compared at a time, so that few numbers are in memory
 
 
@@ -27,9 +29,9 @@ def stored_untied(folder: Path) -> bool:
         ConfigError: a file is missing or damaged.
     """
     headers = {usual_name(name): (name, header) for name, header in read_headers(folder).items()}
-    if any(name not in headers for name in _NAMES):
+    if EMBEDDING not in headers or OUTPUT_LAYER not in headers:
         return False
-    (first_name, first), (second_name, second) = (headers[name] for name in _NAMES)
+    (first_name, first), (second_name, second) = headers[EMBEDDING], headers[OUTPUT_LAYER]
     if first.shape == second.shape:
         with open_tensors(first.file) as one, open_tensors(second.file) as other:
             tensors = one.get_slice(first_name), other.get_slice(second_name)
@@ -43,3 +45,19 @@ def stored_untied(folder: Path) -> bool:
         folder,
     )
     return True
+
+
+def only_output_layer(names: Container[str]) -> bool:
+    """Return whether tied weights are stored once, by the name of the output layer.
+
+    transformers finds them by either name.
+
+    Args:
+        names: the usual names of the tensors in the files.
+    """
+    return OUTPUT_LAYER in names and EMBEDDING not in names
+
+
+def as_output_layer(parameters: Mapping[str, Parameter]) -> Mapping[str, Parameter]:
+    """Return the memory of a model's tensors with that of the embedding by the other name."""
+    return {OUTPUT_LAYER if name == EMBEDDING else name: parameters[name] for name in parameters}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
 from typing import NamedTuple, Protocol
 
 from paged_backend.core.grammar import Grammar
@@ -65,10 +66,11 @@ class CompilingRequests:
         """Remove and yield the requests whose grammars are compiled or have failed.
 
         Args:
-            wait: wait for the first request.
+            wait: wait until there is one.
         """
         if wait and self._by_id:
-            next(iter(self._by_id.values())).grammars.exception()
+            futures = [waiting.grammars for waiting in self._by_id.values()]
+            wait_for(futures, return_when=FIRST_COMPLETED)
         for waiting in list(self._by_id.values()):
             if waiting.grammars.done():
                 del self._by_id[waiting.request.request_id]

@@ -6,12 +6,13 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from paged_backend.core.grammar import Grammar, SharedLexer
+from paged_backend.grammar.fair_thread import FairThread
 from paged_backend.request import Request
 
 if TYPE_CHECKING:  # imported with the vocabulary
@@ -43,7 +44,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._loaded: LLTokenizer | None = None
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._thread = FairThread("grammars")
         self._shared = _SharedMatchers()
 
     def load(self) -> None:
@@ -78,7 +79,7 @@ class GrammarCompiler:
         """
         shared = None if progress else self._shared.get(_key(request))
         if shared is None:
-            return self._thread.submit(self._compile, request, progress)
+            return self._thread.submit(request.tenant, partial(self._compile, request, progress))
         ready: Future[Mapping[int, Grammar]] = Future()
         ready.set_result(self._matchers(shared, request, progress))
         return ready

@@ -11,7 +11,11 @@ from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.registry import ARCHITECTURES, tensors_of
 from paged_backend.checkpoint.shape import ModelShape
-from paged_backend.checkpoint.tied_embeddings import stored_untied
+from paged_backend.checkpoint.tied_embeddings import (
+    as_output_layer,
+    only_output_layer,
+    stored_untied,
+)
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.errors import ConfigError
 from paged_backend.models.base import LoadableModel, Model
@@ -25,6 +29,7 @@ from paged_backend.options.model import ModelOptions
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.online import ONLINE_FORMATS
 from paged_backend.quantization.read import check_option
+from paged_backend.quantization.stored import usual_headers
 from paged_backend.validation import shorten
 
 
@@ -49,16 +54,19 @@ def load_model(
     """
     kernels = _quantized_kernels(config, quantization, kernels)
     max_model_len = decoder_max_model_len(config, model_config)
+    renames = False
     # The header of a GGUF file has been compared with its tensors when it was read.
     if config.load_format != "dummy" and not is_gguf(folder):
         if model_config.tied_embeddings and stored_untied(folder):
             model_config = replace(model_config, tied_embeddings=False)
         check_stored(folder, model_config, quantization)
+        renames = model_config.tied_embeddings and only_output_layer(usual_headers(folder))
     model = build_model(model_config, max_model_len, kernels)
     if config.load_format == "dummy":
         random_weights(model.parameters(), tensors_of(model_config), config.seed)
     else:
-        load_weights(folder, model.parameters())
+        parameters = model.parameters()
+        load_weights(folder, as_output_layer(parameters) if renames else parameters)
     model.pack()
     return model
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import TensorSpec
+from paged_backend.checkpoint.tied_embeddings import EMBEDDING, OUTPUT_LAYER, only_output_layer
 from paged_backend.errors import ConfigError
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.mxfp4 import Mxfp4Format
@@ -33,7 +34,9 @@ def check_stored(folder: Path, shape: ModelShape, quantization: Quantization | N
     Raises:
         ConfigError: a tensor is missing or has another shape, or a file is damaged.
     """
-    headers = usual_headers(folder)
+    headers = dict(usual_headers(folder))
+    if shape.tied_embeddings and only_output_layer(headers):
+        headers[EMBEDDING] = headers[OUTPUT_LAYER]
     missing = []
     for spec_name, spec in tensors_of(shape).items():
         for name, wanted in _stored(spec_name, spec, quantization):

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.checkpoint.safetensors_files import read_headers
+from paged_backend.checkpoint.safetensors_files import SafetensorsFiles, read_headers
 from paged_backend.errors import ConfigError
 from paged_backend.models.layers import Kernels
 from paged_backend.options.model import ModelOptions
@@ -69,11 +69,12 @@ def load_pretrained(
         else:
             with torch.device("meta"):
                 _check_sizes(folder, loader._from_config(values, **settings))
+            # Of the files in a folder, transformers would find only those with the usual names.
+            tensors = {entry.name: entry.tensor for entry in SafetensorsFiles(folder)}
             model, info = loader.from_pretrained(
-                str(folder),
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
+                None,
+                config=values,
+                state_dict=tensors,
                 ignore_mismatched_sizes=True,  # `check` reports them, and missing tensors
                 output_loading_info=True,
                 **settings,

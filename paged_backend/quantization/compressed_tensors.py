@@ -12,6 +12,7 @@ from paged_backend.quantization.formats import EMBEDDING, Quantization, WeightFo
 from paged_backend.quantization.kv_cache import read_kv_cache_dtype
 from paged_backend.quantization.layer_names import LayerNames
 from paged_backend.quantization.packed import PackQuantizedFormat
+from paged_backend.quantization.patterns import PatternMatcher
 from paged_backend.quantization.plain import PlainFormat
 from paged_backend.validation import shorten
 
@@ -36,8 +37,9 @@ def read_compressed_tensors(config: ConfigFile) -> Quantization:
     for key in ("transform_config", "sparsity_config"):
         if config.section(key) is not None:
             raise config.error(key, "is set, which is not supported")
-    groups = _groups(config)
-    ignore = LayerNames.read(config, "ignore")
+    matcher = PatternMatcher()
+    groups = _groups(config, matcher)
+    ignore = LayerNames.read(config, "ignore", matcher)
 
     def format_of(layer: str) -> WeightFormat | None:
         if layer == EMBEDDING or layer in ignore:
@@ -51,7 +53,7 @@ def read_compressed_tensors(config: ConfigFile) -> Quantization:
     return Quantization("compressed-tensors", format_of, read_kv_cache_dtype(config))
 
 
-def _groups(config: ConfigFile) -> list[_Group]:
+def _groups(config: ConfigFile, matcher: PatternMatcher) -> list[_Group]:
     key = "config_groups"
     section = config.section(key)
     if section is None:
@@ -61,10 +63,10 @@ def _groups(config: ConfigFile) -> list[_Group]:
     if len(list(section.keys())) > MAX_PATTERNS:
         raise config.error(key, f"must have at most {MAX_PATTERNS} groups")
     default = config.text("format", "dense")
-    return [_group(section, name, default) for name in section.keys()]
+    return [_group(section, name, default, matcher) for name in section.keys()]
 
 
-def _group(groups: ConfigFile, name: str, default_format: str) -> _Group:
+def _group(groups: ConfigFile, name: str, default_format: str, matcher: PatternMatcher) -> _Group:
     group = groups.section(name)
     if group is None:
         raise groups.error(name, "must be an object with targets and weights")
@@ -76,7 +78,7 @@ def _group(groups: ConfigFile, name: str, default_format: str) -> _Group:
     if weights is not None and stored != "dense":
         inputs = group.section("input_activations")
         weight_format = _weight_format(weights, inputs, stored)
-    return _Group(LayerNames.read(group, "targets"), weight_format)
+    return _Group(LayerNames.read(group, "targets", matcher), weight_format)
 
 
 def _weight_format(weights: ConfigFile, inputs: ConfigFile | None, stored: str) -> WeightFormat:

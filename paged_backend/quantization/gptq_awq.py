@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from typing import NamedTuple
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_GROUP_SIZE, MAX_PATTERNS
 from paged_backend.quantization.formats import BLOCKS, EMBEDDING, Quantization, WeightFormat
-from paged_backend.quantization.layer_names import LayerNames, compile_regex
+from paged_backend.quantization.layer_names import LayerNames
 from paged_backend.quantization.packed import AwqFormat, GptqFormat
+from paged_backend.quantization.patterns import PatternMatcher, Patterns
 from paged_backend.validation import shorten
 
 _GPTQ_BITS = (2, 3, 4, 8)
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+
+
+class _Overrides(NamedTuple):
+    """The formats of the layers that match expressions; None leaves layers as they are."""
+
+    patterns: Patterns
+    formats: list[GptqFormat | None]
 
 
 def read_awq(config: ConfigFile) -> Quantization:
@@ -52,16 +59,16 @@ def read_gptq(config: ConfigFile) -> Quantization:
     output = config.flag("lm_head", False)
 
     def format_of(layer: str) -> WeightFormat | None:
-        for pattern, override in overrides:
-            if pattern.match(layer):
-                return override
+        found = overrides.patterns.first(layer)
+        if found is not None:
+            return overrides.formats[found]
         is_chosen = not chosen or any(name in layer for name in chosen)
         is_converted = _is_converted(layer, output) and is_chosen and layer not in skipped
         return default if is_converted else None
 
     def converted(layer: str) -> WeightFormat:
-        matching = (override for pattern, override in overrides if pattern.match(layer))
-        return next(filter(None, matching), default)
+        found = overrides.patterns.first(layer)
+        return default if found is None else overrides.formats[found] or default
 
     return Quantization("gptq", format_of, converted=converted)
 
@@ -87,21 +94,18 @@ def _modules_in_block(config: ConfigFile) -> list[str]:
     return found
 
 
-def _overrides(config: ConfigFile) -> Sequence[tuple[re.Pattern[str], GptqFormat | None]]:
-    """The formats of the layers that match expressions; "-:" leaves layers as they are."""
-    dynamic = config.section("dynamic")
-    if dynamic is None:
-        return []
-    if len(list(dynamic.keys())) > MAX_PATTERNS:
+def _overrides(config: ConfigFile) -> _Overrides:
+    """Read ``dynamic``, whose keys are expressions; "-:" leaves layers as they are."""
+    dynamic = config.section("dynamic") or config.with_only()
+    keys = list(dynamic.keys())
+    if len(keys) > MAX_PATTERNS:
         raise config.error("dynamic", f"must have at most {MAX_PATTERNS} entries")
-    overrides: list[tuple[re.Pattern[str], GptqFormat | None]] = []
-    for key in dynamic.keys():
-        expression = key.removeprefix("-:").removeprefix("+:")
-        pattern = compile_regex(dynamic, key, expression)
+    formats: list[GptqFormat | None] = []
+    for key in keys:
         section = dynamic.section(key) or ConfigFile({}, "")
-        skipped = key.startswith("-:")
-        overrides.append((pattern, None if skipped else _gptq_format(section, config)))
-    return overrides
+        formats.append(None if key.startswith("-:") else _gptq_format(section, config))
+    expressions = [key.removeprefix("-:").removeprefix("+:") for key in keys]
+    return _Overrides(Patterns(config, "dynamic", expressions, PatternMatcher()), formats)
 
 
 def _gptq_format(override: ConfigFile, config: ConfigFile) -> GptqFormat:

@@ -8,6 +8,7 @@ from fnmatch import translate
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_PATTERNS
+from paged_backend.quantization.patterns import PatternMatcher, Patterns
 from paged_backend.validation import shorten
 
 _REGEX = "re:"
@@ -18,40 +19,49 @@ class LayerNames:
 
     Args:
         names: whole names, or parts of names if `in_parts`.
-        patterns: expressions that the beginning of a name matches.
+        patterns: expressions that the beginning of a name matches; None for none.
+        wildcards: the same, made of wildcards, which match in linear time.
         in_parts: whether a name stands for all layers in whose names its parts follow each other.
     """
 
     def __init__(
         self,
         names: Collection[str],
-        patterns: Sequence[re.Pattern[str]] = (),
+        patterns: Patterns | None = None,
+        wildcards: Sequence[re.Pattern[str]] = (),
         *,
         in_parts: bool = False,
     ) -> None:
         self._names = names
         self._patterns = patterns
+        self._wildcards = wildcards
         self._in_parts = in_parts
 
     def __contains__(self, layer: str) -> bool:
         found = _runs(layer) if self._in_parts else iter((layer,))
-        return any(name in self._names for name in found) or any(
-            pattern.match(layer) for pattern in self._patterns
-        )
+        if any(name in self._names for name in found):
+            return True
+        if any(wildcard.match(layer) for wildcard in self._wildcards):
+            return True
+        return self._patterns is not None and self._patterns.first(layer) is not None
 
     @classmethod
-    def read(cls, config: ConfigFile, key: str) -> LayerNames:
+    def read(
+        cls, config: ConfigFile, key: str, matcher: PatternMatcher | None = None
+    ) -> LayerNames:
         """Read a list of whole names, and of regular expressions after "re:".
+
+        Args:
+            config: the object that has the list.
+            key: of the list.
+            matcher: of the checkpoint, if it has several lists of expressions.
 
         Raises:
             ConfigError: it is no list of strings, or an expression is wrong.
         """
-        names, expressions = _divided(config, key, lambda name: name.startswith(_REGEX))
-        patterns = [
-            compile_regex(config, key, expression.removeprefix(_REGEX))
-            for expression in expressions
-        ]
-        return cls(names, patterns)
+        names, found = _divided(config, key, lambda name: name.startswith(_REGEX))
+        expressions = [expression.removeprefix(_REGEX) for expression in found]
+        return cls(names, Patterns(config, key, expressions, matcher or PatternMatcher()))
 
     @classmethod
     def read_parts(cls, config: ConfigFile, key: str) -> LayerNames:
@@ -75,8 +85,8 @@ class LayerNames:
             ConfigError: it is no list of strings.
         """
         names, expressions = _divided(config, key, lambda name: any(c in name for c in "*?["))
-        patterns = [compile_regex(config, key, translate(expression)) for expression in expressions]
-        return cls(names, patterns, in_parts=True)
+        wildcards = [re.compile(translate(expression)) for expression in expressions]
+        return cls(names, wildcards=wildcards, in_parts=True)
 
 
 def _divided(
@@ -101,15 +111,3 @@ def _runs(layer: str) -> Iterator[str]:
     for first in range(len(parts)):
         for last in range(first, len(parts)):
             yield ".".join(parts[first : last + 1])
-
-
-def compile_regex(config: ConfigFile, key: str, regex: str) -> re.Pattern[str]:
-    """Compile a regular expression that stands in a config under a key.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        return re.compile(regex)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise config.error(key, f"holds a wrong expression, {shorten(regex)}: {error}") from error

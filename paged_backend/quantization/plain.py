@@ -24,6 +24,8 @@ class PlainFormat:
         scale: the suffix of the scales' tensor.
         symmetric: whether all zero points are 0, and none are stored.
         rounds_inputs: see :class:`~paged_backend.quantization.forms.Encoding`.
+        parts: rows of the layers that a tool has fused into this one, each with one scale; then
+            `block` is that of single rows, which have the scale of their part. Empty for none.
     """
 
     dtype: torch.dtype
@@ -31,6 +33,7 @@ class PlainFormat:
     scale: str = "weight_scale"
     symmetric: bool = True
     rounds_inputs: bool = False
+    parts: tuple[int, ...] = ()
 
     @property
     def encoding(self) -> Encoding:
@@ -45,12 +48,15 @@ class PlainFormat:
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredType]:
         """See `WeightFormat.tensors`."""
         blocks = blocks_of(self._block(outputs, inputs), outputs, inputs)
+        if self.parts:
+            blocks = len(self.parts), 1
+        inputs_scales = (len(self.parts) or 1,)
         tensors = {
             "weight": StoredType((outputs, inputs), (self.dtype,)),
             self.scale: StoredType(blocks),
             # Static scales of activations are not needed: each token, which may be larger than
             # what they were made from, has a scale from its own numbers.
-            "input_scale": StoredType((1,), optional=True),
+            "input_scale": StoredType(inputs_scales, optional=True, one_for_all=True),
             "input_zero_point": StoredType((1,), (torch.int8, torch.int32, *FLOATS), optional=True),
         }
         if not self.symmetric:
@@ -61,10 +67,16 @@ class PlainFormat:
         """See `WeightFormat.read`."""
         return QuantizedWeight(
             stored["weight"],
-            stored[self.scale],
+            self._by_rows(stored[self.scale]),
             self._block(outputs, inputs),
-            stored.get("weight_zero_point"),
+            self._by_rows(stored["weight_zero_point"]) if not self.symmetric else None,
         )
+
+    def _by_rows(self, blocks: Tensor) -> Tensor:
+        """Repeat the number of each part for all of its rows."""
+        if not self.parts:
+            return blocks
+        return blocks.repeat_interleave(torch.tensor(self.parts, device=blocks.device), 0)
 
     def _block(self, outputs: int, inputs: int) -> tuple[int, int]:
         return self.block[0] or outputs, self.block[1] or inputs

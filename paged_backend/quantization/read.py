@@ -17,7 +17,12 @@ from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.fp8 import read_fp8, read_modelopt
 from paged_backend.quantization.gptq_awq import read_awq, read_gptq
 from paged_backend.quantization.mxfp4 import read_mxfp4
-from paged_backend.quantization.stored import as_stored, holds_quantized, stored_headers
+from paged_backend.quantization.stored import (
+    as_stored,
+    fused_layers,
+    holds_quantized,
+    stored_headers,
+)
 from paged_backend.validation import shorten
 
 
@@ -64,7 +69,7 @@ def read_quantization(folder: Path, config: ConfigFile) -> Quantization | None:
     is_float = headers and not holds_quantized(headers)
     if section is None and is_float and quantization.kv_cache_dtype == "auto":
         return None  # a tool has left the file beside weights in floating point
-    return as_stored(quantization, headers)
+    return as_stored(quantization, headers, fused_layers(config))
 
 
 def check_option(option: str | None, quantization: Quantization) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.safetensors_files import Header, has_weights, read_headers
 from paged_backend.checkpoint.tensor_names import usual_name
 from paged_backend.quantization.formats import Quantization, WeightFormat
@@ -20,6 +21,8 @@ _PACKED = ("qweight", "weight_packed")
 _SCALES = ("weight_scale", "weight_scale_inv")
 
 Headers = Mapping[str, Header]
+FusedLayers = Mapping[str, tuple[int, ...]]
+"""The shares of the rows of fused layers that each of their parts has, by the layers' names."""
 
 
 def stored_headers(folder: Path) -> Headers:
@@ -45,10 +48,26 @@ def holds_quantized(headers: Headers) -> bool:
     return any(_is_quantized(headers, name.rpartition(".")[0]) for name in headers)
 
 
-def as_stored(quantization: Quantization, headers: Headers) -> Quantization:
+def fused_layers(config: ConfigFile) -> FusedLayers:
+    """Read the shares of queries, keys and values, and of gate and up, from a config.json.
+
+    Raises:
+        ConfigError: a number of heads is wrong.
+    """
+    heads = config.integer("num_attention_heads", 1)
+    kv_heads = config.integer("num_key_value_heads", heads)
+    return {"qkv_proj": (heads, kv_heads, kv_heads), "gate_up_proj": (1, 1)}
+
+
+def as_stored(quantization: Quantization, headers: Headers, fused: FusedLayers) -> Quantization:
     """Return the quantization with the layers quantized that the files hold as such.
 
     Layers of which the files hold nothing stay as the configuration says.
+
+    Args:
+        quantization: what the configuration says.
+        headers: of the files.
+        fused: layers whose parts may have scales of their own.
     """
 
     def format_of(layer: str) -> WeightFormat | None:
@@ -58,7 +77,7 @@ def as_stored(quantization: Quantization, headers: Headers) -> Quantization:
         if weight_format is None and _is_quantized(headers, layer):
             weight_format = quantization.converted(layer)
         if isinstance(weight_format, PlainFormat):
-            return _with_scales(weight_format, headers, layer)
+            return _with_scales(weight_format, headers, layer, fused)
         return weight_format
 
     return replace(quantization, format_of=format_of)
@@ -77,10 +96,12 @@ def _is_quantized(headers: Headers, layer: str) -> bool:
     return header is not None and header.dtype not in _FLOATS
 
 
-def _with_scales(weight_format: PlainFormat, headers: Headers, layer: str) -> PlainFormat:
-    """Return the format with a scale for each row, if that is what the files hold.
+def _with_scales(
+    weight_format: PlainFormat, headers: Headers, layer: str, fused: FusedLayers
+) -> PlainFormat:
+    """Return the format with a scale for each row or part, if that is what the files hold.
 
-    The configuration of FP8 does not tell one scale from one for each row.
+    The configuration tells neither from one scale.
     """
     weight = headers.get(f"{layer}.weight")
     scales = (headers.get(f"{layer}.{suffix}") for suffix in _SCALES)
@@ -89,4 +110,10 @@ def _with_scales(weight_format: PlainFormat, headers: Headers, layer: str) -> Pl
         return weight_format
     rows = weight.shape[0] if weight.shape else 0
     sizes = [size for size in scale.shape if size != 1]
-    return replace(weight_format, block=(1, 0)) if sizes == [rows] else weight_format
+    if sizes == [rows]:
+        return replace(weight_format, block=(1, 0))
+    shares = fused.get(layer.rpartition(".")[2], ())
+    if sizes == [len(shares)] and rows % sum(shares) == 0:
+        parts = tuple(rows // sum(shares) * share for share in shares)
+        return replace(weight_format, block=(1, 0), parts=parts)
+    return weight_format

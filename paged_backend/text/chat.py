@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import InvalidRequest, option_error
+from paged_backend.errors import InvalidRequest, RequestRefused, option_error
+from paged_backend.log import LOG
 from paged_backend.options.chat_template import (
     RESERVED_ARGUMENTS,
     ChatTemplateOptions,
@@ -103,10 +105,35 @@ class ChatTemplate:
         self._client = TemplateClient()
 
     def prepare(self) -> None:
-        """Start the process soon, because otherwise the first prompt takes a second longer."""
-        timer = threading.Timer(_PREPARE_AFTER_S, self._client.start)
+        """Start the process soon, because otherwise the first prompt takes a second longer.
+
+        A warning is logged for a template with a wrong syntax: requests without chats need none.
+        """
+        timer = threading.Timer(_PREPARE_AFTER_S, self._warn_of_problems)
         timer.daemon = True
         timer.start()
+
+    def check_option(self) -> None:
+        """Check the syntax of the templates, which an option has chosen.
+
+        Raises:
+            ConfigError: one cannot be used.
+        """
+        for problem in self._problems():
+            raise option_error("chat_template", f"names a template that cannot be used: {problem}")
+        self._client.close()  # it may be long until a chat
+
+    def _warn_of_problems(self) -> None:
+        with contextlib.suppress(RequestRefused):  # the first chat tries again
+            for problem in self._problems():
+                LOG.warning("a chat template of the model cannot be used: %s", problem)
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong with the syntax of each template, as its process finds."""
+        for name, source in self._templates.items():
+            problem = self._client.syntax_problem(source)
+            if problem:
+                yield f"{shorten(name, quote=False)}: {problem}"
 
     @property
     def source(self) -> str:
@@ -172,12 +199,15 @@ def choose_chat_template(
     """Return the templates of a model, or the one that an option asks for; None without any.
 
     Raises:
-        ConfigError: a file cannot be read, or the option names no template.
+        ConfigError: a file cannot be read, or the option names no template, or a wrong one.
     """
     named = None if options is None else options.chat_template
     if named is not None:
         templates = {DEFAULT: _named_template(named, templates)}
-    return ChatTemplate(templates, special_tokens, options) if templates else None
+    template = ChatTemplate(templates, special_tokens, options) if templates else None
+    if template is not None and named is not None:
+        template.check_option()
+    return template
 
 
 def _named_template(named: str, templates: Mapping[str, str]) -> str:

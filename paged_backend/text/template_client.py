@@ -30,6 +30,22 @@ class TemplateClient:
         """Start the process, so that the first request need not wait a second for it."""
         self._sandbox.start()
 
+    def close(self) -> None:
+        """End the processes that no request uses; another request starts new ones."""
+        self._sandbox.close()
+
+    def syntax_problem(self, source: str) -> str:
+        """Return what is wrong with the syntax of a template; empty if nothing is.
+
+        Raises:
+            RequestRefused: see `render`.
+        """
+        try:
+            answer = self._sandbox.ask({"check": source})
+        except NoAnswer as error:
+            answer = {"text": str(error)}
+        return shorten(answer.get("problem") or answer["text"], MAX_PROBLEM_LENGTH, quote=False)
+
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Render a template with `transformers`.
 

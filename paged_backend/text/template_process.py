@@ -27,6 +27,8 @@ def _prepare() -> Callable[[Any], Answer]:
     renderer = TemplateRenderer()
 
     def answer(request: Any) -> Answer:
+        if "check" in request:
+            return {"text": renderer.check(request["check"])}
         try:
             text = renderer.render(request)
         except MemoryError:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from paged_backend.options.chat_template import AUTO_FORMAT
@@ -48,6 +49,19 @@ class TemplateRenderer:
             fill=forms.fill,
             text_first=has_calls and forms.takes_text_arguments,
         )
+
+    def check(self, source: str) -> str:
+        """Return what is wrong with the syntax of a template, and where; empty if nothing is.
+
+        The template is rendered without messages, which many refuse: that is nothing wrong.
+        """
+        try:
+            _render(source, {}, [])
+        except TemplateSyntaxError as error:
+            return f"{error.message} (line {error.lineno})"
+        except Exception:
+            return ""
+        return ""
 
     def _forms_of(self, request: dict[str, Any]) -> TemplateForms:
         """Return the forms of the template; of a request they depend on nothing but its tools."""

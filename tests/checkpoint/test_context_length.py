@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
 from encoders import encoder_engine, make_encoder
 from oracle import Oracle, Work, make_engine, run, tokens_of
+from transformers import AutoModelForCausalLM
 
 from paged_backend.checkpoint.limits import MAX_POSITIONS
 from paged_backend.checkpoint.model_config import load_model_config
@@ -191,6 +193,8 @@ def test_other_names_of_an_activation(family: str, key: str, name: str, tmp_path
     [
         ("llama2", {"hidden_act": "gelu"}),
         ("qwen2", {"hidden_act": "relu"}),
+        ("gemma2", {"hidden_activation": "gelu"}),
+        ("gemma3", {"hidden_activation": "gelu"}),
         ("llama2", {"partial_rotary_factor": 0.5}),
         ("smollm3", {"partial_rotary_factor": 0.5}),
     ],
@@ -204,6 +208,16 @@ def test_settings_that_only_transformers_computes(
     key = next(iter(values))
     with pytest.raises(ConfigError, match=key):
         make_engine(tmp_path, model_impl="paged")
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
+@pytest.mark.parametrize("own", [None, "gelu_pytorch_tanh", "gelu"])
+def test_the_older_key_of_gemma(family: str, own: str | None, tmp_path: Path) -> None:
+    oracle = Oracle(family, tmp_path)
+    edit(tmp_path, hidden_act="gelu", hidden_activation=own)
+    oracle.model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    work: Work = [(LONG[0][0][:40], 12)]
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path), work)))
 
 
 @pytest.mark.parametrize(

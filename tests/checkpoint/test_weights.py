@@ -131,6 +131,27 @@ def test_an_output_layer_beside_tied_embeddings(
     assert ("tie_word_embeddings" in caplog.text) == bool(offset)
 
 
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float", "int8"])
+def test_tied_weights_by_the_name_of_the_output_layer(
+    options: dict[str, object], tmp_path: Path
+) -> None:
+    make_checkpoint("qwen3-window", tmp_path)
+    expected = load(tmp_path, dtype="float32", **options)
+    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    edit(tmp_path, model__embed_tokens__weight=None, lm_head__weight=table)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert torch.equal(oracle.model.embed_tokens.weight, table)
+    hidden = torch.randn(3, table.shape[1])
+    logits = load(tmp_path, dtype="float32", **options).compute_logits(hidden)
+    assert torch.equal(logits, expected.compute_logits(hidden))
+
+
+def test_the_output_layer_takes_no_other_place(tmp_path: Path) -> None:
+    make_checkpoint("llama2", tmp_path)
+    edit(tmp_path, model__embed_tokens__weight=None)
+    assert_refused(tmp_path, "1 tensor is missing, such as model.embed_tokens.weight")
+
+
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     make_checkpoint("llama2", tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "one.safetensors")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from llguidance import LLMatcher
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.core.grammar import SharedLexer
+from paged_backend.core.compiling import CompilingRequest, CompilingRequests
+from paged_backend.core.grammar import Grammar, SharedLexer
 from paged_backend.errors import ConfigError
 from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.compiler import MAX_SHARED, GrammarCompiler
+from paged_backend.grammar.fair_thread import FairThread
 from paged_backend.grammar.matcher import MAX_FORCED_TOKENS, Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
 from paged_backend.output_constraint import OutputConstraint
@@ -63,6 +69,66 @@ def recover(state: Matcher) -> None:
             assert state.lexer.lock.acquire(blocking=False)
             state.lexer.lock.release()
     assert not state.is_stuck
+
+
+def burn(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_a_tenant_waits_for_no_queue_of_another():
+    thread = FairThread("grammars")
+    begin = threading.Event()
+    order: list[str] = []
+
+    def job(name: str) -> Callable[[], None]:
+        def work() -> None:
+            order.append(name)
+            burn(0.02)
+
+        return work
+
+    thread.submit("mallory", begin.wait)
+    futures = [thread.submit("mallory", job(f"m{number}")) for number in range(6)]
+    futures += [thread.submit("alice", job(f"a{number}")) for number in range(3)]
+    assert futures[2].cancel()
+    begin.set()
+    wait([*futures[:2], *futures[3:]])
+    assert sorted(order[:6]) == ["a0", "a1", "a2", "m0", "m1", "m3"]
+    assert [name for name in order if name[0] == "m"] == ["m0", "m1", "m3", "m4", "m5"]
+
+
+def test_a_tenant_that_was_away_has_saved_up_no_time():
+    thread = FairThread("grammars")
+    thread.submit("alice", lambda: None).result()
+    thread.submit("mallory", lambda: burn(0.2)).result()
+    thread.submit("mallory", lambda: None).result()
+    order: list[str] = []
+    begin = threading.Event()
+
+    def job(name: str) -> None:
+        order.append(name)
+        burn(0.02)
+
+    thread.submit("carol", begin.wait)
+    names = ["alice"] * 3 + ["mallory"] * 3
+    futures = [thread.submit(name, partial(job, name)) for name in names]
+    begin.set()
+    wait(futures)
+    assert "mallory" in order[:2]
+
+
+def test_a_request_that_is_ready_need_not_wait_for_the_first_one():
+    waiting = CompilingRequests()
+    slow: Future[Mapping[int, Grammar]] = Future()
+    ready: Future[Mapping[int, Grammar]] = Future()
+    for name, future in (("slow", slow), ("ready", ready)):
+        one = Request(name, [5], SamplingParams(), grammar="x")
+        waiting.add(CompilingRequest(one, (), future))
+    threading.Timer(0.1, ready.set_result, [{}]).start()
+    found = [one.request.request_id for one in waiting.take_ready(wait=True)]
+    assert found == ["ready"]
 
 
 def test_completions_that_fill_a_lexer_together_go_on_with_another(compiler, monkeypatch):
@@ -184,7 +250,7 @@ def test_requests_with_other_salts_share_no_matcher(compiler):
     """Or a tenant learns from the time of an answer what another one asks for."""
     compiler.start(replace(request(MANY_STATES), cache_salt="alice"), ()).result()
     over = threading.Event()
-    compiler._thread.submit(over.wait)  # so that what must be compiled is not done
+    compiler._thread.submit("", over.wait)  # so that what must be compiled is not done
     try:
         again, *others = (
             compiler.start(replace(request(MANY_STATES), cache_salt=salt), ())

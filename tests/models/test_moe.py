@@ -212,21 +212,12 @@ def test_names_and_shapes_are_those_of_the_checkpoint(
 
 
 @on_each_family
-def test_ranks_can_divide_the_experts(family: str, saved: Callable[[str], Saved]) -> None:
+def test_ranks_can_divide_each_expert(family: str, saved: Callable[[str], Saved]) -> None:
     moe = saved(family).shape
-    owners = [0] * moe.num_experts
     for name, spec in moe_tensors(moe):
-        assert (spec.experts is not None) == (".experts." in name)
-        if spec.experts is None:
-            assert spec.role is not Role.EXPERT
-            continue
-        if len(spec.experts) > 1:  # then they are the first dimension
-            assert spec.shape[0] == len(spec.experts)
-        if spec.shard is not None:  # the dimension of an expert's inner size
+        if ".experts." in name and spec.shard is not None:  # the dimension of the inner size
             assert spec.shape[spec.shard] in (moe.intermediate_size, 2 * moe.intermediate_size)
-        for expert in spec.experts:
-            owners[expert] += spec.role is Role.EXPERT
-    assert set(owners) == {2 if moe.names.fused else 3}
+        assert (spec.shard is not None) or spec.role in (Role.ROUTER, Role.BIAS)
 
 
 def test_dummy_weights(saved: Callable[[str], Saved]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from oracle import Oracle, make_engine, run, tokens_of
 from safetensors.torch import load_file, save_file
 
 from paged_backend.config import EngineConfig
@@ -69,6 +70,28 @@ def test_attention_that_ignores_a_window_is_noticed(
     )
     with pytest.raises(ConfigError, match="logits differ from those of its own attention by"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["gpt.safetensors"], ["a.safetensors", "b.safetensors"]])
+def test_files_of_any_name(tmp_path: Path, names: list[str]) -> None:
+    oracle = Oracle("gpt2", tmp_path)
+    tensors = sorted(load_file(tmp_path / "model.safetensors").items())
+    (tmp_path / "model.safetensors").unlink()
+    for part, name in enumerate(names):
+        save_file(dict(tensors[part :: len(names)]), tmp_path / name)
+    save_file({"x": torch.ones(2)}, tmp_path / "adapter_model.safetensors")
+    work = [(list(range(3, 40)), 12)]
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path), work)))
+
+
+def test_tied_weights_by_the_name_of_the_output_layer(tmp_path: Path) -> None:
+    oracle = Oracle("gpt2", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors.pop("transformer.wte.weight")
+    save_file(tensors, path)
+    work = [(list(range(3, 40)), 12)]
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path), work)))
 
 
 def rename_a_tensor(folder: Path) -> None:

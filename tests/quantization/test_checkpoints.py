@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
@@ -16,7 +19,9 @@ from safetensors.torch import load_file, save_file
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.errors import ConfigError
 from paged_backend.llm import LLM
-from paged_backend.quantization.read import read_quantization
+from paged_backend.quantization import patterns
+from paged_backend.quantization.patterns import PatternMatcher, Patterns
+from paged_backend.quantization.read import QUANTIZATION_METHODS, read_quantization
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
 
@@ -332,6 +337,44 @@ def test_names_and_shapes_of_scales_of_fp8(
     oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+@pytest.mark.parametrize("num_input_scales", [0, 1, 3])
+@pytest.mark.parametrize("method", ["fp8", "modelopt", "compressed-tensors"])
+def test_a_scale_for_each_part_of_a_fused_layer(
+    method: str, num_input_scales: int, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    oracle = Oracle("phi3", tmp_path)
+    sizes = oracle.model.config
+
+    def writer_of(layer: str) -> Writer:
+        def write(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+            head = len(weight) // (sizes.num_attention_heads + 2 * sizes.num_key_value_heads)
+            keys = head * sizes.num_key_value_heads
+            rows = {
+                "qkv_proj": [len(weight) - 2 * keys, keys, keys],
+                "gate_up_proj": [len(weight) // 2] * 2,
+            }.get(layer.rpartition(".")[2], [len(weight)])
+            parts = [fp8(1024, 1024, "weight_scale")(part) for part in weight.split(rows)]
+            stored = {
+                "weight": torch.cat([part["weight"] for part, _ in parts]),
+                "weight_scale": torch.stack([p["weight_scale"] for p, _ in parts]).view(shape),
+            }
+            if num_input_scales:
+                stored["input_scale"] = torch.ones(min(num_input_scales, len(rows)))
+            return stored, torch.cat([dense for _, dense in parts])
+
+        return write
+
+    config = {
+        "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
+        "modelopt": FORMATS["modelopt-fp8"][0],
+        "compressed-tensors": FORMATS["fp8-tensor"][0],
+    }[method]
+    quantize_checkpoint(oracle.model, tmp_path, config, writer_of)
+    work = mixed_work(2)
+    oracle.confirm(work, tokens_of(run(make_engine(tmp_path, max_num_seqs=4), work)))
+
+
 def test_blocks_with_scales_of_the_other_name(tmp_path: Path) -> None:
     oracle = Oracle("llama3", tmp_path)
     config = FORMATS["deepseek-fp8"][0] | {"modules_to_not_convert": ["lm_head"]}
@@ -479,6 +522,7 @@ def test_groups_that_do_not_exist(tmp_path: Path) -> None:
         (gptq_config(4, 2**31), ["group_size must be an integer from 1 up to 2147483647"]),
         (gptq_config(4, 16, dynamic={str(n): {} for n in range(5000)}), ["at most 4096 entries"]),
         (ct("int-quantized", INT8) | {"ignore": ["re:a"] * 5000}, ["at most 4096 expressions"]),
+        (ct("int-quantized", INT8) | {"ignore": ["re:" + "a" * 2000]}, ["2000 characters"]),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, Any], words: list[str], tmp_path: Path) -> None:
@@ -491,6 +535,62 @@ def test_configs_that_are_refused(config: dict[str, Any], words: list[str], tmp_
     assert "\n" not in str(caught.value)
     for word in ["config.json", *words]:
         assert word in str(caught.value)
+
+
+# It takes minutes for the name of a layer.
+SLOW = r"(?:[\w.]+)*!"
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (ct("int-quantized", INT8) | {"ignore": ["lm_head", "re:.*xx", f"re:{SLOW}"]}, "ignore"),
+        (ct("int-quantized", INT8, targets=[f"re:{SLOW}"]), "targets"),
+        (gptq_config(4, 16, dynamic={"+:x": {}, f"-:{SLOW}": {}, ".*y": {}}), "dynamic"),
+    ],
+    ids=["ignore", "targets", "dynamic"],
+)
+def test_an_expression_that_takes_long(
+    config: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 1.0)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = ConfigFile.read(tmp_path / "config.json")
+    quantization = QUANTIZATION_METHODS[config["quant_method"]](file)
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        quantization.format_of("model.layers.0.self_attn.q_proj")
+    assert time.monotonic() - started < 60
+    for word in ("config.json", f"{key} holds an expression that takes too long", repr(SLOW)):
+        assert word in str(caught.value)
+
+
+def test_the_process_of_expressions_ends_with_the_load(tmp_path: Path) -> None:
+    oracle = Oracle("llama3", tmp_path)
+    config, writer = FORMATS["int8-tensor"]
+    ignore = {"ignore": ["lm_head", r"re:.*layers\.1\..*"]}
+    quantize_checkpoint(
+        oracle.model,
+        tmp_path,
+        config | ignore,
+        lambda layer: None if ".layers.1." in layer else writer,
+    )
+    before = psutil.Process().children()
+    engine = make_engine(tmp_path, max_num_seqs=4)
+    gc.collect()
+    assert psutil.Process().children() == before
+    work = mixed_work(2)
+    oracle.confirm(work, tokens_of(run(engine, work)))
+
+
+def test_many_names_for_expressions_that_take_long_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 0.5)
+    quick_alone = Patterns(ConfigFile({}, "x"), "y", [r"(?:\w+)*!"], PatternMatcher())
+    with pytest.raises(ConfigError, match="y holds an expression that takes too long"):
+        for number in range(1000):
+            quick_alone.first(f"{number:018}")
 
 
 def test_options_that_contradict_the_checkpoint(w4a16: Path) -> None:

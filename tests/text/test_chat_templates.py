@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,41 @@ def test_the_option_is_a_file_a_template_or_a_name(tmp_path: Path) -> None:
         assert source(tokenizer) == wanted
     with pytest.raises(ConfigError, match="one of the model's templates: default, rag, tool_use"):
         load_tokenizer(tmp_path, EngineConfig(chat_template="mine"))
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("a\n{% for %}", r"Expected an expression.*\(line 2\)"),
+        ("{{ messages | nothing }}", r"No filter named 'nothing'.*\(line 1\)"),
+        ("{% if x %}", "Unexpected end of template"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "took"),
+    ],
+)
+def test_a_template_of_the_option_is_checked_at_load(
+    source: str, problem: str, tmp_path: Path
+) -> None:
+    write_config(tmp_path, write_tokenizer(tmp_path))
+    (tmp_path / "mine.jinja").write_text(source)
+    for value in (str(tmp_path / "mine.jinja"), source):
+        message = rf"option chat_template names a template that cannot be used: .*{problem}"
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_tokenizer(tmp_path, EngineConfig(chat_template=value))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_broken_template_of_the_model_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = write_tokenizer(tmp_path)
+    in_a_list(tmp_path, config, "{{ messages[0].content }}", "{% for %}")
+    write_config(tmp_path, config)
+    load_tokenizer(tmp_path).prepare_chat()
+    deadline = time.monotonic() + 60
+    while not caplog.text and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "a chat template of the model cannot be used: tool_use: Expected" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_a_model_without_a_template_gets_one_by_the_option(tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ from paged_backend.checkpoint.families.keys import (
     FULL,
     SLIDING,
     attention_biases,
-    gelu_tanh,
     last_of_each,
     layer_types,
     rope_section,
     rotary_by_kind,
     windows_of,
 )
-from paged_backend.checkpoint.shape import LayerNorms, QKNorm, Variant
+from paged_backend.checkpoint.shape import Activation, LayerNorms, QKNorm, Variant
 
 _NORMS = LayerNorms(
     attention_input="input_layernorm",
@@ -55,7 +54,7 @@ def _gemma(config: ConfigFile, default: tuple[str, ...]) -> Variant:
         windows=windows_of(config, layer_types(config, default), default=4096),
         norms=_NORMS,
         unit_offset=True,
-        activation=gelu_tanh(config),
+        activation=Activation.GELU_TANH,
         embedding_scale=config.integer("hidden_size") ** 0.5,
         attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
         attention_softcap=config.optional_number("attn_logit_softcapping"),

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_WINDOW
-from paged_backend.checkpoint.shape import Activation, Biases, Rotary, Windows
+from paged_backend.checkpoint.shape import Biases, Rotary, Windows
 from paged_backend.validation import shorten
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Names in transformers of one function, whose implementations round differently.
-SILU_NAMES = ("silu", "swish")
-_GELU_TANH_NAMES = (
-    "gelu_pytorch_tanh",
-    "gelu_new",
-    "gelu_fast",
-    "gelu_accurate",
-    "gelu_python_tanh",
+
+
+class ActivationKey(NamedTuple):
+    """The key of config.json with the activation of the MLP, and its names that we implement.
+
+    They are names in transformers of one function, whose implementations round differently.
+    """
+
+    key: str
+    names: tuple[str, ...]
+
+    def is_computed(self, config: ConfigFile) -> bool:
+        """Return whether a file names an activation that we implement, or none."""
+        return config.value(self.key) in (None, *self.names)
+
+
+SILU = ActivationKey("hidden_act", ("silu", "swish"))
+GELU_TANH = ActivationKey(
+    "hidden_activation",
+    ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"),
 )
 # Keys of the rotary embedding that files may have outside of its section.
 _OUTER_ROPE_KEYS = "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"
@@ -126,10 +138,3 @@ def rotary_dim(config: ConfigFile, head_dim: int, default: float = 1.0) -> int:
             "partial_rotary_factor", f"must give an even number from 2 to {head_dim}, got {dim}"
         )
     return dim
-
-
-def gelu_tanh(config: ConfigFile) -> Activation:
-    """Check that the activation is the approximation of GELU by tanh; returns it."""
-    key = "hidden_activation" if "hidden_activation" in config else "hidden_act"
-    config.text(key, Activation.GELU_TANH.value, _GELU_TANH_NAMES)
-    return Activation.GELU_TANH
