@@ -157,10 +157,9 @@ class ToolUse:
         if format is None:
             return None
         end = self._end_of(prompt)
-        is_open = format.is_open(end)
-        if not is_open and (format.is_over(end) or not may_begin):
+        if not format.is_begun(end) and (format.is_over(end) or not may_begin):
             return None
-        return Reasoning(self._format.reasoning_parser, is_open, budget)
+        return Reasoning(self._format.reasoning_parser, format.is_open(end), budget)
 
     def _check(self, choice: ToolChoice) -> None:
         if self._format.tools is None and self._format.template is None:
