@@ -257,7 +257,9 @@ class SamplingFields(EngineFields):
     bad_words: list[BadWord] | None = Field(None, max_length=128, fail_fast=True)
     # The engine reads it; an object or its text.
     structured_outputs: dict[str, Any] | str | None = None
-    thinking_token_budget: int | None = Field(None, ge=0, le=INT32_MAX)
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, le=INT32_MAX, description="-1 for no limit"
+    )
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
