@@ -11,13 +11,16 @@ from collections.abc import Iterator
 # of a checkpoint, can take more.
 READING_S = 0.25
 READING_S_PER_CHARACTER = 50e-6
+# Long answers save up time that a pause of the interpreter may take; the ends of all completions
+# could use it at once.
+MAX_SAVED_S = 1.0
 
 
 class ReadingTime:
     """The processor time that is left for the completions of one request.
 
-    New text adds to it, up to READING_S: no more is saved up, because the other requests wait
-    while it is used.
+    New text adds to it, up to MAX_SAVED_S. A block takes READING_S of it at most, because the other
+    requests wait meanwhile.
     """
 
     def __init__(self) -> None:
@@ -30,13 +33,13 @@ class ReadingTime:
 
     def earn(self, num_characters: int) -> None:
         """Add the time for new text."""
-        self.left_s = min(self.left_s + READING_S_PER_CHARACTER * num_characters, READING_S)
+        self.left_s = min(self.left_s + READING_S_PER_CHARACTER * num_characters, MAX_SAVED_S)
 
     @contextlib.contextmanager
     def spend(self) -> Iterator[float]:
         """Measure the time of a block; gives the moment of this thread's time when it must end."""
         started_s = time.thread_time()
         try:
-            yield started_s + self.left_s
+            yield started_s + min(self.left_s, READING_S)
         finally:
             self.left_s -= time.thread_time() - started_s

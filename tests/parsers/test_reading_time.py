@@ -11,7 +11,12 @@ import pytest
 
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.formats import TOOL_FORMATS, ResponseFormat
-from paged_backend.parsers.reading_time import READING_S, READING_S_PER_CHARACTER, ReadingTime
+from paged_backend.parsers.reading_time import (
+    MAX_SAVED_S,
+    READING_S,
+    READING_S_PER_CHARACTER,
+    ReadingTime,
+)
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.parsers.schema_values import types_of
 from paged_backend.parsers.source import MAX_HEAD_LENGTH
@@ -163,7 +168,16 @@ def test_no_more_time_is_saved_up_than_the_others_may_wait() -> None:
     shared = ReadingTime()
     for _ in range(64):
         ResponseReader(ResponseFormat("hermes"), reading_time=shared).feed("x" * 10_000)
-    assert shared.left_s <= READING_S
+    assert shared.left_s <= MAX_SAVED_S
+    with shared.spend() as deadline_s:
+        assert deadline_s < time.thread_time() + 1.01 * READING_S
+
+
+def test_a_pause_of_the_interpreter_does_not_end_the_reading_of_a_long_answer() -> None:
+    reading = ResponseReader(ResponseFormat("hermes", "qwen3"), tools=TOOLS)
+    reading.feed("<think>" + "x" * 50_000)
+    reading._time.left_s -= 2 * READING_S
+    assert reading.feed("x</think>Yes").content == "Yes"
 
 
 def test_many_marks_in_a_prompt_have_a_limit_together() -> None:
