@@ -33,8 +33,10 @@ from paged_backend.pooling_params import PoolingParams
 from paged_backend.request import Request
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.bad_words import resolve_bad_words
+from paged_backend.text.chat import Chat
 from paged_backend.text.text_stream import TextStream
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.tool_choice import read_tools
 from paged_backend.validation import shorten
 from paged_backend.worker import Worker
 
@@ -43,6 +45,8 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
 Token ids may also be an array of numpy or torch, and several prompts one with two dimensions.
 """
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""The messages of a chat, as OpenAI's."""
 P = TypeVar("P", SamplingParams, PoolingParams)
 
 PROGRESS_AFTER_S = 1.0  # no progress bar for shorter work
@@ -128,6 +132,45 @@ class LLM:
 
         self._run([answer.request for answer in answers], take)
         return [answer.output() for answer in answers]
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Generate answers to conversations, in their order, with the model's chat template.
+
+        Args:
+            messages: one conversation, a list of OpenAI's messages, or several.
+            sampling_params: as of `generate`.
+            tools: OpenAI's tools, for the template. Calls are text of the answer.
+            options: fields of :class:`paged_backend.text.chat.Chat`: ``chat_template_kwargs``,
+                ``add_generation_prompt``, ``continue_final_message``, ``reasoning_effort`` and
+                ``documents``.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or a message, an option or the
+                parameters cannot be used; nothing was computed.
+        """
+        if tools is not None:
+            read_tools(tools)
+        chats = [
+            Chat.from_json({**options, "messages": conversation})
+            for conversation in _conversations(messages)
+        ]
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise InvalidRequest("messages", "cannot be used: the model has no chat template")
+        texts = [template.render(chat, tools or ()) for chat in chats]
+        encoded = self.tokenizer.encode_prompts(texts, add_special_tokens=False)
+        prompts: list[Prompt] = [
+            {"prompt": text, "prompt_token_ids": ids}
+            for text, ids in zip(texts, encoded, strict=True)
+        ]
+        return self.generate(prompts, sampling_params)
 
     def embed(
         self,
@@ -307,12 +350,26 @@ class OfflineAnswer:
             self._prompt,
             self.request.prompt_token_ids,
             [
-                CompletionOutput(index, *part, problem=self._problem_after(part[2]))
+                CompletionOutput(
+                    index,
+                    *part,
+                    problem=self._problem_after(part[2]),
+                    stop_reason=self._stop_reason(index),
+                )
                 for index, part in enumerate(parts)
             ],
             self._num_cached_tokens,
             self._prompt_logprobs,
         )
+
+    def _stop_reason(self, index: int) -> str | int | None:
+        """Return the stop string or the stop token that ended a completion, if one did."""
+        if self.reasons[index] is not FinishReason.STOP:
+            return None
+        if self._streams[index].stopped:
+            return self._streams[index].stop_string
+        last = self._token_ids[index][-1:]
+        return next((token for token in last if token in self.request.params.stop_token_ids), None)
 
     def _problem_after(self, reason: FinishReason | None) -> str:
         return self._problem if reason is FinishReason.ERROR else ""
@@ -326,6 +383,15 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> list[_Prompt]:
     if items and _as_id(items[0]) is not None:
         return [_read_prompt(items)]
     return [_read_prompt(item) for item in items]
+
+
+def _conversations(
+    messages: Conversation | Sequence[Conversation],
+) -> list[Any]:
+    """Return conversations; a single one becomes a list of one. Their messages are not checked."""
+    if not isinstance(messages, list | tuple) or not messages or isinstance(messages[0], Mapping):
+        return [messages]
+    return [list(item) if isinstance(item, tuple) else item for item in messages]
 
 
 def _read_prompt(value: object) -> _Prompt:

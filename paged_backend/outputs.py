@@ -173,6 +173,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     logprobs: list[TokenLogprobs] | None = None
     problem: str = ""  # why it ended with an error, if the engine knows it
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it
 
 
 @dataclass(frozen=True, slots=True)

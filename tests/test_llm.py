@@ -13,6 +13,7 @@ from paged_backend import LLM, FinishReason, InvalidRequest, SamplingParams
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.errors import ConfigError
 from paged_backend.tools.demo import load_questions
+from paged_backend.tools.demo.lookup import TOOL
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 QUESTIONS = load_questions()
@@ -102,6 +103,52 @@ def test_a_stop_string_ends_one_answer_only(llm):
     assert stopped.outputs[0].finish_reason is FinishReason.STOP
     assert whole.outputs[0].text == "\n" + answer
     assert llm.engine.stats().num_used_blocks == 0
+
+
+def test_what_stopped_an_answer_is_named_as_in_vllm(llm):
+    """The stop string or the stop token; nothing for the model's own end, or for a limit."""
+    whole = llm.generate(QUESTIONS[7].question, GREEDY)[0].outputs[0]
+    word, token = QUESTIONS[7].answer.split()[3], whole.token_ids[2]
+    params = [
+        SamplingParams(temperature=0, max_tokens=64, stop=["no such", word]),
+        SamplingParams(temperature=0, max_tokens=64, stop_token_ids=[5, token]),
+        SamplingParams(temperature=0, max_tokens=2),
+        GREEDY,
+    ]
+    answers = llm.generate([QUESTIONS[7].question] * 4, params)
+    assert [answer.outputs[0].stop_reason for answer in answers] == [word, token, None, None]
+    assert whole.finish_reason is FinishReason.STOP and whole.stop_reason is None
+
+
+def test_a_chat_is_rendered_with_the_models_template():
+    llm = LLM("demo-tools", max_num_seqs=4)
+    user = {"role": "user", "content": "What does abs do?"}
+    tools = [TOOL]
+    params = SamplingParams(temperature=0, max_tokens=64)
+    (called,) = llm.chat(
+        [user], params, tools=tools, chat_template_kwargs={"enable_thinking": False}
+    )
+    assert "<tools>" in called.prompt and called.prompt.endswith("</think>\n\n")
+    assert called.prompt_token_ids == llm.tokenizer.encode(called.prompt, add_special_tokens=False)
+    assert '"name": "lookup"' in called.outputs[0].text
+    begun = [user, {"role": "assistant", "content": "It is"}]
+    first, second = llm.chat([[user], begun], [params] * 2, continue_final_message=True)
+    assert first.prompt.endswith(user["content"]) and second.prompt.endswith("It is")
+    for messages, options, problem in (
+        ([user, 3], {}, r"^messages\[1\]: must be an object"),
+        ([[user], 3], {}, "^messages: must be an array of messages, got 3"),
+        ([], {}, "^messages: must be an array of messages"),
+        ([user], {"tools": [{}]}, r"^tools\[0\]"),
+        ([user], {"chat_template": "x"}, "^chat_template: is not known"),
+    ):
+        with pytest.raises(InvalidRequest, match=problem):
+            llm.chat(messages, params, **options)
+
+
+def test_a_chat_needs_a_template(llm, monkeypatch):
+    monkeypatch.setattr(llm.tokenizer, "chat_template", None)
+    with pytest.raises(InvalidRequest, match="^messages: cannot be used: the model has no chat"):
+        llm.chat([{"role": "user", "content": "x"}])
 
 
 def test_one_wrong_prompt_stops_all_before_anything_is_computed(llm):

@@ -61,7 +61,8 @@ def _reasoning(writer: GrammarWriter, constraint: OutputConstraint, reasoning: R
         call = TOOL_FORMATS[constraint.tool_parser].marks.open
     rest = f"{writer.text_until(end, limit, without=call)} {writer.regex(_SPACE)}"
     if reasoning.is_open:
-        return rest
+        may_repeat = format.is_implied and writer.is_marked(begin)  # other text is reasoning
+        return f"({writer.literal(begin)})? {rest}" if may_repeat else rest
     return f"({writer.literal(begin)} {rest})?"
 
 

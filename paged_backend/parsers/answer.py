@@ -31,6 +31,7 @@ class AnswerReader:
         self._reasoning = ("", "")
         if reasoning is not None:
             self._reasoning = (reasoning.begin.strip(), reasoning.end.strip())
+        self._may_repeat_begin = reasoning is not None and reasoning.is_implied
         self._is_over = False  # the mark at the end of the reasoning was read
         self._marks, self._calls = CallMarks(), None
         self._call_in_reasoning = ""  # the mark of calls that end reasoning
@@ -49,9 +50,11 @@ class AnswerReader:
         A lone mark at the end of reasoning is dropped: what is before it was sent as content.
 
         Args:
-            in_reasoning: the prompt has begun the reasoning.
+            in_reasoning: the answer begins within the reasoning.
         """
         source, output, marks = self._source, self._output, self._marks
+        if in_reasoning and self._may_repeat_begin:
+            yield from self._skip_begin()
         known = (
             *(self._reasoning[0], marks.open, marks.bare),
             *(marks.list_open, marks.list_close),
@@ -77,6 +80,18 @@ class AnswerReader:
             if mark == end:
                 self._is_over = True
                 yield from source.run(SPACE)
+
+    def _skip_begin(self) -> Reading[None]:
+        """Take the mark of reasoning that has begun without it."""
+        source = self._source
+        source.begin_head()
+        try:
+            yield from source.run(SPACE)
+            yield from source.expect(self._reasoning[0])
+        except NotACallError:
+            source.reject_head()
+        else:
+            source.accept_head()
 
     def _read_reasoning(self) -> Reading[str]:
         """Read reasoning; returns the mark of calls if one ends it."""

@@ -119,20 +119,33 @@ class ReasoningFormat:
         end: after it.
         content_begin: before the answer.
         ends_at_calls: models may call tools without ending the reasoning.
+        is_implied: an answer is reasoning up to ``end``, whether ``begin`` was written or not.
     """
 
     begin: str
     end: str
     content_begin: str = ""
     ends_at_calls: bool = False
+    is_implied: bool = False
 
-    def is_open(self, prompt: str) -> bool:
+    def is_begun(self, prompt: str) -> bool:
         """Return True if a prompt ends with the beginning of the reasoning."""
         return prompt.rstrip().endswith(self.begin.rstrip())
 
+    def is_open(self, prompt: str) -> bool:
+        """Return True if an answer to a prompt begins within the reasoning."""
+        return self.is_begun(prompt) or (self.is_implied and not self.is_over(prompt))
+
     def is_over(self, prompt: str) -> bool:
-        """Return True if a prompt ends with the end of the reasoning."""
-        return prompt.rstrip().endswith(self.end.strip())
+        """Return True if a prompt has ended the reasoning.
+
+        If reasoning is implied, text of the answer may follow its end, as where the model goes on
+        with a message.
+        """
+        end = self.end.strip()
+        if self.is_implied:
+            return prompt.rfind(end) > prompt.rfind(self.begin.strip())
+        return prompt.rstrip().endswith(end)
 
 
 # Marks of OpenAI's format Harmony, in which each message has a header. An answer is reasoning,
@@ -228,7 +241,7 @@ _THINK = ("<think>\n", "\n</think>\n\n")
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "qwen3": ReasoningFormat(*_THINK, ends_at_calls=True),
-    "deepseek_r1": ReasoningFormat(*_THINK),
+    "deepseek_r1": ReasoningFormat(*_THINK, is_implied=True),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "gemma4": ReasoningFormat("<|channel>thought\n", "\n<channel|>"),
     HARMONY_REASONING: ReasoningFormat(

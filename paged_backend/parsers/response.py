@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,15 +11,10 @@ from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.formats import ResponseFormat
 from paged_backend.parsers.harmony import HarmonyReader
 from paged_backend.parsers.output import Output
+from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.schema_values import ParameterTypes
 from paged_backend.parsers.source import OutOfTimeError, Reading, Source
 from paged_backend.parsers.template import TemplateReader
-
-# Processor time for one answer, beyond which the rest of it is text. The readers take a few
-# microseconds a character; texts full of what may be calls, and the regular expressions of a
-# checkpoint, can take more.
-READING_S = 0.25
-READING_S_PER_CHARACTER = 50e-6
 
 
 class _Reader(Protocol):
@@ -40,23 +34,31 @@ class ResponseReader:
     """Reads one completion.
 
     Args:
-        format: of the model's answers.
+        format: format of the model's answers.
         tools: the tools of the request, as OpenAI's JSON; without any, no calls are looked for.
-        prefix: what the prompt has begun of the answer, such as ``<think>``.
+        prefix: the end of the prompt, which may have begun the answer, as with ``<think>``.
+        reading_time: limits the work on all completions of the request.
     """
 
     def __init__(
-        self, format: ResponseFormat, *, tools: Sequence[Mapping[str, Any]] = (), prefix: str = ""
+        self,
+        format: ResponseFormat,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        prefix: str = "",
+        reading_time: ReadingTime | None = None,
     ) -> None:
+        self._time = reading_time or ReadingTime()
         self._output = Output(format.tools.id_length if format.tools is not None else 24)
         types = ParameterTypes(tools) if tools else None
         self._reader: _Reader
         if format.template is not None:
-            self._reader = TemplateReader(format.template, self._output, prefix, types)
+            prefix = prefix if self._time.is_left else ""
+            with self._time.spend():
+                self._reader = TemplateReader(format.template, self._output, prefix, types)
         else:
             self._reader = _FormatReader(format, self._output, prefix, types)
         self._output.take()  # what the prompt has begun is no part of the answer
-        self._seconds_left = READING_S
 
     @property
     def num_calls(self) -> int:
@@ -70,11 +72,10 @@ class ResponseReader:
 
     def feed(self, text: str) -> ResponseDelta:
         """Return what new text of the model adds."""
-        self._seconds_left += READING_S_PER_CHARACTER * len(text)
-        started_s = time.thread_time()
-        self._reader.add(text, started_s + min(self._seconds_left, READING_S))
-        self._seconds_left -= time.thread_time() - started_s
-        if self._seconds_left < 0:
+        self._time.earn(len(text))
+        with self._time.spend() as deadline_s:
+            self._reader.add(text, deadline_s)
+        if not self._time.is_left:
             self._reader.stop()
         return self._output.take()
 
@@ -85,8 +86,8 @@ class ResponseReader:
             is_cut: something other than the model has ended the answer. Then what may be the
                 beginning of a mark or of a call, or the white space before one, is dropped.
         """
-        seconds = min(self._seconds_left, READING_S)  # the others wait meanwhile
-        self._reader.end(is_cut=is_cut, deadline_s=time.thread_time() + seconds)
+        with self._time.spend() as deadline_s:
+            self._reader.end(is_cut=is_cut, deadline_s=deadline_s)
         if not is_cut:
             self._output.finish()
         return self._output.take()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from paged_backend import contract
 from paged_backend.contract import TensorSpec, named
-from paged_backend.errors import InvalidRequest
+from paged_backend.errors import InvalidRequest, as_exception
 from paged_backend.outputs import FinishReason
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 from paged_backend.serving.requests.tool_use import PARSED
+from paged_backend.serving.rotation import MAX_IDS_AT_ONCE, Rotation
 from paged_backend.text.text_stream import MAX_CONTEXT_IDS, Stops, StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 
@@ -50,29 +52,65 @@ class TritonPythonModel:
         """Load the tokenizer of the pipeline's model."""
         self._llm = load_llm(args)
         self._leavers = Leavers(self._llm)
+        self._rotation = Rotation("paged-long-texts")
 
     def finalize(self) -> None:
-        """End properly."""
+        """Answer what is open, and end properly."""
+        self._rotation.close()
         self._llm.leave()
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request separately."""
-        return [triton.respond(partial(self._answer, request)) for request in requests]
+    def execute(self, requests: list[Any]) -> None:
+        """Answer short requests at once, and long ones beside them."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                tensors = triton.read_tensors(request, (*INPUTS, _PARSED))
+                passed = PassThrough.from_tensor(tensors["pass_through"])
+                self._leavers.look(request, passed)
+                work = self._work(request, tensors, passed, sender)
+                # The pieces of a stream stay in order: one that is long holds back the next.
+                if _is_long(tensors) or self._rotation.has(passed.call_id):
+                    self._rotation.put(passed.call_id, work)
+                else:
+                    deque(work, maxlen=0)
+            # An exception that leaves this method would fail every request of the batch.
+            except Exception as error:
+                triton.send_only(sender, triton.error_response(error))
 
-    def _answer(self, request: Any) -> dict[str, Array]:
-        tensors = triton.read_tensors(request, (*INPUTS, _PARSED))
-        passed = PassThrough.from_tensor(tensors["pass_through"])
-        self._leavers.look(request, passed)
-        texts: Iterable[str]
+    def _work(
+        self, request: Any, tensors: Tensors, passed: PassThrough, sender: Any
+    ) -> Iterator[None]:
+        """Answer a request, a completion at a time. The server keeps its tensors as long."""
+        texts: list[str] = []
+        try:
+            if _is_long(tensors):
+                check_lengths(tensors, self._llm.limits.max_model_len)
+            for text in self._texts(tensors, passed):
+                texts.append(text)
+                yield
+            answer = triton.response(_outputs(tensors, passed, texts))
+        except BaseException as error:  # a tokenizer's may be no Exception
+            answer = triton.error_response(as_exception(error))
+        with contextlib.suppress(Exception):  # the server may have ended the request already
+            triton.send_only(sender, answer)
+
+    def _texts(self, tensors: Tensors, passed: PassThrough) -> Iterable[str]:
         if PARSED.isdisjoint(passed.wanted):
-            texts = new_texts(self._llm.tokenizer, tensors, passed)
-        else:  # only the model knows what is reasoning and what is a tool call
-            if contract.PARSED_TEXT not in tensors:
-                raise InvalidRequest(contract.PARSED_TEXT, "is missing")
-            parsed = fields.strings(contract.PARSED_TEXT, tensors[contract.PARSED_TEXT])
-            texts = (passed.prompt + text for text in parsed)
-        passed_on = {name: tensors[name] for name in _PASSED_ON if name in passed.wanted}
-        return {"text_output": as_strings(texts), **passed_on}
+            return new_texts(self._llm.tokenizer, tensors, passed)
+        # Only the model knows what is reasoning and what is a tool call.
+        if contract.PARSED_TEXT not in tensors:
+            raise InvalidRequest(contract.PARSED_TEXT, "is missing")
+        parsed = fields.strings(contract.PARSED_TEXT, tensors[contract.PARSED_TEXT])
+        return (passed.prompt + text for text in parsed)
+
+
+def _outputs(tensors: Tensors, passed: PassThrough, texts: list[str]) -> dict[str, Array]:
+    passed_on = {name: tensors[name] for name in _PASSED_ON if name in passed.wanted}
+    return {"text_output": as_strings(texts), **passed_on}
+
+
+def _is_long(tensors: Tensors) -> bool:
+    return tensors["output_ids"].size + tensors["context_ids"].size > MAX_IDS_AT_ONCE
 
 
 class Leavers:
@@ -133,6 +171,19 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
         finish_reason = _finish_reason(reason)
         delta = resumed_delta(tokenizer, passed.params, state, new_ids, finish_reason, stops)
         yield passed.prompt + delta.text
+
+
+def check_lengths(tensors: Tensors, max_model_len: int) -> None:
+    """Refuse more tokens of a completion than the model can generate.
+
+    Raises:
+        InvalidRequest: naming the number.
+    """
+    longest = tensors["num_output_tokens"].max(initial=0)
+    if longest > max_model_len:
+        raise InvalidRequest(
+            "num_output_tokens", f"must be at most {max_model_len} (max_model_len), got {longest}"
+        )
 
 
 def _finish_reason(name: str) -> FinishReason | None:

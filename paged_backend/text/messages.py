@@ -16,7 +16,10 @@ from paged_backend.validation import shorten
 MAX_MESSAGES = 4096
 # The types of parts that are text, each with the field that has it.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_REASONING_PARTS = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}
+_REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
+# The fields that may have reasoning; the first that says something counts. They are LangChain's,
+# Anthropic's and Mistral's, vLLM's, and OpenAI's.
+_REASONING_FIELDS = ("reasoning", "thinking", "text", "content", "summary")
 # Roles whose messages may have no content: null, or no field.
 _MAY_BE_EMPTY = ("assistant", "tool")
 
@@ -76,12 +79,11 @@ def _read_content(name: str, message: Message) -> None:
     parts, reasoning = [], []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if _is_null(part, kind):  # as in vLLM
-            continue
-        if message["role"] == "assistant" and isinstance(kind, str) and kind in _REASONING_PARTS:
-            reasoning.append(_string(f"{field}[{index}]", part, _REASONING_PARTS[kind]))
-        else:
+        if message["role"] == "assistant" and kind in _REASONING_PARTS:
+            reasoning.append(_reasoning(f"{field}[{index}]", part))
+        elif not _is_null(part, kind):  # as in vLLM
             parts.append(_part(f"{field}[{index}]", part))
+    reasoning = [text for text in reasoning if text]
     message["content"] = parts
     if reasoning and "reasoning_content" not in message:
         message.setdefault("reasoning", "\n".join(reasoning))
@@ -101,8 +103,28 @@ def _is_null(part: object, kind: object) -> bool:
     """Return True for a part whose text is null, unlike one without a text."""
     if not isinstance(part, dict) or not isinstance(kind, str):
         return False
-    field = _TEXT_PARTS.get(kind) or _REASONING_PARTS.get(kind)
+    field = _TEXT_PARTS.get(kind)
     return field in part and part[field] is None
+
+
+def _reasoning(name: str, part: Message) -> str:
+    """Return the text of a part of reasoning; empty if it says nothing, as beside encrypted one."""
+    given = [field for field in _REASONING_FIELDS if field in part]
+    if not given:
+        raise InvalidRequest(f"{name}.text", "must be a string")
+    texts = (_reasoning_text(f"{name}.{field}", part[field]) for field in given)
+    return next(filter(None, texts), "")
+
+
+def _reasoning_text(name: str, value: object) -> str:
+    """Return reasoning that is a text, null, or a list of parts with texts."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    pieces = value if isinstance(value, list) else [None]
+    texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in pieces]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(name, "must be a string or a list of parts with texts")
+    return "\n".join(filter(None, texts))
 
 
 def _part(name: str, part: object) -> Message:

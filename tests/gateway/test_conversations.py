@@ -33,6 +33,10 @@ def message(**fields: Any) -> MessagesRequest:
     return read_body(json.dumps(body).encode(), MessagesRequest)
 
 
+def chat(**fields: Any) -> ChatRequest:
+    return read_body(json.dumps(fields).encode(), ChatRequest)
+
+
 def messages_of(body: ResponsesRequest | MessagesRequest) -> list[dict[str, Any]]:
     prompt = body.routed()
     assert isinstance(prompt, dict)
@@ -112,6 +116,50 @@ def test_answers_without_text_are_read():
         assert messages_of(message(messages=[user, answer, user])) == merged
         expected = merged if content is None else [user, answer | {"content": ""}, user]
         assert messages_of(response(input=[user, answer, user])) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "reasoning", "reasoning": "hm", "extras": {}},  # LangChain's
+        {"type": "reasoning", "text": "hm", "summary": []},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "text", "text": "hm"}]},
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},  # Mistral's
+    ],
+    ids=str,
+)
+def test_reasoning_is_read_in_the_form_of_each_library(fields):
+    turns = [{"role": "assistant", "content": [fields, {"type": "text", "text": "x"}]}]
+    expected = {"role": "assistant", "reasoning_content": "hm", "content": "x"}
+    assert messages_of(message(messages=turns)) == [expected]
+    (part, _) = chat(messages=turns).routed()["messages"][0]["content"]
+    name = "thinking" if fields["type"] == "thinking" else "text"
+    assert part == {"type": fields["type"], name: "hm"}
+    if fields["type"] == "reasoning":
+        answer = {"role": "assistant", "content": "x"}
+        assert messages_of(response(input=[fields, answer])) == [expected]
+
+
+def test_reasoning_without_a_text_is_left_out_and_other_values_are_named():
+    encrypted = {"type": "reasoning", "summary": [], "encrypted_content": "abc"}
+    text = {"type": "text", "text": "x"}
+    turns = [{"role": "assistant", "content": [encrypted, text]}]
+    assert chat(messages=turns).routed()["messages"][0]["content"] == [text]
+    assert messages_of(response(input=[encrypted, {"role": "user", "content": "x"}])) == [
+        {"role": "user", "content": "x"}
+    ]
+    wrong = {"type": "reasoning", "summary": [3]}
+    turns = [{"role": "assistant", "content": [wrong]}]
+    for read, field in (
+        (lambda: chat(messages=turns), "messages[0].content[0].summary"),
+        (lambda: message(messages=turns), "messages[0].content[0].summary"),
+        (lambda: response(input=[wrong]), "input[0].summary"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            read()
+        assert caught.value.body["error"]["param"] == field
 
 
 def test_a_refusal_is_text():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
+import socket
 from dataclasses import fields
 
 import pytest
@@ -72,6 +75,41 @@ def test_a_page_can_read_answers_and_errors(gateway_for_a_page):
         assert other.status == status and ALLOWED.lower() not in map(str.lower, other.headers)
 
 
+def ask_wrongly(gateway: Gateway, request: bytes) -> http.client.HTTPResponse:
+    """Send bytes that are no valid request, and read the answer."""
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection:
+        connection.sendall(request)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        answer.error = json.loads(answer.read())
+        return answer
+
+
+MESSAGES, OTHER_PATH = b"POST /v1/messages?beta=true HTTP/1.1\r\n", b"POST /v1 HTTP/1.1\r\n"
+HOST, KEY = b"Host: x\r\n", b"x-api-key: secret\r\n"
+TWO_LENGTHS = b"Content-Length: 1\r\ncontent-length: 1\r\n\r\n"
+REFUSED = {
+    "two lengths": (HOST + TWO_LENGTHS, 400),
+    "too many headers": (HOST + b"a: b\r\n" * 101 + b"\r\n", 431),
+    "a head without an end": (HOST + b"a: " + b"b" * 2**16, 431),
+    "no host": (b"\r\n", 400),
+    "a chunk of no size": (HOST + KEY + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_before_the_application_can_be_read_like_other_errors(
+    gateway_for_a_page, name
+):
+    rest, status = REFUSED[name]
+    for line, page in ((MESSAGES, PAGE), (OTHER_PATH, PAGE), (MESSAGES, OTHER)):
+        answer = ask_wrongly(gateway_for_a_page, line + f"ORIGIN: {page}\r\n".encode() + rest)
+        assert answer.status == status
+        assert answer.headers[ALLOWED] == (PAGE if page == PAGE else None)
+        assert answer.error.get("type") == ("error" if line == MESSAGES else None)
+        assert answer.error["error"]["message"]
+
+
 def test_no_page_is_allowed_unless_the_operator_says_so(gateway):
     assert preflight(gateway, PAGE).status == 405
     answer = gateway.post("/v1/completions", BODY, Origin=PAGE)
@@ -90,6 +128,9 @@ def test_all_origins_with_few_methods_and_headers():
         answer = gateway.get("/v1/models", Origin=OTHER)
         given = {name.lower(): value for name, value in answer.headers.items()}
         assert answer.status == 200 and given["access-control-allow-credentials"] == "true"
+        for page in (f"Origin: {OTHER}\r\n".encode(), b""):
+            early = ask_wrongly(gateway, OTHER_PATH + page + TWO_LENGTHS)
+            assert early.headers[ALLOWED] == (OTHER if page else None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +71,44 @@ def test_long_prompts_are_hashed_in_part():
     assert len(hashes("x" * 10**6)) == MAX_PIECES
     assert len(hashes([1] * 10**6)) == MAX_PIECES
     assert hashes("\ud800" * PIECE_CHARACTERS)  # what is no Unicode is refused elsewhere
+
+
+DEEP: list[object] = [0] * 2**16
+for _ in range(30):
+    DEEP = [DEEP]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x" * 10**6}}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        chat("x", chat_template_kwargs={"a": "é" * 10**6}),
+        chat("x", chat_template_kwargs={"é" * 10**6: 1}),
+        chat("x", chat_template_kwargs={"a": DEEP}),
+        chat("x", documents=[{"text": "x" * 1000}] * 1024),
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL] * 9}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2**16}]},
+    ],
+    ids=["a text", "a name", "a deep list", "documents", "calls", "parts"],
+)
+def test_no_client_chooses_how_long_hashing_takes(prompt):
+    """It is done on the event loop, so that all requests wait."""
+    used = []
+    for _ in range(3):
+        start = time.thread_time()
+        hashes(prompt)
+        used.append(time.thread_time() - start)
+    assert min(used) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([[1], 2], [1, [], 2]), ([[1], 2], [[1, 2]]), ({"a": []}, {"a": {}}), ("1", 1), (1, True)],
+)
+def test_other_options_are_hashed_apart(one, other):
+    text = "x" * PIECE_CHARACTERS
+    first = hashes(chat(text, chat_template_kwargs={"a": one}))
+    assert first[0] != hashes(chat(text, chat_template_kwargs={"a": other}))[0]
 
 
 def test_new_prompts_go_to_the_idlest_in_turn():

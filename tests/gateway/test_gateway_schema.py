@@ -32,9 +32,10 @@ RULES: dict[str, Rule] = {
     if "rule" in spec.metadata and spec.name not in LOGITS
 }
 # The gateway maps a negative seed to the seed with the same 64 bits, its highest temperature is
-# that of OpenAI's API, an echo may have no tokens, `logprobs` of a chat is a flag, and an empty
-# salt is the same as none.
+# that of OpenAI's API, an echo may have no tokens, `logprobs` of a chat is a flag, an empty salt is
+# the same as none, and the engine drops a `thinking_token_budget` of -1 before it checks the range.
 DIFFERENT = {
+    ("thinking_token_budget", "low"),
     ("seed", "low"),
     ("temperature", "high"),
     ("max_tokens", "low", CompletionRequest),
@@ -106,6 +107,15 @@ def test_what_a_client_leaves_out_is_left_to_the_model(
         assert sent["max_tokens"] == limit
     neutral = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
     assert neutral.items() <= model.model_validate(body | neutral).engine_fields().items()
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(-1, None), (0, 0), (7, 7)])
+def test_minus_one_is_no_limit_on_the_reasoning(budget: int, expected: int | None) -> None:
+    fields = CompletionRequest(prompt="x", thinking_token_budget=budget).engine_fields()
+    found = RequestOptions.take_from(fields)
+    assert found.thinking_token_budget == expected
+    with pytest.raises(ValidationError, match="thinking_token_budget"):
+        CompletionRequest(prompt="x", thinking_token_budget=-2)
 
 
 NEUTRAL: dict[str, Any] = {

@@ -234,6 +234,9 @@ def test_text_may_be_constrained_beside_calls(grammars: Grammars) -> None:
         (Reasoning("qwen3", is_open=True, max_tokens=2), "ab</think>7", True),
         (Reasoning("qwen3", is_open=True, max_tokens=2), "Six or seven or eight</think>7", False),
         (Reasoning("qwen3", is_open=True, max_tokens=0), "</think>7", True),
+        (Reasoning("deepseek_r1", is_open=True), "Six or seven.</think>7", True),
+        (Reasoning("deepseek_r1", is_open=True), "<think>\nSix or seven.</think>7", True),
+        (Reasoning("deepseek_r1", is_open=True), "7", False),
         (
             Reasoning("openai_gptoss"),
             "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>7",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,103 @@ def test_tensors_of_the_last_step_that_contradict_each_other_are_named(
     ]
     status, body = post(server, "postprocess", "infer", {"inputs": inputs})
     assert (status, message in body) == (400, True), body
+
+
+def last_step(server: Server, **values: list[Any]) -> tuple[int, str]:
+    """Ask the last step alone, with other values of some tensors."""
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [len(data)], "data": data}
+        for name, (datatype, data) in PART.items()
+        for data in [values.get(name, data)]
+    ]
+    return post(server, "postprocess", "infer", {"inputs": inputs})
+
+
+@pytest.mark.server
+def test_long_answers_of_one_client_do_not_hold_up_the_texts_of_others(server: Server) -> None:
+    """The most that one request may ask for: 64 completions, each with 2,048 tokens before it."""
+    long = {
+        "output_ids": [40, 41] * 64,
+        "num_output_tokens": [2] * 64,
+        "finish_reason": ["None"] * 64,
+        "sequence_length": [4000] * 64,
+        "context_ids": [40, 41] * 1024 * 64,
+        "num_context_ids": [2048] * 64,
+        "num_held_ids": [0] * 64,
+        # Texts of the same call would have to wait.
+        "pass_through": [PART["pass_through"][1][0].replace('""', '"long"', 1)],
+    }
+    for _ in range(5):  # the machine may be busy
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(last_step, server, **long) for _ in range(4)]
+            number = 0
+            while not all(answer.done() for answer in answers):
+                assert last_step(server)[0] == 200
+                number += 1
+        assert [answer.result()[0] for answer in answers] == [200] * 4
+        if number >= 20:  # one after the other, they would be 5 at most
+            return
+    pytest.fail(f"only {number} texts beside long answers")
+
+
+@pytest.mark.server
+def test_the_last_step_takes_no_more_tokens_than_a_model_can_generate(server: Server) -> None:
+    number = 2**20
+    status, body = last_step(
+        server, output_ids=[40] * number, num_output_tokens=[number], sequence_length=[number]
+    )
+    assert status == 400 and "num_output_tokens: must be at most " in body
+
+
+SLOW_STEPS = {
+    "preprocess": """\
+import time
+from paged_backend.serving import preprocess
+from paged_backend.serving.preprocess import TritonPythonModel as Fast
+
+preprocess.MAX_WAITING = 2
+
+class TritonPythonModel(Fast):
+    def _answer(self, *args):
+        time.sleep(1)
+        super()._answer(*args)
+""",
+    "llm_bls": """\
+import time
+from paged_backend.serving import bls
+from paged_backend.serving.bls import TritonPythonModel as Fast
+
+bls.MAX_REQUESTS = bls.MAX_WAITING = 1
+
+class TritonPythonModel(Fast):
+    def _run(self, *args):
+        time.sleep(1)
+        yield from super()._run(*args)
+""",
+}
+
+
+@pytest.mark.server
+def test_steps_refuse_requests_when_too_many_wait(tmp_path: Path) -> None:
+    """Two of each have room; all that have it are answered."""
+    write_part_of_pipeline(tmp_path, MODEL, {"model": "demo"}, (*OWN, "llm_bls"))
+    for name, source in SLOW_STEPS.items():
+        (tmp_path / name / "1" / "model.py").write_text(source)
+    problems = {
+        "llm": "queue_full: 2 requests wait to be prepared; retry after 1 s",
+        "llm_bls": "queue_full: 1 requests wait for a thread; retry after 1 s",
+    }
+    with start_server(tmp_path) as running, ThreadPoolExecutor(6) as pool:
+        for model, problem in problems.items():
+            with Client(running.grpc_url, model, timeout=60) as client:
+                messages = [{"role": "user", "content": "x"}]
+                run = partial(client.generate, messages, max_tokens=1)
+                calls = [pool.submit(run) for _ in range(6)]
+                errors = [call.exception() for call in calls]
+            refused = [error for error in errors if error is not None]
+            assert 2 <= len(errors) - len(refused) <= 4, errors
+            assert {str(error) for error in refused} == {problem}
+            assert all(isinstance(error, Unavailable) for error in refused)
 
 
 @pytest.mark.server

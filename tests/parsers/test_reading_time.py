@@ -11,11 +11,13 @@ import pytest
 
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.formats import TOOL_FORMATS, ResponseFormat
-from paged_backend.parsers.response import (
+from paged_backend.parsers.reading_time import (
+    MAX_SAVED_S,
     READING_S,
     READING_S_PER_CHARACTER,
-    ResponseReader,
+    ReadingTime,
 )
+from paged_backend.parsers.response import ResponseReader
 from paged_backend.parsers.schema_values import types_of
 from paged_backend.parsers.source import MAX_HEAD_LENGTH
 from paged_backend.parsers.template import MATCH_TIMEOUT_S, PIECE_TIMEOUT_S, load_template
@@ -145,6 +147,39 @@ def test_a_checkpoints_own_patterns_cannot_stop_a_server(place: str) -> None:
     assert ResponseDelta.joined(deltas).content.count("x") == 20_000
 
 
+def test_the_completions_of_a_request_share_the_time() -> None:
+    """Also what their prompt begins, and the end of each is read for each of them."""
+    calls = {"open": "<", "close_pattern": r">(?=(?:x+x+)+y|)", "repeats": True}
+    template = load_template(
+        {"start_anchor": "|a|", "fields": {"content": {}, "tool_calls": calls}}
+    )
+    shared, start = ReadingTime(), time.thread_time()
+    format, prefix = ResponseFormat("", "", template), "|a|" + f"<>{'x' * 14}" * 4000
+    readers = [
+        ResponseReader(format, tools=TOOLS, prefix=prefix, reading_time=shared) for _ in range(64)
+    ]
+    answers = [ResponseDelta.joined([r.feed("Hello"), r.finish()]).content for r in readers]
+    assert time.thread_time() - start < 2 * READING_S
+    assert answers[-1] == "Hello"
+
+
+def test_no_more_time_is_saved_up_than_the_others_may_wait() -> None:
+    """Long answers have earned more, which all their ends could use at once."""
+    shared = ReadingTime()
+    for _ in range(64):
+        ResponseReader(ResponseFormat("hermes"), reading_time=shared).feed("x" * 10_000)
+    assert shared.left_s <= MAX_SAVED_S
+    with shared.spend() as deadline_s:
+        assert deadline_s < time.thread_time() + 1.01 * READING_S
+
+
+def test_a_pause_of_the_interpreter_does_not_end_the_reading_of_a_long_answer() -> None:
+    reading = ResponseReader(ResponseFormat("hermes", "qwen3"), tools=TOOLS)
+    reading.feed("<think>" + "x" * 50_000)
+    reading._time.left_s -= 2 * READING_S
+    assert reading.feed("x</think>Yes").content == "Yes"
+
+
 def test_many_marks_in_a_prompt_have_a_limit_together() -> None:
     """Each of them may be searched for at length."""
     calls = {"open": "<", "close_pattern": r">(?=(?:x+x+)+y|)", "repeats": True}
@@ -203,7 +238,7 @@ def test_the_end_of_an_answer_has_the_same_limit() -> None:
     """What is not read within it is content."""
     reading, text = reader("mistral_list"), OBJECT * 100
     first = reading.feed(text)
-    reading._seconds_left = 0.0
+    reading._time.left_s = 0.0
     late = ResponseDelta.joined([first, reading.finish()])
     assert late.content == text.removeprefix("[TOOL_CALLS]")
 

@@ -154,18 +154,18 @@ ANSWERS = {
     ),
     "deepseek_v31": (
         ("deepseek_v31", "deepseek_r1"),
-        "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+        "hm\n</think>\n\nHi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
         '{"a": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g_x<｜tool▁sep｜>'
         f"{json.dumps(NESTED)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        ("Hi", "", [F, G]),
+        ("Hi", "hm", [F, G]),
     ),
     "deepseek_v3": (
         ("deepseek_v3", "deepseek_r1"),
-        "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+        "<think>\nhm\n</think>\n\nHi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
         '```json\n{"a": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
         f"<｜tool▁sep｜>g_x\n```json\n{json.dumps(NESTED)}\n```<｜tool▁call▁end｜>"
         "<｜tool▁calls▁end｜>",
-        ("Hi", "", [F, G]),
+        ("Hi", "hm", [F, G]),
     ),
     "a call without arguments": (
         ("mistral", ""),
@@ -385,6 +385,33 @@ def test_reasoning_that_the_prompt_has_begun() -> None:
     format = ResponseFormat("hermes", "qwen3")
     whole = read(format, ["I see", ".\n</thi", "nk>\n\nYes"], prefix="<think>\n")
     assert (whole.content, whole.reasoning) == ("Yes", "I see.")
+
+
+ASSISTANT = "<｜User｜>Hi</think><｜Assistant｜>"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "content", "reasoning"),
+    [
+        ("", "I see", "", "I see"),
+        ("", "I see.</think>Yes", "Yes", "I see."),
+        ("", " <think>\nI see.</think>Yes", "Yes", "I see."),
+        ("", "<thin", "", "<thin"),
+        (f"{ASSISTANT}<think>\n", "I see.</think>Yes", "Yes", "I see."),
+        (f"{ASSISTANT}<think>\n", "<think>I see.</think>Yes", "Yes", "I see."),
+        (f"{ASSISTANT}<think>\n\n</think>\n\n", "Yes", "Yes", ""),
+        (f"{ASSISTANT}</think>", "Yes", "Yes", ""),
+        (f"{ASSISTANT}<think>I see.</think>Yes", ", so", ", so", ""),
+        ("<think>" * 9 + "x" * 2**20, "I see", "", "I see"),
+    ],
+)
+def test_deepseek_r1_reasons_first_unless_the_prompt_has_ended_that(
+    prompt: str, text: str, content: str, reasoning: str
+) -> None:
+    """As vLLM's parser of this name; the mark at the beginning is no part of the reasoning."""
+    for chunks in ([text], list(text)):
+        whole = read(ResponseFormat("hermes", "deepseek_r1"), chunks, prompt)
+        assert (whole.content, whole.reasoning) == (content, reasoning)
 
 
 def test_arguments_arrive_as_they_are_written() -> None:

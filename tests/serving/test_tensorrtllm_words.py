@@ -12,7 +12,12 @@ import pytest
 from paged_backend.config import EngineConfig
 from paged_backend.errors import InvalidRequest
 from paged_backend.request import RequestLimits
-from paged_backend.serving.tensorrtllm.sampling import IDS, TEXT, sampling_values
+from paged_backend.serving.tensorrtllm.sampling import (
+    IDS,
+    TEXT,
+    check_bias_words,
+    sampling_values,
+)
 from paged_backend.serving.tensorrtllm.words import write_words
 from paged_backend.text.tokenizer import load_tokenizer
 
@@ -53,6 +58,13 @@ def _texts(number: int, text: bytes = b"a") -> Any:
             "embedding_bias_words: has 250000 elements, more than 1024",
         ),
         (
+            {
+                "embedding_bias_words": _texts(1024, b"a" * 64),
+                "embedding_bias_weights": np.ones(1024),
+            },
+            "embedding_bias_words: all words of a request have at most 4096 bytes together",
+        ),
+        (
             {"embedding_bias_words": _texts(1), "embedding_bias_weights": np.ones(MANY)},
             "embedding_bias_weights: has 250000 elements, more than 1024",
         ),
@@ -76,6 +88,17 @@ def test_lists_are_refused_before_they_are_read(
     with pytest.raises(InvalidRequest, match=problem):
         sampling_values(TEXT, tensors, llm)
     assert time.thread_time() - started < 0.02
+
+
+def test_words_with_a_bias_are_counted_in_all_rows_together() -> None:
+    """They are tokenized on the thread that admits all requests."""
+    row = {"embedding_bias_words": _texts(64, b"a" * 63)}
+    check_bias_words([row])
+    for rows in ([row, {}, {"embedding_bias_words": _texts(1, b"")}], [{**row}] * MANY):
+        started = time.thread_time()
+        with pytest.raises(InvalidRequest, match="embedding_bias_words: all words"):
+            check_bias_words(rows)
+        assert time.thread_time() - started < 0.02
 
 
 def test_lists_up_to_the_limits_are_read(llm: Any) -> None:

@@ -30,9 +30,10 @@ def constraint(
     *,
     is_parsed: bool = True,
     enable_in_reasoning: bool = False,
+    parser: str = "qwen3",
 ) -> OutputConstraint | None:
     options = ResponseOptions(enable_in_reasoning=enable_in_reasoning)
-    tool_use = ToolUse(ResponseFormat("hermes", "qwen3"), TOKENIZER, options, 32)
+    tool_use = ToolUse(ResponseFormat("hermes", parser), TOKENIZER, options, 32)
     text = prompt if isinstance(prompt, str) else None
     ids = TOKENIZER.encode(prompt) if isinstance(prompt, str) else prompt
     return tool_use.constraint(
@@ -53,6 +54,22 @@ def constraint(
 )
 def test_a_constraint_begins_after_the_reasoning_that_may_come(prompt, is_parsed, reasoning):
     found = constraint(DIGITS, prompt, is_parsed=is_parsed)
+    assert found is not None and found.reasoning == reasoning
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_parsed", "reasoning"),
+    [
+        (OPEN, False, Reasoning("deepseek_r1", is_open=True)),
+        (OVER, True, None),
+        (TOKENIZER.encode(OVER + "It is "), True, None),
+        (UNKNOWN, True, Reasoning("deepseek_r1", is_open=True)),
+        (UNKNOWN, False, None),
+    ],
+)
+def test_reasoning_that_is_implied_comes_before_a_constraint(prompt, is_parsed, reasoning):
+    """It has to end then, because the reader takes all text before its end as reasoning."""
+    found = constraint(DIGITS, prompt, is_parsed=is_parsed, parser="deepseek_r1")
     assert found is not None and found.reasoning == reasoning
 
 

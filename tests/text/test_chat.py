@@ -27,6 +27,15 @@ MESSAGES = [
     {"role": "assistant", "content": "Well"},
 ]
 HM = {"reasoning": "hm", "reasoning_content": "hm"}
+TEXT = [{"type": "text", "text": "x"}]
+# As LangChain, Mistral and OpenAI write it.
+REASONING_PARTS: list[tuple[str, dict[str, Any]]] = [
+    ("reasoning", {"reasoning": "hm", "extras": {}}),
+    ("thinking", {"thinking": [{"type": "text", "text": "hm"}], "closed": True}),
+    ("reasoning", {"summary": [{"type": "summary_text", "text": "hm"}]}),
+    ("reasoning", {"summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}),
+]
+ENCRYPTED = {"type": "reasoning", "summary": [], "encrypted_content": "abc"}
 
 
 @pytest.fixture(scope="module", params=["config", "file", "list"])
@@ -135,6 +144,14 @@ def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
             "messages[0].content[0]: must be of type text, ",
         ),
         (
+            [{"role": "assistant", "content": [{"type": "reasoning", "summary": [3]}]}],
+            "messages[0].content[0].summary: must be a string or a list of parts with texts",
+        ),
+        (
+            [{"role": "assistant", "content": [{"type": "reasoning", "id": "rs"}]}],
+            "messages[0].content[0].text: must be a string",
+        ),
+        (
             [{"role": "assistant", "content": "x", "function_call": {}}],
             "messages[0].function_call: is not supported; use tool_calls",
         ),
@@ -196,6 +213,11 @@ def test_wrong_chats_are_named(value: object, problem: str) -> None:
             {"content": [{"type": "text", "text": None}, {"type": "reasoning", "text": None}, "x"]},
             {"content": [{"type": "text", "text": "x"}]},
         ),
+        *(
+            ({"content": [{"type": kind, **part}, "x"]}, {"content": TEXT, **HM})
+            for kind, part in REASONING_PARTS
+        ),
+        ({"content": [ENCRYPTED, "x"]}, {"content": TEXT}),
         ({"content": "x", "reasoning": "hm"}, {"content": "x", **HM}),
         ({"content": "x", "reasoning_content": "hm"}, {"content": "x", **HM}),
         ({"content": "x", "reasoning": "hm", "reasoning_content": "o"}, {"content": "x", **HM}),

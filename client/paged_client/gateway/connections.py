@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -13,11 +12,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paged_client.gateway.closing import ClosingTransport
 from paged_client.gateway.connection_table import ConnectionTable
+from paged_client.gateway.cors import Cors
 from paged_client.gateway.drain import stops
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.events import to_json
 from paged_client.gateway.http_body import Body
-from paged_client.gateway.http_head import HeadReader
+from paged_client.gateway.http_head import MAX_HEADER_BYTES, HeadReader
+from paged_client.gateway.refusals import refusal
 from paged_client.gateway.turns import Turns
 
 HEADERS_S = 10.0
@@ -36,12 +36,16 @@ class GatewayConnection(H11Protocol):
 
     transport: ClosingTransport
 
-    def __init__(self, *args: Any, table: ConnectionTable, turns: Turns, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, table: ConnectionTable, turns: Turns, cors: Cors, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
         self._turns = turns
+        self._cors = cors
         self._received = bytearray()
         self._heads = HeadReader()
+        self._head = b""  # of the current request
         self._body: Body | None = None  # of the current request, until its last byte
         self._is_wanted = False  # the application waits for the body
         self._is_refused = False
@@ -102,6 +106,7 @@ class GatewayConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Go on to the next request; close the connection if this one's body is still to come."""
+        self._head = b""
         super().on_response_complete()
         if self.cycle.response_complete and self._body is not None:
             self.transport.close()
@@ -132,9 +137,9 @@ class GatewayConnection(H11Protocol):
                 head = self._heads.take(self._received) if self._is_idle() else None
                 if head is None:
                     return
-                self._body = head.body
+                self._head, self._body = head
                 self._is_wanted = False
-                self.conn.receive_data(head.content)
+                self.conn.receive_data(self._head)
                 super().handle_events()
             elif not self._is_wanted or self._read_body(self._body):
                 return
@@ -183,18 +188,8 @@ class GatewayConnection(H11Protocol):
             cycle.disconnected = True
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            content = to_json(error.body).encode()
-            headers = {
-                **error.headers,
-                "Content-Type": "application/json",
-                "Content-Length": str(len(content)),
-                "Connection": "close",
-            }
-            reason = HTTPStatus(error.status).phrase
-            start = h11.Response(
-                status_code=error.status, headers=list(headers.items()), reason=reason
-            )
-            for event in (start, h11.Data(data=content), h11.EndOfMessage()):
+            head = self._head or bytes(self._received[:MAX_HEADER_BYTES])
+            for event in refusal(error, head, self._cors):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

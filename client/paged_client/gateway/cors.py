@@ -45,6 +45,29 @@ def with_cors(app: ASGIApp, cors: Cors) -> ASGIApp:
     )
 
 
+def cors_headers(cors: Cors, origin: str) -> dict[str, str]:
+    """Return the headers that let a page read a response that the application does not make.
+
+    Args:
+        cors: the origins that are allowed.
+        origin: the origin of the page; empty if it is not known.
+    """
+    allows_all = "*" in cors.origins
+    if allows_all and not cors.with_credentials:
+        origin = "*"
+    elif not origin or not (allows_all or origin in cors.origins):
+        return {}
+    headers = {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Expose-Headers": ", ".join(_EXPOSED),
+    }
+    if origin != "*":
+        headers["Vary"] = "Origin"
+    if cors.with_credentials:
+        headers["Access-Control-Allow-Credentials"] = "true"
+    return headers
+
+
 def read_origins(text: str) -> tuple[str, ...]:
     """Return the origins in a JSON list. Raises ValueError."""
     return _strings(text, _ORIGIN, 'origins such as "https://example.org", without a path, or "*"')

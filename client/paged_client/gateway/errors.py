@@ -122,7 +122,9 @@ class ApiError(Exception):
 
     def response(self, scope: Scope) -> JSONResponse:
         """Return the HTTP response to a request, in the format of the API of its path."""
-        path = scope["path"]
+        return JSONResponse(self.body_for(scope["path"]), self.status, self.headers)
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """Return the body in the format of the API of a path."""
         is_messages = path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/")
-        body = self.anthropic_body if is_messages else self.body
-        return JSONResponse(body, self.status, self.headers)
+        return self.anthropic_body if is_messages else self.body

@@ -37,7 +37,7 @@ class HeadReader:
     def take(self, received: bytearray) -> Head | None:
         """Remove a head from the beginning of ``received``; None if it is not complete.
 
-        Looks at each byte once, however often it is called. Raises ApiError.
+        Looks at each byte once, however often it is called. Raises ApiError; then the bytes stay.
         """
         start = max(0, self._num_searched - len(_END) + 1)
         end = received.find(_END, start, MAX_HEADER_BYTES + len(_END))
@@ -53,8 +53,9 @@ class HeadReader:
             return None
         self._num_searched = 0
         content = bytes(received[: end + len(_END)])
+        head = Head(content, _body(content))
         del received[: end + len(_END)]
-        return Head(content, _body(content))
+        return head
 
 
 def _body(head: bytes) -> Body | None:

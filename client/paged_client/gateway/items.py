@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from paged_client.gateway.schema import field_problem, short
+from paged_client.gateway.reasoning_parts import field_problem, reasoning_text
+from paged_client.gateway.schema import short
 
 _OTHER_TYPES = frozenset(("input_image", "image", "input_file", "document", "input_audio"))
 
@@ -61,6 +62,16 @@ def tag_of(default: str = "") -> Callable[[Any], str]:
 def json_text(value: Any) -> Any:
     """Return an object or a list as JSON; other values are returned as they are."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
+def with_reasoning(field: str) -> Callable[[Any], Any]:
+    """Return a validator that gives an object the text of its reasoning in one field."""
+
+    def read(value: Any) -> Any:
+        text = reasoning_text(value) if isinstance(value, dict) else None
+        return value if text is None else {**value, field: text}
+
+    return read
 
 
 def text_or_list(value: Any) -> str:

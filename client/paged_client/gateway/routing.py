@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ PIECE_CHARACTERS = 64  # of text: about one KV block of 16 tokens
 PIECE_TOKENS = 16
 MAX_PIECES = 256  # common prefixes longer than this matter little
 MAX_CHARACTERS = MAX_PIECES * PIECE_CHARACTERS
+MAX_VALUES = 2048  # values of messages and options that are looked at, which takes 2 ms at most
 MAX_REMEMBERED = 2**16
 SLACK = 8  # open requests allowed beyond 1.5 times those of the least loaded server
 
@@ -40,7 +42,7 @@ class Choice(NamedTuple):
 def prefix_hashes(model: str, cache_salt: str, prompt: RoutedPrompt) -> list[bytes]:
     """Return a hash of each full piece of the prompt's start and of everything before it."""
     content, options = _content(prompt)
-    running = blake2b(json.dumps([model, cache_salt, options]).encode(), digest_size=16)
+    running = blake2b(_beginning([model, cache_salt, options]).encode(), digest_size=16)
     size = PIECE_CHARACTERS if isinstance(content, str) else PIECE_TOKENS
     hashes = []
     for start in range(0, min(len(content) // size, MAX_PIECES) * size, size):
@@ -86,29 +88,46 @@ class PrefixRouter:
 
 
 def _content(prompt: RoutedPrompt) -> tuple[str | Ids, dict[str, Any]]:
-    """Return the content to cut into pieces, and the options that must also be equal."""
+    """Return the content to cut into pieces, and the options whose beginning must be equal, too."""
     if not isinstance(prompt, dict):
         return prompt, {}
     options = {name: value for name, value in prompt.items() if name != "messages"}
     return _beginning(prompt["messages"]), options
 
 
-def _beginning(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the JSON text of messages, up to the length that is hashed.
+def _beginning(values: Iterable[Any]) -> str:
+    """Return the beginning of the text of values, up to the length that is hashed.
 
-    It has no closing bracket, so that it is a prefix of the text of the conversation's next turn.
+    Clients choose the size of values, and the event loop waits. The text of a conversation is the
+    beginning of its text at the next turn.
     """
     texts: list[str] = []
     length = 0
-    for message in messages:
-        content = message["content"]
-        if isinstance(content, str):
-            message = {**message, "content": content[:MAX_CHARACTERS]}
-        texts.append(json.dumps(message))
-        length += len(texts[-1])
+    for text in islice(chain.from_iterable(map(_texts_of, values)), MAX_VALUES):
+        texts.append(text)
+        length += len(text)
         if length > MAX_CHARACTERS:
             break
-    return "[" + ", ".join(texts)
+    return "".join(texts)
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """Yield texts that stand for a JSON value and show where it ends."""
+    if isinstance(value, str):
+        yield json.dumps(value[:MAX_CHARACTERS])
+    elif isinstance(value, Mapping):
+        yield "{"
+        for name, item in value.items():
+            yield f"{json.dumps(name[:MAX_CHARACTERS])}:"
+            yield from _texts_of(item)
+        yield "}"
+    elif isinstance(value, Sequence):
+        yield "["
+        for item in value:
+            yield from _texts_of(item)
+        yield "]"
+    else:
+        yield f"{json.dumps(value)} "
 
 
 def _encode(piece: str | Ids) -> bytes:

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from paged_client.gateway.errors import ApiError
+from paged_client.gateway.reasoning_parts import OWN_ERROR, field_problem, reasoning_text
 from paged_client.gateway.routing import Ids, RoutedPrompt
 
 MAX_DEPTH = 32
@@ -44,7 +45,6 @@ MAX_NAME_LENGTH = 64  # longer field names are truncated in errors and get no su
 INT32_MAX = 2**31 - 1
 _NO_SEED = -1  # vLLM's; other negative seeds are those with the same 64 bits
 
-_OWN_ERROR = "paged_field"
 _PIECE = 2**14  # ids checked at a time, while no other thread can run
 _WORDS = re.compile(r"^\w+ should")  # how pydantic's messages begin
 
@@ -128,11 +128,6 @@ class MessageBody(RequestBody):
     @classmethod
     def _is_ignored(cls, name: str) -> bool:
         return True
-
-
-def field_problem(name: str, problem: str) -> PydanticCustomError:
-    """Return the error for a field; pydantic adds the location of the object with the field."""
-    return PydanticCustomError(_OWN_ERROR, "{problem}", {"name": name, "problem": problem})
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -257,7 +252,9 @@ class SamplingFields(EngineFields):
     bad_words: list[BadWord] | None = Field(None, max_length=128, fail_fast=True)
     # The engine reads it; an object or its text.
     structured_outputs: dict[str, Any] | str | None = None
-    thinking_token_budget: int | None = Field(None, ge=0, le=INT32_MAX)
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, le=INT32_MAX, description="-1 for no limit"
+    )
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
@@ -332,6 +329,9 @@ def _encoded(name: str, value: dict[str, Any]) -> str:
         raise ApiError.field(name, str(error)) from None
 
 
+_REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
+
+
 class TextPart(MessageBody):
     """A text part of a message, or a part of an earlier answer."""
 
@@ -351,6 +351,8 @@ class TextPart(MessageBody):
         """Take a bare text, too, and a text of null, which says nothing; but not no text at all."""
         if isinstance(value, str):
             value = {"type": "text", "text": value}
+        elif isinstance(value, dict) and value.get("type") in _REASONING_PARTS:
+            value = _reasoning_part(value["type"], reasoning_text(value))
         part = read(value)
         if part.is_empty and part.field not in value:
             raise field_problem(part.field, "is missing")
@@ -369,6 +371,12 @@ class TextPart(MessageBody):
     def as_json(self) -> dict[str, Any]:
         """Return the part in the engine's format."""
         return {"type": self.type, **given(self, ("text", "refusal", "thinking"))}
+
+
+def _reasoning_part(kind: str, text: str | None) -> dict[str, Any]:
+    """Return a part of reasoning in one form; its text is null if it says nothing."""
+    field = "thinking" if kind == "thinking" else "text"
+    return {"type": kind, **({} if text is None else {field: text or None})}
 
 
 def _content_kind(content: Any) -> str:
@@ -616,7 +624,7 @@ def describe(error: ValidationError) -> ApiError:
     """Convert the first of pydantic's errors about a body."""
     first = error.errors(include_url=False, include_input=False)[0]
     location = first["loc"]
-    if first["type"] == _OWN_ERROR:
+    if first["type"] == OWN_ERROR:
         location = (*location, first["ctx"]["name"])
     problem = _WORDS.sub("must", first["msg"]).replace("Field required", "is missing")
     return ApiError.field(_path(location), problem[0].lower() + problem[1:])

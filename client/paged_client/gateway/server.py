@@ -41,7 +41,7 @@ def serve(options: GatewayOptions, listener: socket.socket) -> None:
     drain = GatewayDrain()
     max_connections = min(options.max_connections, max_open_files() - RESERVED_FILES)
     table = ConnectionTable(max(max_connections, 1), options.max_connections_per_address)
-    connection = partial(GatewayConnection, table=table, turns=Turns())
+    connection = partial(GatewayConnection, table=table, turns=Turns(), cors=options.cors)
     config = uvicorn.Config(
         create_app(options, drain),
         # Uses h11: httptools has no limit on the size of headers.

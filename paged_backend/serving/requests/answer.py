@@ -13,6 +13,7 @@ import numpy as np
 
 from paged_backend.outputs import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 from paged_backend.parsers.delta import ResponseDelta
+from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.requests.held_results import LOGPROB_BYTES
@@ -151,8 +152,10 @@ class Answer:
         self._num_bytes = self._beside + parsed.request.params.n * len(parsed.prompt_text)
         self._has_logits = False  # in the next response
         stops = Stops(tokenizer, parsed.request.params, parsed.kept_special_ids)
-        number = parsed.request.params.n
-        self._completions = [_completion(parsed, tokenizer, stops) for _ in range(number)]
+        number, reading_time = parsed.request.params.n, ReadingTime()
+        self._completions = [
+            _completion(parsed, tokenizer, stops, reading_time) for _ in range(number)
+        ]
 
     def append(self, output: SequenceOutput) -> bool:
         """Add the output of a step to its completion.
@@ -344,12 +347,14 @@ _OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
 }
 
 
-def _completion(parsed: ParsedRequest, tokenizer: Tokenizer, stops: Stops) -> Completion:
+def _completion(
+    parsed: ParsedRequest, tokenizer: Tokenizer, stops: Stops, reading_time: ReadingTime
+) -> Completion:
     request = parsed.request
     stream = TextStream(
         tokenizer, request.params, parsed.kept_special_ids, request.prompt_token_ids, stops
     )
-    reader = None if parsed.new_reader is None else parsed.new_reader()
+    reader = None if parsed.new_reader is None else parsed.new_reader(reading_time)
     return Completion(stream, stream.state, reader)
 
 

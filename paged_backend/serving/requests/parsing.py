@@ -16,6 +16,7 @@ from paged_backend.grammar.client import GrammarChecker
 from paged_backend.options.responses import ResponseOptions
 from paged_backend.output_constraint import OutputConstraint
 from paged_backend.parsers.formats import ResponseFormat
+from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.request import Request, RequestLimits, RequestOptions
 from paged_backend.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -84,8 +85,8 @@ class ParsedRequest:
     is_text: bool = False  # the prompt was not given as token ids
     timeout_s: float | None = None  # from arrival to the last token
     kept_special_ids: frozenset[int] = frozenset()  # special tokens that the text keeps
-    # Makes a reader for each completion; None if the answer is text only.
-    new_reader: Callable[[], ResponseReader] | None = None
+    # Makes a reader for each completion, with the time of all; None if the answer is text only.
+    new_reader: Callable[[ReadingTime], ResponseReader] | None = None
 
 
 class RequestParser:

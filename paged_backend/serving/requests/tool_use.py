@@ -15,7 +15,9 @@ from paged_backend.options.responses import ResponseOptions
 from paged_backend.output_constraint import OutputConstraint, Reasoning
 from paged_backend.parsers.detection import response_format
 from paged_backend.parsers.formats import ResponseFormat
+from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.response import ResponseReader
+from paged_backend.parsers.template import MAX_PREFIX_LENGTH
 from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
@@ -135,17 +137,17 @@ class ToolUse:
             params.structured_outputs, choice, self._format.tool_parser, reasoning
         )
 
-    def reader(self, tools: RequestTools, prompt: Prompt) -> ResponseReader:
-        """Return a reader for one completion."""
-        if self._format.template is not None:
-            prefix = self._end_of(prompt)
-        elif self._format.reasoning is not None and self._format.reasoning.is_open(
-            self._end_of(prompt)
-        ):
-            prefix = self._format.reasoning.begin
-        else:
-            prefix = ""
-        return ResponseReader(self._format, tools=tools.definitions, prefix=prefix)
+    def reader(
+        self, tools: RequestTools, prompt: Prompt, reading_time: ReadingTime
+    ) -> ResponseReader:
+        """Return a reader for one completion; those of a request share the time."""
+        is_plain = self._format.template is None and self._format.reasoning is None
+        return ResponseReader(
+            self._format,
+            tools=tools.definitions,
+            prefix="" if is_plain else self._end_of(prompt),
+            reading_time=reading_time,
+        )
 
     def _reasoning(
         self, prompt: Prompt, budget: int | None, *, may_begin: bool
@@ -155,10 +157,9 @@ class ToolUse:
         if format is None:
             return None
         end = self._end_of(prompt)
-        is_open = format.is_open(end)
-        if not is_open and (format.is_over(end) or not may_begin):
+        if not format.is_begun(end) and (format.is_over(end) or not may_begin):
             return None
-        return Reasoning(self._format.reasoning_parser, is_open, budget)
+        return Reasoning(self._format.reasoning_parser, format.is_open(end), budget)
 
     def _check(self, choice: ToolChoice) -> None:
         if self._format.tools is None and self._format.template is None:
@@ -178,7 +179,7 @@ class ToolUse:
 
     def _end_of(self, prompt: Prompt) -> str:
         if prompt.text is not None:
-            return prompt.text
+            return prompt.text[-MAX_PREFIX_LENGTH:]
         tail = prompt.token_ids[-_NUM_TAIL_TOKENS:]
         return self._tokenizer.decode(tail, skip_special_tokens=False)
 

@@ -32,6 +32,7 @@ from paged_backend.serving.tensorrtllm.batch import Batch, RowSender
 from paged_backend.serving.tensorrtllm.completions import Completions
 from paged_backend.serving.tensorrtllm.sampling import (
     Dialect,
+    check_bias_words,
     renamed,
     sampling_values,
     with_newer_names,
@@ -101,9 +102,10 @@ class BatchModel(model.TritonPythonModel):
         rows = list(map(with_newer_names, rows))
         is_stream = self._is_stream(rows)
         batch = Batch(sender, len(rows), is_stream=is_stream, is_decoupled=self._is_decoupled)
+        read = [self._row(tensors, is_stream=is_stream) for tensors in rows]
+        check_bias_words(row.tensors for row in read)
         arrivals = [
-            self._arrival(request, batch, index, self._row(tensors, is_stream=is_stream), is_stream)
-            for index, tensors in enumerate(rows)
+            self._arrival(request, batch, index, row, is_stream) for index, row in enumerate(read)
         ]
         # The answers to all rows may be one response.
         is_large = any(fields.flag(row, f"return_{name}") for row in rows for name in LOGITS)

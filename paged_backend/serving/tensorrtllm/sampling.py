@@ -7,7 +7,7 @@ value turns it off.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,10 @@ from paged_backend.text.detokenizer import token_bytes
 from paged_backend.text.tokenizer import Tokenizer
 
 PREFIX = "sampling_param_"  # of the same fields in the LLM API
+# Size of all words with a bias in a request: they are tokenized on the thread that admits all
+# requests, which takes a few milliseconds. A word counts as one byte more than it has.
+MAX_BIAS_BYTES = 4096
+_BIAS_WORDS = "embedding_bias_words"
 _ANY_LENGTH = 2**30  # TensorRT-LLM's default of no_repeat_ngram_size: no n-gram is as long
 _NO_END = -1  # the end_id with which only max_tokens and stop words end a sequence
 
@@ -263,7 +267,7 @@ def _guide(tensors: Tensors) -> dict[str, Any]:
 
 def bias_of_words(tensors: Tensors, llm: Vocabulary) -> dict[str, float]:
     """Return the bias for the logits of all tokens of the words."""
-    names = ("embedding_bias_words", "embedding_bias_weights")
+    names = (_BIAS_WORDS, "embedding_bias_weights")
     missing = [name for name in names if name not in tensors]
     if len(missing) == len(names):
         return {}
@@ -275,12 +279,28 @@ def bias_of_words(tensors: Tensors, llm: Vocabulary) -> dict[str, float]:
     values = fields.elements(weights, tensors[weights], limit)
     if len(words) != len(values):
         raise InvalidRequest(weights, f"has {len(values)} elements for {len(words)} words")
+    check_bias_words([tensors])
     bias: defaultdict[str, float] = defaultdict(float)
     encoded = llm.tokenizer.encode_batch(words, add_special_tokens=False)
     for token_ids, weight in zip(encoded, values, strict=True):
         for token_id in token_ids:
             bias[str(token_id)] += weight
     return dict(bias)
+
+
+def check_bias_words(rows: Iterable[Tensors]) -> None:
+    """Refuse words that take long to tokenize, in all rows of a request together.
+
+    Raises:
+        InvalidRequest: they are too long.
+    """
+    left = MAX_BIAS_BYTES
+    for row in rows:
+        for word in row[_BIAS_WORDS].flat if _BIAS_WORDS in row else ():
+            left -= len(word) + 1
+            if left < 0:  # no more of them are looked at
+                problem = f"all words of a request have at most {MAX_BIAS_BYTES} bytes together"
+                raise InvalidRequest(_BIAS_WORDS, f"{problem}, with one more for each word")
 
 
 def _bias_of_tokens(tensors: Tensors, max_number: int) -> dict[str, float]:

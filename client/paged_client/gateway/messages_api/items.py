@@ -6,7 +6,14 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from paged_client.gateway.items import OpenObject, json_text, known_type, tag_of, text_or_list
+from paged_client.gateway.items import (
+    OpenObject,
+    json_text,
+    known_type,
+    tag_of,
+    text_or_list,
+    with_reasoning,
+)
 from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
 
 
@@ -50,10 +57,12 @@ class ToolResultBlock(OpenObject):
     content: Texts = ""
 
 
-_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_READ_THINKING = BeforeValidator(with_reasoning("thinking"))
+_TYPES = ("text", "thinking", "reasoning", "redacted_thinking", "tool_use", "tool_result")
 Block: TypeAlias = Annotated[
     Annotated[TextBlock, Tag("(text)")]
-    | Annotated[ThinkingBlock, Tag("(thinking)")]
+    | Annotated[ThinkingBlock, _READ_THINKING, Tag("(thinking)")]
+    | Annotated[ThinkingBlock, _READ_THINKING, Tag("(reasoning)")]
     | Annotated[RedactedThinkingBlock, Tag("(redacted_thinking)")]
     | Annotated[ToolUseBlock, Tag("(tool_use)")]
     | Annotated[ToolResultBlock, Tag("(tool_result)")],

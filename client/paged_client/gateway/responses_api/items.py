@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
-from paged_client.gateway.items import OpenObject, json_text, known_type, tag_of, text_or_list
+from paged_client.gateway.items import (
+    OpenObject,
+    json_text,
+    known_type,
+    tag_of,
+    text_or_list,
+    with_reasoning,
+)
 from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
 
 # Items of Codex and of built-in tools that say nothing to the model.
@@ -54,8 +61,7 @@ class FunctionCallOutput(OpenObject):
 class ReasoningItem(OpenObject):
     """Reasoning in the history; encrypted content is not read."""
 
-    summary: list[TextPart] = Field([], max_length=MAX_PARTS, fail_fast=True)
-    content: list[TextPart] = Field([], max_length=MAX_PARTS, fail_fast=True)
+    text: str = ""
 
 
 class SkippedItem(OpenObject):
@@ -75,7 +81,7 @@ Item: TypeAlias = Annotated[
     Annotated[MessageItem, Tag("(message)")]
     | Annotated[FunctionCall, Tag("(function_call)")]
     | Annotated[FunctionCallOutput, Tag("(function_call_output)")]
-    | Annotated[ReasoningItem, Tag("(reasoning)")]
+    | Annotated[ReasoningItem, BeforeValidator(with_reasoning("text")), Tag("(reasoning)")]
     | Annotated[SkippedItem, Tag(f"({_SKIPPED})")],
     Discriminator(_item_tag),
     BeforeValidator(known_type(*_ITEMS, *SKIPPED_ITEMS, default="message")),

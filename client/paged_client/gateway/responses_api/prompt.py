@@ -13,7 +13,6 @@ from paged_client.gateway.responses_api.items import (
     MessageItem,
     ReasoningItem,
     Text,
-    TextPart,
 )
 
 
@@ -41,9 +40,8 @@ def _add(conversation: Conversation, field: str, item: Item) -> None:
         case MessageItem():
             _add_message(conversation, field, item)
         case ReasoningItem():
-            texts = item.content or item.summary
-            if texts:
-                conversation.reasoning(_joined(texts))
+            if item.text:
+                conversation.reasoning(item.text)
         case FunctionCall():
             conversation.call(item.call_id, item.name, item.arguments)
         case FunctionCallOutput():
@@ -66,8 +64,4 @@ def _add_message(conversation: Conversation, field: str, item: MessageItem) -> N
 
 
 def _text(content: Text) -> str:
-    return content if isinstance(content, str) else _joined(content)
-
-
-def _joined(parts: list[TextPart]) -> str:
-    return "\n".join(part.text for part in parts)
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
