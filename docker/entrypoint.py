@@ -12,11 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paged_backend.errors import ConfigError, PagedError
 from paged_backend.launch.command import empty_folder, server_command, server_environment
 from paged_backend.launch.ports import Endpoints
 from paged_backend.launch.repository import model_names
 from paged_backend.launch.server_files import find_server_files
+from paged_backend.values.errors import ConfigError, PagedError
 
 
 def main(arguments: list[str]) -> None:

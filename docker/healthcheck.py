@@ -7,8 +7,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
 from paged_backend.launch.repository import model_names
+from paged_backend.values.errors import ConfigError
 
 _TIMEOUT_S = 4.0
 

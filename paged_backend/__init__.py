@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paged_backend.errors import (
+from paged_backend.values.errors import (
     ConfigError,
     EngineDead,
     InvalidRequest,
     PagedError,
     RequestRefused,
 )
-from paged_backend.outputs import (
+from paged_backend.values.outputs import (
     CompletionOutput,
     EmbeddingRequestOutput,
     FinishReason,
@@ -23,11 +23,11 @@ from paged_backend.outputs import (
     ScoringRequestOutput,
     TokenLogprobs,
 )
-from paged_backend.pooling_params import PoolingParams
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.pooling_params import PoolingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from paged_backend.llm import LLM
+    from paged_backend.engine.llm import LLM
 
 __all__ = [
     "LLM",
@@ -51,6 +51,6 @@ def __getattr__(name: str) -> object:
     """Import the offline API only when it is asked for: it needs torch, Triton's stubs do not."""
     if name != "LLM":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from paged_backend.llm import LLM
+    from paged_backend.engine.llm import LLM
 
     return LLM

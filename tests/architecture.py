@@ -15,33 +15,11 @@ PACKAGES = {
     "paged_client": "client/paged_client",
     "paged_loadtest": "loadtest/paged_loadtest",
 }
-VALUES = {
-    "config",
-    "contract",
-    "engine_args",
-    "errors",
-    "flags",
-    "histogram",
-    "json_file",
-    "kv_cache_groups",
-    "log",
-    "neutral_values",
-    "options",
-    "output_constraint",
-    "outputs",
-    "pooling_params",
-    "regular_file",
-    "request",
-    "sampling_defaults",
-    "sampling_params",
-    "server_memory",
-    "structured_outputs",
-    "tool_choice",
-    "validation",
-}
+VALUES = "values"  # what every other package may import
 
-# A package or module of paged_backend -> what it may import besides the values and itself.
+# A folder of paged_backend, or a tool -> what it may import besides the values and itself.
 MAY_IMPORT: dict[str, set[str]] = {
+    "values": set(),
     "core": set(),
     "checkpoint": set(),
     "quantization": {"checkpoint", "sandbox"},
@@ -49,16 +27,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": {"core"},
     "platforms": {"checkpoint", "core", "models", "quantization", "sampling"},
     "executor": {"core"},
-    "embedding": set(),
-    "worker": {"checkpoint", "core", "executor", "models", "platforms", "quantization", "text"},
-    "engine": {"core", "executor"},
+    "embeddings": set(),
+    "engine": {
+        "checkpoint",
+        "core",
+        "embeddings",
+        "executor",
+        "grammar",
+        "models",
+        "platforms",
+        "quantization",
+        "text",
+    },
     "sandbox": set(),
     "text": {"checkpoint", "sandbox"},
     "parsers": set(),
     "grammar": {"core", "parsers", "sandbox", "text"},
-    "llm": {"checkpoint", "embedding", "engine", "grammar", "text", "worker"},
-    "process": {"checkpoint", "core", "engine", "grammar", "worker"},
-    "serving": {"checkpoint", "embedding", "grammar", "parsers", "process", "text"},
+    "process": {"checkpoint", "core", "engine", "grammar"},
+    "serving": {"checkpoint", "embeddings", "grammar", "parsers", "process", "text"},
     "launch": set(),
     "demo": {"checkpoint", "launch"},
     "machine": set(),
@@ -79,7 +65,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         "platforms",
         "text",
-        "worker",
         "workloads",
     },
     "cli": {"bench", "demo", "launch", "plan", "quantize", "top", "workloads"},
@@ -134,7 +119,27 @@ def _imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
 
 def cycles(root: Path) -> list[str]:
     """Modules that import each other, directly or by way of others."""
-    graph = imports(root)
+    return _cycles(imports(root))
+
+
+def folder_cycles(root: Path) -> list[str]:
+    """Folders of paged_backend whose modules import each other, directly or by way of others."""
+    graph: Imports = {}
+    for name, names in imports(root).items():
+        room = _room(name)
+        if room is not None:
+            others = {_room(other) for other in names} - {None, room}
+            graph.setdefault(room, set()).update(str(other) for other in others)
+    return _cycles(graph)
+
+
+def loose_modules(root: Path) -> list[str]:
+    """Modules of paged_backend that are in no folder."""
+    files = (root / "paged_backend").glob("*.py")
+    return [path.name for path in files if path.name != "__init__.py"]
+
+
+def _cycles(graph: Imports) -> list[str]:
     state: dict[str, str] = {}
     found: list[str] = []
 
@@ -171,7 +176,7 @@ def wrong_directions(root: Path) -> list[str]:
         room = _room(name)
         if room is None:
             continue
-        allowed = MAY_IMPORT.get(room, set()) | VALUES | {room}
+        allowed = MAY_IMPORT.get(room, set()) | {VALUES, room}
         for other in sorted(names):
             target = _room(other)
             if target is not None and target not in allowed:
@@ -204,7 +209,7 @@ def wrong_libraries(root: Path) -> list[str]:
             library = other.split(".")[0]
             if package == "paged_backend" and room not in RESERVED.get(library, {room}):
                 found.append(f"{name} imports {other}")
-            if room in VALUES | {"core"} and library in ("torch", "numpy"):
+            if room in (VALUES, "core") and library in ("torch", "numpy"):
                 found.append(f"{name} imports {other}")
             if not _may_use(package, room, other):
                 found.append(f"{name} imports {other}")
@@ -220,7 +225,7 @@ def _may_use(package: str, room: str | None, other: str) -> bool:
         return library not in ("torch", "paged_backend", "transformers")
     if package == "paged_loadtest":
         if library == "paged_backend":
-            return _room(other) in VALUES | LOADTEST_USES
+            return _room(other) in {VALUES} | LOADTEST_USES
         return library not in ("torch", "paged_kernels")
     return True
 

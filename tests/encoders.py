@@ -19,12 +19,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from paged_backend.config import EngineConfig
-from paged_backend.embedding import make_embedding
-from paged_backend.engine import Engine
-from paged_backend.pooling_params import PoolingParams
-from paged_backend.request import Request
-from paged_backend.worker import Worker
+from paged_backend.embeddings.vectors import make_embedding
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.pooling_params import PoolingParams
+from paged_backend.values.request import Request
 
 KINDS = ("mean", "cls", "last")
 MAX_POSITIONS = 96  # of most families

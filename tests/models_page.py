@@ -19,9 +19,9 @@ from scenarios import SCENARIOS, Case
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
-from paged_backend.worker import Worker
+from paged_backend.engine.worker import Worker
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 # Models of transformers that are known not to work, by their types; with what their sizes need.

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from checkpoints import make_checkpoint
 
-from paged_backend.config import EngineConfig
 from paged_backend.core.compiling import GrammarCompiler
 from paged_backend.core.drafter import Drafter
-from paged_backend.engine import Engine
-from paged_backend.outputs import SequenceOutput
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.worker import Worker
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 VOCAB_SIZE = 199
 EOS = 2

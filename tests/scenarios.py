@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
-from paged_backend.engine import Engine
+from paged_backend.engine.engine import Engine
 
 
 class Case:

@@ -18,7 +18,6 @@ from oracle import make_engine
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
-from paged_backend.config import EngineConfig
 from paged_backend.tools.bench.continuous_peer import PeerCase, run_peer, steady_rate
 from paged_backend.tools.bench.decode import (
     DecodeBench,
@@ -30,6 +29,7 @@ from paged_backend.tools.bench.decode import (
 )
 from paged_backend.tools.bench.device_trace import device_gaps
 from paged_backend.tools.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
+from paged_backend.values.config import EngineConfig
 
 MODELS = Path(__file__).parent.parent / "loadtest/models"
 SMALL = EngineConfig(device="cpu", dtype="float32", kv_cache_memory_bytes=2**22)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_backend.config import EngineConfig
+from paged_backend.values.config import EngineConfig
 
 ROOT = Path(__file__).parents[1]
 _SECTION = re.compile(r"^## Threads and bounds\n(.*?)^## ", re.M | re.S)

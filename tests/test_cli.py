@@ -11,9 +11,9 @@ from checkpoints import make_checkpoint
 from error_lines import error_line
 
 from paged_backend.cli import main
-from paged_backend.config import EngineConfig
 from paged_backend.tools.bench import constraint_cost
 from paged_backend.tools.bench.engine_run import run_engine
+from paged_backend.values.config import EngineConfig
 
 ROOT = Path(__file__).parent.parent
 OFFLINE = ["bench", "offline"]

@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from paged_backend import LLM, ConfigError, InvalidRequest, PoolingParams, SamplingParams
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.core.scheduler_output import ModelRunnerOutput
-from paged_backend.embedding import make_embedding
-from paged_backend.engine import Engine
-from paged_backend.engine_args import from_mapping
+from paged_backend.embeddings.vectors import make_embedding
+from paged_backend.engine.engine import Engine
 from paged_backend.executor.messages import decode_model_runner_output, encode
-from paged_backend.outputs import FinishReason, SequenceOutput
-from paged_backend.request import Request
+from paged_backend.values.engine_args import from_mapping
+from paged_backend.values.outputs import FinishReason, SequenceOutput
+from paged_backend.values.request import Request
 
 KINDS = ("last", "mean", "cls")
 HIDDEN_SIZE = 64

@@ -10,10 +10,10 @@ import pytest
 from checkpoints import make_checkpoint
 from tokenizer_layouts import byte_level
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.llm import LLM
-from paged_backend.outputs import FinishReason
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.llm import LLM
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.outputs import FinishReason
+from paged_backend.values.sampling_params import SamplingParams
 
 OWN, NAMED, OTHER = 2, 100, 101  # the tokenizer's end token, generation_config.json's, and another
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from oracle import Oracle, make_engine
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError, InvalidRequest
-from paged_backend.options.scheduling import CPU_LIMITS, GPU_LIMITS
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError, InvalidRequest
+from paged_backend.values.options.scheduling import CPU_LIMITS, GPU_LIMITS
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")

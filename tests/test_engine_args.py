@@ -11,9 +11,9 @@ import pytest
 
 from paged_backend import LLM, engine_args
 from paged_backend.cli.options import add_engine_options, engine_options
-from paged_backend.config import EngineConfig
-from paged_backend.engine_args import from_mapping, read_engine_args
-from paged_backend.errors import ConfigError
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.engine_args import from_mapping, read_engine_args
+from paged_backend.values.errors import ConfigError
 
 
 def test_vllm_backends_sample_file_is_taken():

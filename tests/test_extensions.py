@@ -26,7 +26,6 @@ from paged_backend.checkpoint.registry import Architecture, register_architectur
 from paged_backend.checkpoint.rope import read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role, Tensors
-from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import (
     LaunchedStep,
     ModelRunnerOutput,
@@ -34,18 +33,19 @@ from paged_backend.core.scheduler_output import (
     TokenMasks,
 )
 from paged_backend.core.sequence import Sequence
-from paged_backend.engine import Engine
-from paged_backend.errors import ConfigError
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
 from paged_backend.executor.base import WorkerInfo
 from paged_backend.executor.messages import decode_model_runner_output, encode
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.blocks import Attention, GatedMLP, prefixed
 from paged_backend.models.layers import Kernels, register_linear_method
 from paged_backend.models.linear import LinearSpec
-from paged_backend.outputs import FinishReason
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.worker import Worker
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.outputs import FinishReason
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 # --- a family: norms follow attention and MLP, every other layer has another rotary table ---------
 
@@ -295,9 +295,9 @@ def test_an_unknown_number_format_is_refused_by_name(tmp_path: Path) -> None:
 WORKER = """
 import json, struct, sys
 from pathlib import Path
-from paged_backend.config import EngineConfig
+from paged_backend.values.config import EngineConfig
 from paged_backend.executor.messages import decode_masks, decode_scheduler_output, encode
-from paged_backend.worker import Worker
+from paged_backend.engine.worker import Worker
 
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 worker = Worker(EngineConfig.from_mapping(options), folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_backend.histogram import Histogram
+from paged_backend.values.histogram import Histogram
 
 BOUNDS = (0.5, 1.0, 4.0)
 

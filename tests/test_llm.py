@@ -11,9 +11,9 @@ import torch
 
 from paged_backend import LLM, FinishReason, InvalidRequest, SamplingParams
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.errors import ConfigError
 from paged_backend.tools.demo import load_questions
 from paged_backend.tools.demo.lookup import TOOL
+from paged_backend.values.errors import ConfigError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 QUESTIONS = load_questions()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from oracle import Oracle, make_engine, mixed_work, run
 
-from paged_backend.engine import Engine
-from paged_backend.llm import LLM
-from paged_backend.outputs import SequenceOutput
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.llm import LLM
+from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 ADJUSTED = {
     "temperature": 1.3,

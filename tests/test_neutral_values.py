@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paged_backend import InvalidRequest, SamplingParams
-from paged_backend.request import RequestOptions
+from paged_backend.values.request import RequestOptions
 
 # vLLM's defaults from 0.2 to 0.32, as JSON.
 DEFAULTS: dict[str, Any] = {

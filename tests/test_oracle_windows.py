@@ -8,10 +8,10 @@ from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.sequence import Sequence
-from paged_backend.engine import Engine
-from paged_backend.errors import ConfigError
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.engine import Engine
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 FAMILIES = ("mistral", "qwen2-window", "qwen3-window")
 NUM_GROUPS = {"mistral": 1, "qwen2-window": 3, "qwen3-window": 3}

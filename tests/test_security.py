@@ -10,7 +10,7 @@ import pytest
 
 from paged_backend.checkpoint.safetensors_files import weight_files
 from paged_backend.core.block_hash import BlockHasher, load_or_create_key
-from paged_backend.errors import ConfigError, place_of
+from paged_backend.values.errors import ConfigError, place_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = [

@@ -6,9 +6,9 @@ import pytest
 from masking import MaskingExecutor
 from oracle import EOS, Oracle, make_engine, mixed_work
 
-from paged_backend.engine import Engine
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.engine import Engine
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 ALLOWED = [EOS, *range(40, 80), 198]
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.validation import from_mapping, shorten
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.validation import from_mapping, shorten
 
 MEGABYTE = "temperatur" * 10**5
 

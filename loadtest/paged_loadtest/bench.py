@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Self
 
-from paged_backend.errors import ConfigError, PagedError
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import ConfigError, PagedError
 from paged_loadtest.endpoints import ServerInfo, open_endpoint
 from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions

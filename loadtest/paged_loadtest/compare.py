@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.report import hit_rate
 from paged_loadtest.results import LATENCIES, Report, Run
 

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from paged_backend.errors import PagedError
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import PagedError
 from paged_loadtest.endpoints import Endpoint
 from paged_loadtest.options import LoadOptions
 from paged_loadtest.timeline import Timeline

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.errors import option_error
-from paged_backend.validation import Rule, check_fields, checked
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, check_fields, checked
 
 SHAPES = ("constant", "ramp", "burst", "wave")
 NUM_PROMPTS = 1000  # more than a small model serves in a run of a few minutes

@@ -21,7 +21,7 @@ from locust.event import Events
 from locust.rpc import Message
 from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.locust_setup import Setup, add_arguments, prepare, reachable, tagged
 from paged_loadtest.locust_shapes import make_shape
 from paged_loadtest.locust_statistics import summary

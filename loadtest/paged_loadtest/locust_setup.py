@@ -12,10 +12,10 @@ import gevent
 from locust import User
 from locust.argument_parser import LocustArgumentParser
 
-from paged_backend.errors import ConfigError
-from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.flags import add_flags, flag_values
 from paged_loadtest.locust_options import NUM_PROMPTS, STOP_TIMEOUT_S, LocustOptions
 from paged_loadtest.locust_users import StreamingUser
 from paged_loadtest.locust_wires import Transport, Unreachable

@@ -13,8 +13,8 @@ from gevent.event import Event
 from gevent.pool import Group
 from locust.env import Environment
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.locust_statistics import record
 from paged_loadtest.locust_wires import Transport
 

@@ -23,9 +23,9 @@ from paged_client.errors import from_status
 from paged_client.protocol import channel_options, index_request, ready_request
 from tritonclient.grpc import service_pb2_grpc
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.request import Request
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, ServerInfo
 from paged_loadtest.endpoints.openai import KEY_VARIABLE
 from paged_loadtest.locust_options import LocustOptions

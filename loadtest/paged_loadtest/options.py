@@ -6,8 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from paged_backend.errors import option_error
-from paged_backend.validation import Rule, check_fields, checked, shorten
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, check_fields, checked, shorten
 
 BACKENDS = {
     "triton": "127.0.0.1:8001",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.slo import Slo, meets
 from paged_loadtest.timeline import Timeline
 

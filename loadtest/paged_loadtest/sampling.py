@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import AsyncIterator
 from time import perf_counter
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.scrape import TIMEOUT_S, Scrape, parse_page, scrape
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.results import ServerSample
 
 _INTERVAL_S = 0.25

@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from paged_backend.errors import ConfigError, PagedError
 from paged_backend.tools.machine import circumstances
+from paged_backend.values.errors import ConfigError, PagedError
 from paged_loadtest.bench import Bench
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.report import make_console

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 from paged_loadtest.timeline import Timeline
 
 # A request's value in seconds. Its ITL is the mean of its gaps; a request without gaps meets it.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 
 class Activation(StrEnum):

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import ConfigError
-from paged_backend.json_file import read_json_object
-from paged_backend.validation import Rule, shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import read_json_object
+from paged_backend.values.validation import Rule, shorten
 
 
 class ConfigFile:

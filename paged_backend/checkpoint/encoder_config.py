@@ -15,7 +15,7 @@ from paged_backend.checkpoint.limits import MAX_HIDDEN_SIZE, MAX_POSITIONS, MAX_
 from paged_backend.checkpoint.model_config import DTYPES
 from paged_backend.checkpoint.sentence_transformers import read_max_length
 from paged_backend.checkpoint.shape_reader import read_dtype
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 # Values of model_type. In the second list, the position of a token is the number of tokens up to
 # it that are not the padding token, plus the padding token's id.

@@ -17,8 +17,8 @@ from paged_backend.checkpoint.model_config import DTYPES, read_eos_token_ids
 from paged_backend.checkpoint.registry import ARCHITECTURES, has_output_layer, is_supported
 from paged_backend.checkpoint.shape_reader import computes, read_dtype
 from paged_backend.checkpoint.size_limits import check_sizes
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paged_backend.json_file import read_json
-from paged_backend.regular_file import check_regular
+from paged_backend.values.json_file import read_json
+from paged_backend.values.regular_file import check_regular
 
 MAX_TOKENIZER_BYTES = 2**27  # tokenizer.json or vocabulary; those of Gemma 3 have 2**25
 

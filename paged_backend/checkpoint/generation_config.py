@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.log import LOG
-from paged_backend.options.generation import CHECKPOINT, FILE_NAME, NEUTRAL, GenerationOptions
-from paged_backend.sampling_defaults import PARAMETERS, RULES, SamplingDefaults
-from paged_backend.validation import shorten
+from paged_backend.values.log import LOG
+from paged_backend.values.options.generation import (
+    CHECKPOINT,
+    FILE_NAME,
+    NEUTRAL,
+    GenerationOptions,
+)
+from paged_backend.values.sampling_defaults import PARAMETERS, RULES, SamplingDefaults
+from paged_backend.values.validation import shorten
 
 _LIMIT = "max_new_tokens"
 

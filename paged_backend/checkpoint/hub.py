@@ -8,9 +8,9 @@ from pathlib import Path
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.checkpoint.hub_repository import HubRepository
-from paged_backend.errors import ConfigError, option_error
-from paged_backend.options.model import ModelOptions
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError, option_error
+from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.validation import shorten
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 

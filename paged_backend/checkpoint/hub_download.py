@@ -25,9 +25,9 @@ from paged_backend.checkpoint.hub_errors import cache_folder, hub_errors, not_in
 from paged_backend.checkpoint.hub_progress import progress_class, size_text
 from paged_backend.checkpoint.hub_repository import HubRepository
 from paged_backend.checkpoint.weight_index import INDEX, SINGLE, pickled_names, weight_names
-from paged_backend.errors import ConfigError
-from paged_backend.log import LOG
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.log import LOG
+from paged_backend.values.validation import shorten
 
 # Configurations, tokenizers, chat templates and the index of the weights. Of the folders only those
 # of sentence-transformers' modules are needed, such as 1_Pooling, and additional_chat_templates;

@@ -17,8 +17,8 @@ from huggingface_hub.errors import (
 )
 
 from paged_backend.checkpoint.hub_repository import HubRepository
-from paged_backend.errors import ConfigError, option_error
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError, option_error
+from paged_backend.values.validation import shorten
 
 
 @contextmanager

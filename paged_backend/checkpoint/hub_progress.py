@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub.utils.tqdm import tqdm
 
-from paged_backend.log import LOG
+from paged_backend.values.log import LOG
 
 LOG_INTERVAL_S = 10.0
 _RATE_INTERVAL_S = 1.0  # between measurements of the rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from paged_backend.checkpoint.rope import Rope, read_rope
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_max_positions, read_shape
 from paged_backend.checkpoint.size_limits import check_sizes
-from paged_backend.errors import ConfigError
-from paged_backend.options.generation import FILE_NAME
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.generation import FILE_NAME
+from paged_backend.values.validation import shorten
 
 DTYPES = {
     "float32": torch.float32,

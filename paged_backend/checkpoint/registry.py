@@ -20,7 +20,7 @@ from paged_backend.checkpoint.families.qwen import qwen2, qwen2_moe, qwen3, qwen
 from paged_backend.checkpoint.families.smollm3 import smollm3
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.tensors import Tensors
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 
 def _llama(config: ConfigFile, num_layers: int) -> Variant:

@@ -16,7 +16,7 @@ from torch import Tensor
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.context_length import LONG_ROPES, ORIGINAL, rope_type
 from paged_backend.checkpoint.limits import MAX_POSITIONS
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 DEFAULT_THETA = 10000.0
 _MAX_DIVISOR = 1e9

@@ -18,9 +18,9 @@ from paged_backend.checkpoint.weight_index import (
     pickled_names,
     weight_names,
 )
-from paged_backend.errors import ConfigError
-from paged_backend.regular_file import open_regular
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.regular_file import open_regular
+from paged_backend.values.validation import shorten
 
 MAX_HEADER_BYTES = 2**26  # that of a model with 61 layers of 384 experts in one file takes a third
 _SIZE_BYTES = 8  # of the number before the header

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.errors import ConfigError
-from paged_backend.json_file import read_json
-from paged_backend.pooling_params import Pooling, PoolingType
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import read_json
+from paged_backend.values.pooling_params import Pooling, PoolingType
+from paged_backend.values.validation import shorten
 
 MODULES = "modules.json"
 _TRANSFORMER = "sentence_bert_config.json"  # of the module Transformer, for all kinds of models

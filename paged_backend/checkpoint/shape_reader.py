@@ -18,8 +18,8 @@ from paged_backend.checkpoint.registry import (
     has_output_layer,
 )
 from paged_backend.checkpoint.shape import ModelShape, Variant
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 DTYPES = ("float32", "bfloat16", "float16")
 

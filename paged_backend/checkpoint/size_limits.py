@@ -22,7 +22,7 @@ from paged_backend.checkpoint.limits import (
     MAX_POSITIONS,
     MAX_VOCAB_SIZE,
 )
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 # Families name their sizes in many ways, such as n_layer, num_layers and decoder_layers.
 _LIMITS = (

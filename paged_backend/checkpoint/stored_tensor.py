@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

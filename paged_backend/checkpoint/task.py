@@ -8,10 +8,10 @@ from typing import Protocol
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.gguf.config import GGUF_POOLING
 from paged_backend.checkpoint.sentence_transformers import has_modules, read_pooling
-from paged_backend.errors import ConfigError
-from paged_backend.options.model import AUTO, GENERATE, POOLING, SCORE, ModelOptions
-from paged_backend.pooling_params import Pooling, PoolingType
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.model import AUTO, GENERATE, POOLING, SCORE, ModelOptions
+from paged_backend.values.pooling_params import Pooling, PoolingType
+from paged_backend.values.validation import shorten
 
 # By llama.cpp's numbers. It normalizes embeddings unless a client asks for others.
 _GGUF_TYPES = {0: None, 1: PoolingType.MEAN, 2: PoolingType.CLS, 3: PoolingType.LAST}

@@ -10,7 +10,7 @@ import torch
 from paged_backend.checkpoint.safetensors_files import open_tensors, read_headers
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.checkpoint.tensor_names import usual_name
-from paged_backend.log import LOG
+from paged_backend.values.log import LOG
 
 EMBEDDING, OUTPUT_LAYER = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS = 4096  # compared at a time, so that few numbers are in memory

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
-from paged_backend.json_file import read_json_object
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import read_json_object
+from paged_backend.values.validation import shorten
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -16,7 +16,7 @@ from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTens
 from paged_backend.checkpoint.tensor_names import is_ignored, targets
 from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
 from paged_backend.checkpoint.tensors import Role, Tensors
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 BAR_AFTER_S = 1.0  # a load that ends sooner shows no progress bar
 

@@ -20,7 +20,7 @@ from paged_backend.cli import (
     serve,
     top,
 )
-from paged_backend.errors import PagedError
+from paged_backend.values.errors import PagedError
 
 DESCRIPTION = """\
 Serve large language models on NVIDIA Triton Inference Server, and ask, watch and measure them.

@@ -13,12 +13,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
-from paged_backend.errors import ConfigError
-from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.bench.peer_options import DTYPES as PEER_DTYPES
 from paged_backend.tools.bench.peer_options import PEERS, PeerOptions
 from paged_backend.tools.bench.quality_options import PromptOptions
 from paged_backend.tools.workloads.options import WorkloadOptions
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.flags import add_flags, flag_values
 
 GROUP = "paged_backend.bench"
 ROUNDS = 5  # of a comparison

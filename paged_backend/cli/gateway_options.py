@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from paged_backend.cli.options import Subparsers
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.validation import Rule
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.validation import Rule
 
 if TYPE_CHECKING:
     from paged_client import Stream

@@ -7,20 +7,20 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paged_backend.config import EngineConfig
-from paged_backend.engine_args import alias, from_mapping, other_names
-from paged_backend.flags import add_flags, flag_values
-from paged_backend.options.cache import CacheOptions
-from paged_backend.options.chat_template import ChatTemplateOptions, resolved_path
-from paged_backend.options.cpu import CpuOptions
-from paged_backend.options.generation import GenerationOptions, resolved_source
-from paged_backend.options.lifetime import LifetimeOptions
-from paged_backend.options.limits import LimitOptions
-from paged_backend.options.model import ModelOptions
-from paged_backend.options.reporting import ReportingOptions
-from paged_backend.options.responses import ResponseOptions
-from paged_backend.options.scheduling import SchedulingOptions
-from paged_backend.validation import DataclassInstance
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.engine_args import alias, from_mapping, other_names
+from paged_backend.values.flags import add_flags, flag_values
+from paged_backend.values.options.cache import CacheOptions
+from paged_backend.values.options.chat_template import ChatTemplateOptions, resolved_path
+from paged_backend.values.options.cpu import CpuOptions
+from paged_backend.values.options.generation import GenerationOptions, resolved_source
+from paged_backend.values.options.lifetime import LifetimeOptions
+from paged_backend.values.options.limits import LimitOptions
+from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.options.reporting import ReportingOptions
+from paged_backend.values.options.responses import ResponseOptions
+from paged_backend.values.options.scheduling import SchedulingOptions
+from paged_backend.values.validation import DataclassInstance
 
 _OTHER = "vllm_"  # prefix of `dest` for flags that are not fields of EngineConfig
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields
 
-from paged_backend.config import EngineConfig
-from paged_backend.validation import Rule
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.validation import Rule
 
 _HEAD = """\
 # Options

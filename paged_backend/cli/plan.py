@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paged_backend.cli.options import Subparsers
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
-from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.plan.options import PlanOptions
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.flags import add_flags, flag_values
 
 if TYPE_CHECKING:
     from paged_backend.tools.plan.planner import Plan

@@ -12,11 +12,11 @@ from paged_backend.cli.gateway_options import (
     gateway_values,
 )
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import PipelineOptions
 from paged_backend.launch.served_names import DEFAULT_NAME, ServedNames, read_names
 from paged_backend.tools.demo import QUESTIONS_FOR
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 
 
 def add_parser(subparsers: Subparsers) -> None:

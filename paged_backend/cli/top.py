@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 
 from paged_backend.cli.options import Subparsers
-from paged_backend.errors import ConfigError
-from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.top.options import TopOptions
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.flags import add_flags, flag_values
 
 
 def add_parser(subparsers: Subparsers) -> None:

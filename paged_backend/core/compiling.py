@@ -8,7 +8,7 @@ from concurrent.futures import wait as wait_for
 from typing import NamedTuple, Protocol
 
 from paged_backend.core.grammar import Grammar
-from paged_backend.request import Request
+from paged_backend.values.request import Request
 
 Progress = Collection[Collection[int] | None]
 """The tokens of each completion of a request so far; None for one that has ended."""

@@ -9,7 +9,7 @@ from paged_backend.core.scheduler_output import TokenMasks
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
-from paged_backend.outputs import FinishReason
+from paged_backend.values.outputs import FinishReason
 
 
 def is_constrained(step: ScheduledStep) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence
-from paged_backend.histogram import Histogram
-from paged_backend.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason
+from paged_backend.values.histogram import Histogram
+from paged_backend.values.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason
 
 
 class EngineCounters:

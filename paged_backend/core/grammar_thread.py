@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.grammar_budget import GrammarAccount
-from paged_backend.errors import as_exception
+from paged_backend.values.errors import as_exception
 
 _NICENESS = 19  # the forward passes come first
 _LAST_PIECE_S = 5.0  # the thread is waited for at the end of the process

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from paged_backend.core.block_hash import BlockHasher
 from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
 from paged_backend.core.sequence import Sequence
-from paged_backend.kv_cache_groups import KVCacheLayout
+from paged_backend.values.kv_cache_groups import KVCacheLayout
 
 BlockCopies = list[tuple[int, int]]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paged_backend.core.scheduler_output import NewSequence
 from paged_backend.core.sequence import PLACEHOLDER
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 
 class SampleSpec(NamedTuple):

@@ -32,14 +32,14 @@ from paged_backend.core.stopping import (
     can_be_drafted,
     max_draft_tokens,
 )
-from paged_backend.outputs import (
+from paged_backend.values.outputs import (
     EngineStats,
     EngineView,
     FinishReason,
     QueueState,
     SequenceOutput,
 )
-from paged_backend.request import Request
+from paged_backend.values.request import Request
 
 
 class Scheduler:

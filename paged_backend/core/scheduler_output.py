@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from paged_backend.outputs import TokenLogprobs
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.outputs import TokenLogprobs
+from paged_backend.values.sampling_params import SamplingParams
 
 
 class NewSequence(NamedTuple):

@@ -8,8 +8,8 @@ from enum import IntEnum
 
 from paged_backend.core.seeds import derive_seed
 from paged_backend.core.sequence_grammar import SequenceGrammar
-from paged_backend.outputs import SequenceTimes, TokenLogprobs
-from paged_backend.request import Request
+from paged_backend.values.outputs import SequenceTimes, TokenLogprobs
+from paged_backend.values.request import Request
 
 PLACEHOLDER = -1
 """Stands for a token that a step in flight is sampling."""

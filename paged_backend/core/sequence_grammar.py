@@ -9,7 +9,7 @@ from typing import TypeVar
 from paged_backend.core.grammar import SLOW_S, Grammar
 from paged_backend.core.grammar_budget import GrammarAccount, StepTime
 from paged_backend.core.grammar_thread import GrammarThread, MaskJob
-from paged_backend.errors import as_exception
+from paged_backend.values.errors import as_exception
 
 _T = TypeVar("_T")
 

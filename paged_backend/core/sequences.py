@@ -15,8 +15,8 @@ from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequence_grammar import GrammarWork, SequenceGrammar
 from paged_backend.core.stopping import EndConditions
-from paged_backend.outputs import EngineView, FinishReason, SequenceOutput, SequenceView
-from paged_backend.request import Request
+from paged_backend.values.outputs import EngineView, FinishReason, SequenceOutput, SequenceView
+from paged_backend.values.request import Request
 
 
 class Sequences:

@@ -14,7 +14,7 @@ from paged_backend.core.scheduler_output import (
     Slice,
 )
 from paged_backend.core.sequence import Sequence
-from paged_backend.kv_cache_groups import KVCacheLayout
+from paged_backend.values.kv_cache_groups import KVCacheLayout
 
 
 class ScheduledStep(NamedTuple):

@@ -13,7 +13,7 @@ from paged_backend.core.sequence import Sequence, SequenceStatus
 from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.core.stopping import cut_at_end
-from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.values.outputs import FinishReason, SequenceOutput, TokenLogprobs
 
 # Forced tokens of all outputs in a step; more of them would make the step long for the others.
 MAX_FORCED_TOKENS = 64

@@ -13,7 +13,7 @@ from paged_backend.core.scheduled_batch import (
 )
 from paged_backend.core.scheduler_output import ContinuedDecodes, SchedulerOutput, Slice
 from paged_backend.core.sequence import PLACEHOLDER
-from paged_backend.pooling_params import PoolingType
+from paged_backend.values.pooling_params import PoolingType
 
 
 class WorkerState:

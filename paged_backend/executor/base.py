@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paged_backend.core.scheduler_output import LaunchedStep, SchedulerOutput
-from paged_backend.kv_cache_groups import KVCacheLayout
-from paged_backend.options.cpu import HIGHEST
-from paged_backend.options.scheduling import StepLimits
-from paged_backend.pooling_params import Pooling
-from paged_backend.sampling_defaults import SamplingDefaults
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.options.cpu import HIGHEST
+from paged_backend.values.options.scheduling import StepLimits
+from paged_backend.values.pooling_params import Pooling
+from paged_backend.values.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class WorkerInfo:
 
 
 class Executor(Protocol):
-    """Runs steps. :class:`paged_backend.worker.Worker` runs them in the engine's process."""
+    """Runs steps. :class:`paged_backend.engine.worker.Worker` runs them in the engine's process."""
 
     @property
     def info(self) -> WorkerInfo:

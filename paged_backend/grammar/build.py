@@ -11,9 +11,9 @@ from paged_backend.grammar.json_schema import JSON_ON_ONE_LINE, checked_schema, 
 from paged_backend.grammar.lark import to_lark
 from paged_backend.grammar.structural_tag import write_structural_tag
 from paged_backend.grammar.writer import GrammarWriter
-from paged_backend.output_constraint import OutputConstraint, Reasoning
 from paged_backend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.values.output_constraint import OutputConstraint, Reasoning
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 
 def build_grammar(constraint: OutputConstraint, special_token_ids: Mapping[str, int]) -> str:

@@ -20,7 +20,6 @@ from paged_backend.grammar.literals import (
 from paged_backend.grammar.schema_simplify import simplified
 from paged_backend.grammar.schema_walk import SchemaError
 from paged_backend.grammar.writer import GrammarWriter
-from paged_backend.output_constraint import OutputConstraint
 from paged_backend.parsers.formats import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -30,7 +29,8 @@ from paged_backend.parsers.formats import (
     PythonicCalls,
     ToolFormat,
 )
-from paged_backend.tool_choice import Tool, ToolChoice
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.tool_choice import Tool, ToolChoice
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 # One space at most: models write arguments in one line, compact or not.

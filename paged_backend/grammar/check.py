@@ -10,8 +10,8 @@ from llguidance import LLTokenizer
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.errors import ConstraintError
 from paged_backend.grammar.matcher import compile_grammar
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.tool_choice import Tool, ToolChoice
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.tool_choice import Tool, ToolChoice
 
 
 def checked_grammar(

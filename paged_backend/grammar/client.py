@@ -7,12 +7,12 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
-from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.grammar.compile_process import TIME_LIMIT_S
 from paged_backend.grammar.offenses import WINDOW_S, Offenses
-from paged_backend.output_constraint import OutputConstraint
 from paged_backend.sandbox.client import NoAnswer, Sandbox
-from paged_backend.validation import shorten
+from paged_backend.values.errors import InvalidRequest, RequestRefused
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.validation import shorten
 
 MAX_CACHED = 256  # constraints whose grammar is remembered
 MAX_CACHED_LENGTH = 2**24  # characters of these grammars

@@ -21,12 +21,12 @@ def main() -> None:
 
 
 def _prepare() -> Callable[[Any], Answer]:
-    from paged_backend.errors import PagedError
     from paged_backend.grammar.check import checked_grammar
     from paged_backend.grammar.errors import ConstraintError
     from paged_backend.grammar.vocabulary import make_vocabulary, special_token_ids
-    from paged_backend.output_constraint import OutputConstraint
     from paged_backend.text.tokenizer import load_tokenizer
+    from paged_backend.values.errors import PagedError
+    from paged_backend.values.output_constraint import OutputConstraint
 
     folder, vocab_size = sys.argv[1:]
     tokenizer = load_tokenizer(folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paged_backend.core.grammar import Grammar, SharedLexer
 from paged_backend.grammar.fair_thread import FairThread
-from paged_backend.request import Request
+from paged_backend.values.request import Request
 
 if TYPE_CHECKING:  # imported with the vocabulary
     from llguidance import LLMatcher, LLTokenizer

@@ -6,8 +6,8 @@ import math
 import time
 from collections import OrderedDict, deque
 
-from paged_backend.errors import RequestRefused
-from paged_backend.validation import shorten
+from paged_backend.values.errors import RequestRefused
+from paged_backend.values.validation import shorten
 
 WINDOW_S = 60.0  # for which an offense counts
 MAX_OFFENSES = 3  # of a tenant within the window; its other new constraints are refused then

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from paged_backend.errors import ConfigError
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.errors import ConfigError
 
 
 def load_vocabulary(

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
 from paged_backend.launch.storage import writing
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 BACKEND_NAMES = ("paged", "vllm")
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paged_backend import contract
-from paged_backend.contract import PARSED_TEXT, TOOL_INPUTS, TensorSpec, named
-from paged_backend.errors import option_error
 from paged_backend.launch.server_version import server_is_from
+from paged_backend.values import contract
+from paged_backend.values.contract import PARSED_TEXT, TOOL_INPUTS, TensorSpec, named
+from paged_backend.values.errors import option_error
 
 # Maximum number of responses that wait for the next step, and of requests that wait for the model:
 # far more than run at once, and a limit for a step that hangs.

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Self
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 UNREAD_S = 60  # a connection whose client reads nothing for this time is closed
 # Unsent bytes in the kernel, which would otherwise take megabytes for a client that reads slowly.

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import PipelineOptions, knows_the_bound, pipeline_models
 from paged_backend.launch.storage import writing
+from paged_backend.values.errors import ConfigError
 
 _CONFIG = """\
 # Tensors and the decoupled policy are filled in by the model's auto_complete_config.

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from paged_backend import engine_args
 from paged_backend.launch.command import GATEWAY_VARIABLES, empty_folder, server_command
 from paged_backend.launch.gateway_process import GatewayProcess
 from paged_backend.launch.pipeline import PipelineOptions
@@ -20,6 +19,7 @@ from paged_backend.launch.repository import model_names, write_model_repository,
 from paged_backend.launch.server_files import find_server_files
 from paged_backend.launch.server_process import RunningServer, launch_server
 from paged_backend.launch.storage import temporary_folder, writing
+from paged_backend.values import engine_args
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paged_backend.errors import ConfigError
 from paged_backend.launch.repository import is_model_name
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 DEFAULT_NAME = "paged_llm"
 _FLAG = "--served-model-name"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
 from paged_backend.launch.backend import install_backend
-from paged_backend.server_memory import heap_variables
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.server_memory import heap_variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from paged_backend.launch.storage import writing
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 _ERROR = re.compile(r'^E\d{4} .*?\] "?(.*?)"?$', re.MULTILINE)
 _NO_CAUSE = "CudaDriverHelper"  # logged on every machine without a GPU

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from paged_backend.errors import PagedError
 from paged_backend.launch.command import (
     EXIT_TIMEOUT_S,
     empty_folder,
@@ -30,7 +29,8 @@ from paged_backend.launch.shutdown import wait_for_end
 from paged_backend.launch.stderr_relay import StderrRelay
 from paged_backend.launch.storage import shortage, temporary_folder, writing
 from paged_backend.launch.tied_process import tied_command
-from paged_backend.server_memory import REGION_PREFIX, regions_with, remove_regions
+from paged_backend.values.errors import PagedError
+from paged_backend.values.server_memory import REGION_PREFIX, regions_with, remove_regions
 
 _STDERR = 2
 _POLL_S = 0.1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 _SHARED_MEMORY = "/dev/shm"
 _LEAST_FREE = 2**20  # bytes; an instance of a model takes this much shared memory when it starts

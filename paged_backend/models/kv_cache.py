@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from paged_backend.errors import ConfigError
-from paged_backend.kv_cache_groups import KVCacheGroup, group_layers
 from paged_backend.models.attention import AttentionLayer
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.kv_cache_groups import KVCacheGroup, group_layers
 
 _FP8, _SCALE_BYTES = torch.float8_e4m3fn, 4
 

@@ -17,7 +17,6 @@ from paged_backend.checkpoint.tied_embeddings import (
     stored_untied,
 )
 from paged_backend.checkpoint.weights import load_weights, random_weights
-from paged_backend.errors import ConfigError
 from paged_backend.models.base import LoadableModel, Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.layers import LINEAR_METHODS, Kernels, LinearFactory, QuantizedKernels
@@ -25,12 +24,13 @@ from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
 from paged_backend.models.stored_check import check_stored
-from paged_backend.options.model import ModelOptions
 from paged_backend.quantization.formats import Quantization, WeightFormat
 from paged_backend.quantization.online import ONLINE_FORMATS
 from paged_backend.quantization.read import check_option
 from paged_backend.quantization.stored import usual_headers
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.validation import shorten
 
 
 def load_model(

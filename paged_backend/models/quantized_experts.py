@@ -10,7 +10,6 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import ExpertNames
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
-from paged_backend.errors import ConfigError
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
 from paged_backend.models.layers import Kernels
 from paged_backend.models.linear import LinearProduct
@@ -19,6 +18,7 @@ from paged_backend.quantization.formats import FormatError, WeightFormat
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.mxfp4 import Mxfp4Format
 from paged_backend.quantization.weight import stacked
+from paged_backend.values.errors import ConfigError
 
 _INT8 = WeightForm.W8A8_INT8
 

@@ -13,10 +13,10 @@ from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import TensorSpec
 from paged_backend.checkpoint.tied_embeddings import EMBEDDING, OUTPUT_LAYER, only_output_layer
-from paged_backend.errors import ConfigError
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.mxfp4 import Mxfp4Format
 from paged_backend.quantization.stored import usual_headers
+from paged_backend.values.errors import ConfigError
 
 _WEIGHT = ".weight"
 # The tensors that have the sizes of a quantized layer; scales are checked when they are read.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
-from paged_backend.errors import ConfigError
 from paged_backend.quantization.formats import FormatError, WeightFormat
 from paged_backend.quantization.weight import QuantizedWeight
+from paged_backend.values.errors import ConfigError
 
 
 class StoredWeight:

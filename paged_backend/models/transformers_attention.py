@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.attention_step import AttentionStep
+from paged_backend.values.errors import ConfigError
 
 NAME = "paged_backend"
 

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.layers import Kernels
+from paged_backend.values.errors import ConfigError
 
 _LENGTHS, _BLOCK_SIZE = (24, 5), 16
 

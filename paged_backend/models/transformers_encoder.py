@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from paged_backend.checkpoint.classifier import ClassifierSpec
 from paged_backend.checkpoint.encoder_config import EncoderConfig
-from paged_backend.errors import ConfigError
 from paged_backend.models.classifier import activate
 from paged_backend.models.layers import Kernels
 from paged_backend.models.loader import resolve_max_model_len
@@ -29,8 +28,9 @@ from paged_backend.models.transformers_loading import (
     tensor_names,
 )
 from paged_backend.models.transformers_rows import replace_row_functions
-from paged_backend.options.model import ModelOptions
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.validation import shorten
 
 # Buffers that older versions of transformers saved.
 _BUFFERS = "position_ids", "token_type_ids", "inv_freq"

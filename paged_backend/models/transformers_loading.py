@@ -14,11 +14,11 @@ import transformers
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.safetensors_files import SafetensorsFiles, read_headers
-from paged_backend.errors import ConfigError
 from paged_backend.models.layers import Kernels
-from paged_backend.options.model import ModelOptions
 from paged_backend.quantization.read import read_quantization
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.validation import shorten
 
 # Numbers that a model may compute, such as rotary tables and masks, or that a file may lack.
 _SPARE_NUMBERS = 2**25

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.fallback_config import FallbackConfig
-from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.loader import decoder_max_model_len
 from paged_backend.models.transformers_attention import NAME, LayerFinder, PagedStep, attend_with
@@ -29,8 +28,9 @@ from paged_backend.models.transformers_loading import (
     refuse_tensors,
     tensor_names,
 )
-from paged_backend.options.model import ModelOptions
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.validation import shorten
 
 
 class TransformersModel:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import ConfigError
-from paged_backend.json_file import read_json_object
 from paged_backend.parsers.formats import ResponseFormat
 from paged_backend.parsers.template import load_template
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import read_json_object
 
 AUTO, NONE = "auto", "none"
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from paged_backend.errors import ConfigError
 from paged_backend.parsers.output import Output
 from paged_backend.parsers.schema_values import ParameterTypes
 from paged_backend.parsers.source import MAX_HEAD_LENGTH
 from paged_backend.parsers.template_values import calls_of, check_field
+from paged_backend.values.errors import ConfigError
 
 MATCH_TIMEOUT_S = 0.02  # of one search for one regular expression
 PIECE_TIMEOUT_S = 0.1  # of all searches in a piece of an answer, or in the end of a prompt

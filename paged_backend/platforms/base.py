@@ -7,14 +7,14 @@ from typing import Protocol
 
 import torch
 
-from paged_backend.config import EngineConfig
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import LaunchedStep
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Encoder, Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import Kernels
-from paged_backend.options.scheduling import StepLimits
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.options.scheduling import StepLimits
 
 
 class ModelRunner(Protocol):

@@ -6,8 +6,8 @@ import os
 
 import torch
 
-from paged_backend.errors import option_error
-from paged_backend.options.cpu import CpuOptions
+from paged_backend.values.errors import option_error
+from paged_backend.values.options.cpu import CpuOptions
 
 
 def use_cores(options: CpuOptions) -> None:

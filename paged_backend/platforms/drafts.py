@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paged_backend.core.scheduled_batch import ScheduledBatch, ScheduledSequence
-from paged_backend.outputs import TokenLogprobs
+from paged_backend.values.outputs import TokenLogprobs
 
 
 def keep_accepted(

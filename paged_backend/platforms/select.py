@@ -7,10 +7,10 @@ import os
 import torch
 
 from paged_backend.checkpoint.model_config import DTYPES
-from paged_backend.errors import ConfigError, option_error
-from paged_backend.options.cpu import HIGH, CpuOptions
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores, use_cores
+from paged_backend.values.errors import ConfigError, option_error
+from paged_backend.values.options.cpu import HIGH, CpuOptions
 
 
 def select_platform(

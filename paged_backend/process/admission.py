@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paged_backend.errors import RequestRefused
-from paged_backend.options.limits import LimitOptions
-from paged_backend.outputs import QueueState
-from paged_backend.validation import shorten
+from paged_backend.values.errors import RequestRefused
+from paged_backend.values.options.limits import LimitOptions
+from paged_backend.values.outputs import QueueState
+from paged_backend.values.validation import shorten
 
 MAX_RETRY_AFTER_S = 60
 MAX_BLOCKED_TENANTS = 2**12  # that a front end remembers; the engine refuses the others

@@ -19,9 +19,6 @@ from typing import Any
 
 import zmq
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import EngineDead
-from paged_backend.outputs import EngineStats
 from paged_backend.process import wire
 from paged_backend.process.lifetime import (
     ProcessId,
@@ -32,7 +29,10 @@ from paged_backend.process.lifetime import (
     runtime_folder,
 )
 from paged_backend.process.status_page import StatusPage
-from paged_backend.server_memory import without_heap_variables
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import EngineDead
+from paged_backend.values.outputs import EngineStats
+from paged_backend.values.server_memory import without_heap_variables
 
 GONE = "its process is gone; the server's log may say why"
 _KILL_S = 5.0  # a process may have much memory to give back

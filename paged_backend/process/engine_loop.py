@@ -18,12 +18,9 @@ from pathlib import Path
 import zmq
 
 from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
-from paged_backend.config import EngineConfig
-from paged_backend.engine import Engine
-from paged_backend.errors import ConfigError, PagedError, RequestRefused
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
 from paged_backend.grammar.compiler import GrammarCompiler
-from paged_backend.log import LOG, log_to_stderr
-from paged_backend.outputs import EngineStats, SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
 from paged_backend.process.lifetime import (
@@ -34,8 +31,11 @@ from paged_backend.process.lifetime import (
 )
 from paged_backend.process.rate_limit import TenantRateLimit
 from paged_backend.process.status_page import StatusPage
-from paged_backend.request import Request
-from paged_backend.worker import Worker
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError, PagedError, RequestRefused
+from paged_backend.values.log import LOG, log_to_stderr
+from paged_backend.values.outputs import EngineStats, SequenceOutput
+from paged_backend.values.request import Request
 
 IDLE_POLL_S = 0.5
 MAX_MESSAGES = 256  # that are handled before the next step, so that a flood of them cannot stop it

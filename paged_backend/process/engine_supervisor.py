@@ -10,14 +10,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError, EngineDead
-from paged_backend.log import LOG
-from paged_backend.outputs import EngineStats, QueueState
 from paged_backend.process import wire
 from paged_backend.process.admission import BlockedTenants, QueueBounds
 from paged_backend.process.engine_client import GONE, EngineClient
 from paged_backend.process.lifetime import ProcessId, open_process
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError, EngineDead
+from paged_backend.values.log import LOG
+from paged_backend.values.outputs import EngineStats, QueueState
 
 _FIRST_PAUSE_S = 1.0  # before the next attempt to start an engine that could not load
 _LONGEST_PAUSE_S = 30.0

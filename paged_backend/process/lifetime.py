@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple, Self
 
-from paged_backend.errors import ConfigError
-from paged_backend.server_memory import own_region, remove_regions
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.server_memory import own_region, remove_regions
 
 MAX_BASE_LENGTH = 16
 _ENROLLED = "front-end-"

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from paged_backend.outputs import QueueState
+from paged_backend.values.outputs import QueueState
 
 _NAME = "status"
 _BEAT, _RETRY_AFTER_S, _QUEUE = 0, 1, 2

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from paged_backend.outputs import EngineStats, EngineView, SequenceOutput
-from paged_backend.request import Request, RequestLimits
-from paged_backend.sampling_defaults import SamplingDefaults
+from paged_backend.values.outputs import EngineStats, EngineView, SequenceOutput
+from paged_backend.values.request import Request, RequestLimits
+from paged_backend.values.sampling_defaults import SamplingDefaults
 
 REQUESTS_SOCKET = "requests.sock"
 OUTPUTS_SOCKET = "outputs.sock"

@@ -14,7 +14,7 @@ from paged_backend.quantization.layer_names import LayerNames
 from paged_backend.quantization.packed import PackQuantizedFormat
 from paged_backend.quantization.patterns import PatternMatcher
 from paged_backend.quantization.plain import PlainFormat
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 _PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 _FORMATS = (*_PLAIN, "pack-quantized", "dense")

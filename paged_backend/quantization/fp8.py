@@ -10,7 +10,7 @@ from paged_backend.quantization.formats import BLOCKS, Quantization, WeightForma
 from paged_backend.quantization.kv_cache import read_kv_cache_dtype
 from paged_backend.quantization.layer_names import LayerNames
 from paged_backend.quantization.plain import PlainFormat
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 _FP8 = torch.float8_e4m3fn
 _MODELOPT = {"FP8": (0, 0), "FP8_PER_CHANNEL_PER_TOKEN": (1, 0)}  # the blocks with one scale

@@ -10,7 +10,7 @@ from paged_backend.quantization.formats import BLOCKS, EMBEDDING, Quantization, 
 from paged_backend.quantization.layer_names import LayerNames
 from paged_backend.quantization.packed import AwqFormat, GptqFormat
 from paged_backend.quantization.patterns import PatternMatcher, Patterns
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 _GPTQ_BITS = (2, 3, 4, 8)
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}

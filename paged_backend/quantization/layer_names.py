@@ -9,7 +9,7 @@ from fnmatch import translate
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_PATTERNS
 from paged_backend.quantization.patterns import PatternMatcher, Patterns
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 _REGEX = "re:"
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.errors import RequestRefused
 from paged_backend.quantization.pattern_process import TIME_LIMIT_S
 from paged_backend.sandbox.client import NoAnswer, Sandbox
-from paged_backend.validation import shorten
+from paged_backend.values.errors import RequestRefused
+from paged_backend.values.validation import shorten
 
 MAX_LENGTH = 2**10  # characters of an expression: each is compiled in this process, too
 _SEARCH_S = 0.5  # for each half of a list, when the expression is looked for that takes too long

@@ -11,7 +11,6 @@ from paged_backend.checkpoint.quantization_settings import (
     settings_beside_config,
     settings_in_config,
 )
-from paged_backend.errors import ConfigError
 from paged_backend.quantization.compressed_tensors import read_compressed_tensors
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.fp8 import read_fp8, read_modelopt
@@ -23,7 +22,8 @@ from paged_backend.quantization.stored import (
     holds_quantized,
     stored_headers,
 )
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 
 def _read_gguf(config: ConfigFile) -> Quantization:

@@ -12,7 +12,7 @@ from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.sampling.recent import Recent
 from paged_backend.sampling.token_counts import TokenCounts
 from paged_backend.sampling.token_edits import TokenEdits
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 
 def needs_adjustment(spec: SampleSpec) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged_backend.core.scheduled_batch import PromptLogprobsSpec, SampleSpec
-from paged_backend.outputs import TokenLogprobs
+from paged_backend.values.outputs import TokenLogprobs
 
 # Prompt tokens in a chunk. The logits of a chunk are the largest tensor of a step.
 ROWS_AT_ONCE = 256

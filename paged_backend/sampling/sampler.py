@@ -14,7 +14,7 @@ from paged_backend.sampling.draws import (
     draw_greedy,
 )
 from paged_backend.sampling.logit_adjustments import LogitAdjuster, needs_adjustment
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 # Below this temperature sampling is argmax in float32.
 _GREEDY_TEMPERATURE = 1e-5

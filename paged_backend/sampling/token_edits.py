@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.sampling.bad_words import BadWords
 from paged_backend.sampling.recent import Recent
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 Send = Callable[[NDArray[Any]], Tensor]
 

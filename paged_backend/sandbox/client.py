@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from paged_backend.errors import RequestRefused
 from paged_backend.sandbox.process import NoAnswer, ProcessLost, SandboxProcess
+from paged_backend.values.errors import RequestRefused
 
 __all__ = ["NoAnswer", "Sandbox"]
 

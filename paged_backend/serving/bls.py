@@ -16,12 +16,12 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend import contract
-from paged_backend.contract import named
-from paged_backend.errors import RequestRefused
 from paged_backend.serving import fields, postprocess, preprocess, triton
 from paged_backend.serving.contract import Array
 from paged_backend.serving.pipeline import load_llm, parameter
+from paged_backend.values import contract
+from paged_backend.values.contract import named
+from paged_backend.values.errors import RequestRefused
 
 MAX_REQUESTS = 256  # that run at the same time; each has a thread
 MAX_WAITING = 1024  # requests that wait for one of these threads; more are refused

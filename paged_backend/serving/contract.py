@@ -1,4 +1,4 @@
-"""Arrays that hold the tensors which `paged_backend.contract` declares."""
+"""Arrays that hold the tensors which `paged_backend.values.contract` declares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Copies of bls.py import them from here.
-from paged_backend.contract import INPUTS, OUTPUTS, TensorSpec, named
+from paged_backend.values.contract import INPUTS, OUTPUTS, TensorSpec, named
 
 __all__ = ["INPUTS", "OUTPUTS", "Array", "TensorSpec", "as_strings", "named"]
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from paged_backend.errors import InvalidRequest
 from paged_backend.serving.contract import Array
-from paged_backend.validation import is_deeper, shorten
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.validation import is_deeper, shorten
 
 MAX_ELEMENTS = 2**18  # of a list, unless something narrower bounds it
 

@@ -8,16 +8,8 @@ from typing import Any, NamedTuple
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.config import EngineConfig
-from paged_backend.contract import INPUTS, OUTPUTS
-from paged_backend.engine_args import EngineArgs, read_engine_args
-from paged_backend.errors import RequestRefused
 from paged_backend.grammar.client import GrammarChecker
-from paged_backend.log import LOG, log_to
-from paged_backend.options.lifetime import LifetimeOptions
 from paged_backend.process.engine_supervisor import EngineSupervisor
-from paged_backend.request import RequestLimits
-from paged_backend.server_memory import close_to_other_users
 from paged_backend.serving.contract import Array
 from paged_backend.serving.deployment import Deployment, exit_timeout_s, has_model_control
 from paged_backend.serving.metrics.publisher import VLLM_PREFIX, MetricsPublisher
@@ -39,6 +31,14 @@ from paged_backend.serving.triton import (
     response,
 )
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.contract import INPUTS, OUTPUTS
+from paged_backend.values.engine_args import EngineArgs, read_engine_args
+from paged_backend.values.errors import RequestRefused
+from paged_backend.values.log import LOG, log_to
+from paged_backend.values.options.lifetime import LifetimeOptions
+from paged_backend.values.request import RequestLimits
+from paged_backend.values.server_memory import close_to_other_users
 
 UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"
 

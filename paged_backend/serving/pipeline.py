@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.checkpoint.hub import resolve_tokenizer
-from paged_backend.contract import named as named  # copies of bls.py import it from here
-from paged_backend.engine_args import read_engine_args
-from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.process.lifetime import StepsFolder
-from paged_backend.request import RequestLimits
-from paged_backend.sampling_defaults import SamplingDefaults
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.server_memory import close_to_other_users
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.tool_use import load_tool_use
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.contract import named as named  # copies of bls.py import it from here
+from paged_backend.values.engine_args import read_engine_args
+from paged_backend.values.errors import ConfigError, InvalidRequest
+from paged_backend.values.request import RequestLimits
+from paged_backend.values.sampling_defaults import SamplingDefaults
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.server_memory import close_to_other_users
 
 MAX_PASS_THROUGH_LENGTH = 2**26  # characters; a prompt may be among them
 _SHORT = 2**14

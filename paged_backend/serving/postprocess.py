@@ -11,10 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend import contract
-from paged_backend.contract import TensorSpec, named
-from paged_backend.errors import InvalidRequest, as_exception
-from paged_backend.outputs import FinishReason
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -23,6 +19,10 @@ from paged_backend.serving.requests.tool_use import PARSED
 from paged_backend.serving.rotation import MAX_IDS_AT_ONCE, Rotation
 from paged_backend.text.text_stream import MAX_CONTEXT_IDS, Stops, StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values import contract
+from paged_backend.values.contract import TensorSpec, named
+from paged_backend.values.errors import InvalidRequest, as_exception
+from paged_backend.values.outputs import FinishReason
 
 INPUTS = tuple(
     spec._replace(optional=False)

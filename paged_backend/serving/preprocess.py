@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend import contract
-from paged_backend.contract import named
-from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.serving import triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 from paged_backend.serving.requests.preparation import Load, Preparation, tenant_of
 from paged_backend.serving.requests.prompts import SOURCES
+from paged_backend.values import contract
+from paged_backend.values.contract import named
+from paged_backend.values.errors import InvalidRequest, RequestRefused
 
 INPUTS = named(
     contract.INPUTS,

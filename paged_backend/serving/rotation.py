@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from paged_backend.errors import RequestRefused
-from paged_backend.log import write_internal_error
+from paged_backend.values.errors import RequestRefused
+from paged_backend.values.log import write_internal_error
 
 Slices = Iterator[None]
 """Work of which each step is a slice."""

@@ -11,8 +11,10 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.contract import TensorSpec
-from paged_backend.errors import (
+from paged_backend.serving.contract import Array
+from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.values.contract import TensorSpec
+from paged_backend.values.errors import (
     DeadlineExceeded,
     EngineDead,
     InvalidRequest,
@@ -20,9 +22,7 @@ from paged_backend.errors import (
     RequestRefused,
     as_exception,
 )
-from paged_backend.log import write_internal_error
-from paged_backend.serving.contract import Array
-from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.values.log import write_internal_error
 
 # How the messages of refused requests, and of requests with a wrong field, begin.
 _REFUSALS = ("queue_full", "rate_limited", "process_lost", "draining", "engine_dead")
@@ -167,7 +167,7 @@ def _code_of_step(error: Any) -> Any:
     """Return the code of another model's error.
 
     Servers at least up to 24.10 turn each code of a decoupled model into INTERNAL. All messages of
-    our models say what they are, see ``paged_backend.errors``.
+    our models say what they are, see ``paged_backend.values.errors``.
     """
     codes = pb_utils.TritonError
     reason, colon, _ = error.message().partition(": ")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.sampling_params import SamplingParams
 
 
 def resolve_bad_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:

@@ -9,13 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import InvalidRequest, RequestRefused, option_error
-from paged_backend.log import LOG
-from paged_backend.options.chat_template import (
-    RESERVED_ARGUMENTS,
-    ChatTemplateOptions,
-    is_template_text,
-)
 from paged_backend.text.messages import read_messages
 from paged_backend.text.template_client import TemplateClient
 from paged_backend.text.template_files import (
@@ -24,7 +17,14 @@ from paged_backend.text.template_files import (
     read_template,
 )
 from paged_backend.text.template_syntax import takes_argument
-from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
+from paged_backend.values.errors import InvalidRequest, RequestRefused, option_error
+from paged_backend.values.log import LOG
+from paged_backend.values.options.chat_template import (
+    RESERVED_ARGUMENTS,
+    ChatTemplateOptions,
+    is_template_text,
+)
+from paged_backend.values.validation import Rule, check_fields, checked, from_mapping, shorten
 
 _PREPARE_AFTER_S = 1.0  # when the server has finished loading
 # Arguments of chat templates that turn reasoning on and off.

@@ -32,9 +32,9 @@ from paged_backend.checkpoint.gguf.vocabulary import (
     read_types,
     special_token,
 )
-from paged_backend.errors import ConfigError
 from paged_backend.text.gguf_words import KINDS_OF_WORDS
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 _MODEL = "tokenizer.ggml.model"
 _WORDS = "tokenizer.ggml.pre"

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.validation import shorten
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.validation import shorten
 
 MAX_MESSAGES = 4096
 # The types of parts that are text, each with the field that has it.

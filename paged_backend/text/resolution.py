@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paged_backend.checkpoint.folder import MAX_TOKENIZER_BYTES, check_texts
-from paged_backend.errors import ConfigError, RequestRefused
-from paged_backend.log import LOG
 from paged_backend.sandbox.client import NoAnswer, Sandbox
 from paged_backend.text.resolve_process import TIME_LIMIT_S
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError, RequestRefused
+from paged_backend.values.log import LOG
+from paged_backend.values.validation import shorten
 
 _FORMAT = 2  # of the entries, and of the checks that a kept tokenizer has passed
 MAX_KEPT = 16  # tokenizers in the cache

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import ConfigError
 from paged_backend.sandbox.server import Answer, answer_lines, problem
+from paged_backend.values.errors import ConfigError
 
 TIME_LIMIT_S = 120.0  # of processor time; the largest vocabularies of SentencePiece take a quarter
 MEMORY_LIMIT = 2**32  # bytes; the largest tokenizers take a quarter

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paged_backend.errors import InvalidRequest
 from paged_backend.sandbox.client import NoAnswer, Sandbox
 from paged_backend.text.template_process import TIME_LIMIT_S
-from paged_backend.validation import shorten
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.validation import shorten
 
 MAX_PROBLEM_LENGTH = 240  # characters
 # A client can use two at once, with a chat and with one that has a constraint on its answer.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import ConfigError
-from paged_backend.json_file import MAX_JSON_BYTES, read_json_object
-from paged_backend.regular_file import read_text
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import MAX_JSON_BYTES, read_json_object
+from paged_backend.values.regular_file import read_text
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 CONFIG_FILE = "tokenizer_config.json"

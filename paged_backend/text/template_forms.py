@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paged_backend.options.chat_template import AUTO_FORMAT, STRING_FORMAT
 from paged_backend.text.call_arguments import render_history
 from paged_backend.text.messages import Message
 from paged_backend.text.template_syntax import iterates_content
+from paged_backend.values.options.chat_template import AUTO_FORMAT, STRING_FORMAT
 
 _FIRST, _SECOND = "zqprobeone", "zqprobetwo"  # texts that no template has
 _MAX_LENGTH = 2**20  # characters of a prompt that is searched for them

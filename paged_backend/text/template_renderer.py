@@ -10,10 +10,10 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from paged_backend.options.chat_template import AUTO_FORMAT
 from paged_backend.text.call_arguments import render_history
 from paged_backend.text.messages import Message
 from paged_backend.text.template_forms import TOOL, TemplateForms
+from paged_backend.values.options.chat_template import AUTO_FORMAT
 
 _MAX_FORMS = 32  # templates whose forms are kept; a model has two or four
 

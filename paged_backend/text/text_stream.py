@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from paged_backend.outputs import FinishReason
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.detokenizer import Detokenizer
 from paged_backend.text.stop_marks import StopMarks
 from paged_backend.text.stop_strings import StopAutomaton, StopMatcher, automaton_of
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.outputs import FinishReason
+from paged_backend.values.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

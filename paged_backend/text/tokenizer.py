@@ -10,13 +10,13 @@ from pathlib import Path
 import tokenizers
 
 from paged_backend.checkpoint.hub import is_gguf, resolve_model
-from paged_backend.errors import ConfigError, InvalidRequest
-from paged_backend.options.chat_template import ChatTemplateOptions
 from paged_backend.text.chat import ChatTemplate, choose_chat_template
 from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
 from paged_backend.text.resolution import resolve_tokenizer_files
 from paged_backend.text.template_files import read_templates
 from paged_backend.text.tokenizer_limits import check_lengths
+from paged_backend.values.errors import ConfigError, InvalidRequest
+from paged_backend.values.options.chat_template import ChatTemplateOptions
 
 _MANY = 4096  # token ids that take over a millisecond to decode
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import tokenizers
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 MAX_TOKEN_LENGTH = 4096  # characters of a token, in the vocabulary and as text
 MAX_GROWTH = 64  # characters that the normalizer or the decoder makes of one

@@ -20,11 +20,11 @@ from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.safetensors_files import open_tensors, weight_files
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.checkpoint.weight_index import INDEX
-from paged_backend.errors import ConfigError
 from paged_backend.quantization.bits import pack_int4
 from paged_backend.quantization.read import read_quantization
 from paged_backend.quantization.round import Fp8Rounding, IntegerRounding, Rounding
 from paged_backend.quantization.weight import QuantizedWeight
+from paged_backend.values.errors import ConfigError
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", INDEX)
 

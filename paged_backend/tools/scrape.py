@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 TIMEOUT_S = 5.0
 _TELLING = "num_requests_running"  # every engine has this metric, after its prefix

@@ -19,11 +19,11 @@ from oracle import EOS, Oracle
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.cli import main
-from paged_backend.config import EngineConfig
 from paged_backend.tools.bench.divergence import Divergences, Logits, kl_divergence
 from paged_backend.tools.bench.quality import ScoredEngine, reference_config
 from paged_backend.tools.bench.quality_options import NUM_RANDOM_PROMPTS, PromptOptions
 from paged_backend.tools.bench.quality_prompts import Prompt, make_prompts
+from paged_backend.values.config import EngineConfig
 
 
 def run(*argv: str) -> int:

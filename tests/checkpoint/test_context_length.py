@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from paged_backend.checkpoint.limits import MAX_POSITIONS
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 LONG: Work = [([3 + (i * 37) % 190 for i in range(200)], 12)]
 

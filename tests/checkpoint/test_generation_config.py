@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paged_backend.checkpoint.generation_config import read_sampling_defaults
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
-from paged_backend.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 VALUES = {
     **{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1},

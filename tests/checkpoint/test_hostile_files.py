@@ -29,9 +29,9 @@ from paged_backend.checkpoint.limits import (
     MAX_VOCAB_SIZE,
 )
 from paged_backend.checkpoint.safetensors_files import MAX_HEADER_BYTES
-from paged_backend.errors import ConfigError
-from paged_backend.json_file import MAX_JSON_BYTES, MAX_JSON_DEPTH
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import MAX_JSON_BYTES, MAX_JSON_DEPTH
 
 INDEX = "model.safetensors.index.json"
 Replace = Callable[[Path], Any]

@@ -8,7 +8,7 @@ import pytest
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.checkpoint.hub import resolve_model
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ DOWNLOADER = """
 import json, os, sys
 from huggingface_hub import constants
 from paged_backend.checkpoint import hub, hub_download, hub_progress
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
-from paged_backend import log
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values import log
 log.MAX_LINES = 1000  # the downloads of all tests are faster than those of an operator
 log.log_to_stderr("info")
 constants.DOWNLOAD_CHUNK_SIZE = 2**16

@@ -14,9 +14,9 @@ from oracle import make_engine
 from transformers import AutoModelForCausalLM
 
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
-from paged_backend.errors import ConfigError
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -16,12 +16,12 @@ from paged_backend.checkpoint import weights
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.weights import load_weights, random_weights
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
 from paged_backend.models.base import Model
 from paged_backend.models.loader import build_model, load_model
 from paged_backend.platforms.cpu.platform import CpuPlatform
 from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 
 
 def unpacked_parameters(folder: Path) -> dict[str, Tensor]:

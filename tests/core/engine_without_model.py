@@ -28,12 +28,12 @@ from paged_backend.core.sequence import PLACEHOLDER, Sequence
 from paged_backend.core.stopping import EndConditions
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.executor.messages import decode_scheduler_output, encode
-from paged_backend.kv_cache_groups import KVCacheLayout
-from paged_backend.outputs import SequenceOutput, TokenLogprobs
 from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.outputs import SequenceOutput, TokenLogprobs
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 EOS = 0
 VOCAB = 50

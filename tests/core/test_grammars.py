@@ -29,7 +29,7 @@ from paged_backend.core.grammar_budget import StepTime
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
 from paged_backend.core.step_results import MAX_FORCED_TOKENS
-from paged_backend.request import Request
+from paged_backend.values.request import Request
 
 wanted = st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=8)
 

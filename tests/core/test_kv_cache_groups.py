@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.kv_cache_manager import KVCacheManager
-from paged_backend.kv_cache_groups import MAX_GROUPS, KVCacheLayout, group_layers
+from paged_backend.values.kv_cache_groups import MAX_GROUPS, KVCacheLayout, group_layers
 
 some_windows = st.lists(
     st.one_of(st.none(), st.integers(1, 14)), min_size=1, max_size=3, unique=True

@@ -6,9 +6,9 @@ from engine_without_model import make_sequence
 
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence
-from paged_backend.kv_cache_groups import KVCacheLayout
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 
 def make(seq_id: int, tokens: list[int]) -> Sequence:

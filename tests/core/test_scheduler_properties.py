@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from paged_backend.core.scheduler import Scheduler
 from paged_backend.core.seeds import derive_seed
-from paged_backend.kv_cache_groups import KVCacheLayout
-from paged_backend.outputs import SequenceOutput
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.outputs import SequenceOutput
 
 MAX_MODEL_LEN = 40
 HISTORIES = int(os.environ.get("HISTORIES", "120"))  # more for a longer search

@@ -9,8 +9,8 @@ from engine_without_model import EngineWithoutModel, expected_tokens, make_reque
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 
 
 def ask(engine, name, tenant, *, num_prompt_tokens=2, max_tokens=2, **fields):

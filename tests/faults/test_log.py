@@ -13,9 +13,9 @@ from oracle import Oracle, make_engine, mixed_work, run
 from paged_client import Client, Unavailable
 from servers import kill_engine, serve_demo_with_log, wait_for, wait_loaded
 
-from paged_backend import log
 from paged_backend.serving.requests import refusal_log
 from paged_backend.serving.requests.refusal_log import RefusalLog
+from paged_backend.values import log
 
 START = (
     r"I the engine runs demo: float32 with \d+ MiB of weights on cpu with CpuAttention, 7 KV "

@@ -20,9 +20,9 @@ from paged_client.gateway.schema import (
 )
 from pydantic import ValidationError
 
-from paged_backend.request import RequestOptions
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.validation import Rule
+from paged_backend.values.request import RequestOptions
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.validation import Rule
 
 LOGITS = {"return_context_logits", "return_generation_logits"}  # in tensors only, not in JSON
 RULES: dict[str, Rule] = {

@@ -21,9 +21,9 @@ from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.matcher import compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 EOS = 1
 TOKENIZER = load_tokenizer(MODEL_DIR)

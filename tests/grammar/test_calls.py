@@ -18,13 +18,13 @@ from paged_backend.grammar.check import checked_grammar
 from paged_backend.grammar.errors import ConstraintError
 from paged_backend.grammar.matcher import GrammarError, compile_grammar
 from paged_backend.grammar.vocabulary import make_vocabulary, special_token_ids
-from paged_backend.output_constraint import OutputConstraint, Reasoning
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.formats import TOOL_FORMATS, ResponseFormat
 from paged_backend.parsers.response import ResponseReader
-from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.tool_choice import ToolChoice, read_tools
+from paged_backend.values.output_constraint import OutputConstraint, Reasoning
+from paged_backend.values.structured_outputs import StructuredOutputsParams
+from paged_backend.values.tool_choice import ToolChoice, read_tools
 
 EOS = "<|eot|>"
 MARKS = (

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hostile_schemas import hostile_schema
 
-from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.grammar import offenses
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.grammar.offenses import MAX_OFFENSES, SHORT_LIMIT_S
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.values.errors import InvalidRequest, RequestRefused
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 
 def constraint(**values: object) -> OutputConstraint:

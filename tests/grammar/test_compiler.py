@@ -16,18 +16,18 @@ from llguidance import LLMatcher
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.core.compiling import CompilingRequest, CompilingRequests
 from paged_backend.core.grammar import Grammar, SharedLexer
-from paged_backend.errors import ConfigError
 from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.compiler import MAX_SHARED, GrammarCompiler
 from paged_backend.grammar.fair_thread import FairThread
 from paged_backend.grammar.matcher import MAX_FORCED_TOKENS, Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 EOS, VOCAB_SIZE = 1, 2048
 TOKENIZER = load_tokenizer(MODEL_DIR)

@@ -14,16 +14,16 @@ from transformers import AutoModelForCausalLM, LogitsProcessor
 from paged_backend import LLM, SamplingParams
 from paged_backend.checkpoint.bundled import MODEL_DIR
 from paged_backend.core import step_results
-from paged_backend.engine import Engine
-from paged_backend.errors import InvalidRequest
+from paged_backend.engine.engine import Engine
 from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.grammar.matcher import Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.request import Request
-from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.request import Request
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 SCHEMA = {
     "type": "object",

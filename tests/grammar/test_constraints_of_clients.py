@@ -8,8 +8,8 @@ import pytest
 from constraint_forms import forms_of
 
 from paged_backend import LLM, SamplingParams
-from paged_backend.errors import InvalidRequest
-from paged_backend.structured_outputs import StructuredOutputsParams, from_guide
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.structured_outputs import StructuredOutputsParams, from_guide
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TEXT = json.dumps(SCHEMA)

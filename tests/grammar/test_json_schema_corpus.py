@@ -22,7 +22,7 @@ from json_documents import (
 from llguidance import LLMatcher
 
 from paged_backend import LLM, SamplingParams
-from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 STORE = load_samples(Path(__file__).parent / "data" / "schemastore.jsonl.xz")
 NUM_STORE_SERVED = 56

@@ -16,7 +16,7 @@ from json_documents import (
     random_document,
 )
 
-from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_6 = "http://json-schema.org/draft-06/schema#"

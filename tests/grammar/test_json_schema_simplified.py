@@ -12,8 +12,8 @@ from json_documents import ExactValidator, accepts, compile_schema, random_docum
 from paged_backend.grammar.calls import write_calls
 from paged_backend.grammar.json_schema import checked_schema
 from paged_backend.grammar.writer import GrammarWriter
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.tool_choice import Tool, ToolChoice
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.tool_choice import Tool, ToolChoice
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 OBJECT: dict[str, Any] = {

@@ -13,9 +13,9 @@ from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
 from paged_backend.grammar.matcher import Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 VOCAB_SIZE = 2100  # more than the tokenizer has, as in models with a padded vocabulary
 EOS = 1

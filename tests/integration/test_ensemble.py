@@ -24,12 +24,12 @@ from markov import ANYTHING, TEXT, ends_within_character, make_markov_checkpoint
 from paged_client import Client, InvalidRequest, RequestCancelled, Unavailable
 from pipelines import OWN, TENSORRTLLM, write_part_of_pipeline
 
-from paged_backend.errors import ConfigError
 from paged_backend.launch.pipeline import MAX_INFLIGHT_REQUESTS, knows_the_bound
 from paged_backend.launch.repository import model_names, write_pipeline
 from paged_backend.launch.server_process import RunningServer, start_server
 from paged_backend.serving.requests.front_end import MAX_BEHIND
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "text"))
 from sample_tokenizers import KINDS  # noqa: E402

@@ -24,7 +24,6 @@ from checkpoints import make_checkpoint
 from paged_client import Client
 from safetensors.torch import load_file, save_file
 
-from paged_backend.errors import ConfigError
 from paged_backend.launch.ports import Endpoints, ReservedEndpoints
 from paged_backend.launch.repository import model_names, write_model_repository
 from paged_backend.launch.served_names import ServedNames, read_names
@@ -35,6 +34,7 @@ from paged_backend.launch.server_process import (
     start_server,
 )
 from paged_backend.launch.stderr_relay import StderrRelay
+from paged_backend.values.errors import ConfigError
 
 PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
 
@@ -543,7 +543,7 @@ def test_without_any_tritonserver_the_error_says_what_to_install(tmp_path: Path)
     code = (
         "import sys; sys.modules['pytriton'] = None\n"
         "from pathlib import Path\n"
-        "from paged_backend.errors import ConfigError\n"
+        "from paged_backend.values.errors import ConfigError\n"
         "from paged_backend.launch.server_files import find_server_files\n"
         "try: find_server_files(Path(sys.argv[1]))\n"
         "except ConfigError as error: print(error)\n"

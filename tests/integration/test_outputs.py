@@ -10,11 +10,11 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from paged_backend.cli import main
-from paged_backend.llm import LLM
-from paged_backend.outputs import FinishReason
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.llm import LLM
 from paged_backend.text.text_stream import StreamState, resumed_delta
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.outputs import FinishReason
+from paged_backend.values.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.server
 QUESTION = load_questions()[0]

@@ -26,7 +26,7 @@ from servers import (
 from paged_backend.launch.repository import write_model_repository, write_pipeline
 from paged_backend.launch.server_process import launch_server
 from paged_backend.process.lifetime import ProcessId
-from paged_backend.server_memory import REGION_PREFIX, regions_with, remove_regions
+from paged_backend.values.server_memory import REGION_PREFIX, regions_with, remove_regions
 
 pytestmark = pytest.mark.server
 SECRET = "zebra-in-the-prompt"

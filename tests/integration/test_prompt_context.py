@@ -21,10 +21,10 @@ from pipelines import OWN, write_part_of_pipeline
 from servers import engines_of
 from tokenizer_layouts import sentencepiece_with_prefix
 
+from paged_backend.engine.llm import LLM
 from paged_backend.launch.server_process import start_server
-from paged_backend.llm import LLM
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.sampling_params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 from gateways import Gateway, running_gateway  # noqa: E402

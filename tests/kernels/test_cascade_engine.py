@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import Oracle, Work, make_engine, run, tokens_of
 
-from paged_backend.engine import Engine
+from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu import attention, model_runner, shared_prefix
 
 PREFIX = [(7 * i + 3) % 190 + 3 for i in range(17)]

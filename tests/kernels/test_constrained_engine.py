@@ -10,14 +10,14 @@ import torch
 from checkpoints import make_checkpoint
 from oracle import EOS, make_engine
 
-from paged_backend.engine import Engine
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.outputs import TokenLogprobs
+from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
-from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.outputs import TokenLogprobs
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 pytest.importorskip("llguidance", reason="compiles the grammars")
 pytest.importorskip("numba", reason="the CPU's platform needs it")

@@ -13,7 +13,7 @@ from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.sampler import DeviceSampler, SampleRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.sampler import Sampler
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 VOCAB = 61
 EOS = frozenset({2, 60})

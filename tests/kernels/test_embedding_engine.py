@@ -13,12 +13,12 @@ from oracle import make_engine
 from rerankers import DOCUMENTS, QUERY, classifier_scores, make_reranker
 
 from paged_backend import LLM
-from paged_backend.embedding import make_embedding
-from paged_backend.engine import Engine
+from paged_backend.embeddings.vectors import make_embedding
+from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.platform import GpuPlatform
-from paged_backend.pooling_params import PoolingParams
-from paged_backend.request import Request
+from paged_backend.values.pooling_params import PoolingParams
+from paged_backend.values.request import Request
 
 PROMPTS = [[5], list(range(3, 40)), list(range(3, 25)), [9, 8], list(range(50, 81))]
 

@@ -13,13 +13,13 @@ from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
-from paged_backend.engine import Engine
+from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu import step_inputs
 from paged_backend.platforms.gpu.batch import Staging
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 TINY = {"num_hidden_layers": 2, "intermediate_size": 40}
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from oracle import Oracle, make_engine, run, tokens_of
 
-from paged_backend.engine import Engine
-from paged_backend.kv_cache_groups import KVCacheGroup
+from paged_backend.engine.engine import Engine
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.platform import GpuPlatform
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.torch.attention import TorchAttention
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.kv_cache_groups import KVCacheGroup
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 FP8 = torch.float8_e4m3fn
 FORMATS = [

@@ -15,15 +15,15 @@ from oracle import Oracle, Work, make_engine, mixed_work, run, tokens_of
 from quantized_checkpoints import Writer, awq, fp8, gptq, quantize_checkpoint
 from torch import Tensor
 
-from paged_backend.config import EngineConfig
-from paged_backend.engine import Engine
+from paged_backend.engine.engine import Engine
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.quantization.online import ONLINE_FORMATS
 from paged_backend.quantization.round import Rounding
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.plan.options import PlanOptions
 from paged_backend.tools.plan.planner import Planner
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 CHANNEL_CONFIG = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
 BLOCK_CONFIG = {"quant_method": "fp8", "weight_block_size": [128, 128]}

@@ -12,8 +12,8 @@ from demo_server import MODEL
 from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.options import BACKENDS, TargetOptions
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import ConfigError
 
 pytestmark = pytest.mark.server
 QUESTION = "What does len do?"

@@ -11,8 +11,8 @@ from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.request import Request, Turn
+from paged_backend.values.errors import ConfigError
 
 
 def requests(count, **more):

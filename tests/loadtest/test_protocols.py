@@ -9,8 +9,8 @@ from paged_loadtest.protocols import openai, triton_http
 from paged_loadtest.protocols.decoding import describe_refusal
 from paged_loadtest.timeline import Timeline
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import ConfigError
 
 CHAT = ({"role": "user", "content": "Hi"},)
 

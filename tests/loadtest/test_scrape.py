@@ -10,8 +10,8 @@ import pytest
 from paged_loadtest.results import ServerSample
 from paged_loadtest.sampling import server_sample
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.scrape import Histogram, parse_page, scrape
+from paged_backend.values.errors import ConfigError
 
 # As Triton writes it: a histogram of counters, two models, and counters of its own.
 PAGE = """\

@@ -15,10 +15,10 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from paged_backend.errors import ConfigError
 from paged_backend.text.chat import Chat
 from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
+from paged_backend.values.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 WORDS = ["".join(RNG.choice(list("abcdefghijklmnop"), 5)) for _ in range(120)]

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from paged_backend import LLM, SamplingParams
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.errors import ConfigError
 from paged_backend.tools.demo import load_questions
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 from paged_backend.tools.workloads.lengths import parse_lengths
+from paged_backend.values.errors import ConfigError
 
 DATA = Path(__file__).parent.parent.parent / "loadtest" / "workloads"
 SHAREGPT, TRACE = str(DATA / "demo_sharegpt.json"), str(DATA / "sample_trace.jsonl")

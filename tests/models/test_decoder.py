@@ -10,7 +10,6 @@ from checkpoints import FAMILIES, make_checkpoint
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
@@ -18,6 +17,7 @@ from paged_backend.models.loader import load_model
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.platform import CpuPlatform
 from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.values.config import EngineConfig
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
 BLOCK_SIZE = 16

@@ -29,7 +29,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 from paged_backend import LLM, ConfigError, InvalidRequest, PoolingParams, SamplingParams
 from paged_backend.models.transformers_linear import KernelLinear
 from paged_backend.platforms.cpu.amx import has_amx
-from paged_backend.request import Request
+from paged_backend.values.request import Request
 
 LONG = [5 + place % 150 for place in range(MAX_POSITIONS)]
 

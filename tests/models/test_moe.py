@@ -29,7 +29,6 @@ from paged_backend.checkpoint.moe_tensors import moe_tensors
 from paged_backend.checkpoint.stored_tensor import Parameter
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.checkpoint.weights import load_weights, random_weights
-from paged_backend.errors import ConfigError
 from paged_backend.models.layers import Kernels, QuantizedKernels
 from paged_backend.models.moe import MoeMLP
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
@@ -39,6 +38,7 @@ from paged_backend.platforms.torch.platform import TorchPlatform
 from paged_backend.quantization.online import ONLINE_FORMATS
 from paged_backend.quantization.read import read_quantization
 from paged_backend.tools.quantize import scheme_of
+from paged_backend.values.errors import ConfigError
 
 _SIZES = {
     "vocab_size": 50,

@@ -21,7 +21,7 @@ from rerankers import (
 from transformers import PreTrainedModel
 
 from paged_backend import LLM, ConfigError, InvalidRequest
-from paged_backend.engine_args import from_mapping
+from paged_backend.values.engine_args import from_mapping
 
 QWEN3_RERANKER = {
     "architectures": ["Qwen3ForSequenceClassification"],

@@ -13,12 +13,12 @@ from checkpoints import make_checkpoint
 from oracle import Oracle, make_engine, run, tokens_of
 from safetensors.torch import load_file, save_file
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
+from paged_backend.engine.worker import Worker
 from paged_backend.models.transformers_attention import LayerFinder
 from paged_backend.models.transformers_linear import KernelLinear
 from paged_backend.models.transformers_model import TransformersModel
-from paged_backend.worker import Worker
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 
 
 def load(folder: Path, **options: object) -> Worker:

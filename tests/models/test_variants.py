@@ -12,12 +12,12 @@ from checkpoints import make_checkpoint
 
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.shape import Activation, LayerNorms, Rotary
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
 from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 
 LENGTH = 60
 CHANGES: list[tuple[str, dict[str, Any]]] = [

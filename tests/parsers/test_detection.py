@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
-from paged_backend.errors import ConfigError
 from paged_backend.parsers.detection import response_format
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.errors import ConfigError
 
 # What is typical of a template, and the formats.
 TEMPLATES = {

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from paged_backend.options.responses import REASONING_PARSERS, TOOL_PARSERS
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ResponseFormat
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.parsers.template import load_template
+from paged_backend.values.options.responses import REASONING_PARSERS, TOOL_PARSERS
 
 TOOLS = [
     {

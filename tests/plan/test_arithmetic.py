@@ -16,12 +16,8 @@ from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.moe import MoeShape, Routing
 from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.shape_reader import read_shape
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
-from paged_backend.kv_cache_groups import KVCacheGroup, KVCacheLayout
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.models.loader import build_model
-from paged_backend.options.scheduling import GPU_LIMITS
 from paged_backend.platforms.torch.platform import TorchPlatform
 from paged_backend.tools.plan.gpus import GPUS, find_gpu
 from paged_backend.tools.plan.lengths import Lengths
@@ -36,6 +32,10 @@ from paged_backend.tools.plan.sizes import (
     prompt_attention_flops,
     share_of_experts,
 )
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.kv_cache_groups import KVCacheGroup, KVCacheLayout
+from paged_backend.values.options.scheduling import GPU_LIMITS
 
 KIB, GIB = 2**10, 2**30
 BF16, KV16 = WEIGHT_TYPES["bfloat16"], KV_TYPES["bfloat16"]

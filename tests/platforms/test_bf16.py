@@ -14,13 +14,13 @@ from platforms.amx_emulation import amx_or_emulation
 from platforms.test_linear import ACTIVATIONS, make
 
 from paged_backend.checkpoint.shape import Activation
-from paged_backend.llm import LLM
+from paged_backend.engine.llm import LLM
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.bf16_linear import BFloat16Linear
 from paged_backend.platforms.cpu.platform import BFloat16Platform
 from paged_backend.platforms.select import select_platform
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["vectors", "amx"])

@@ -17,14 +17,14 @@ from checkpoints import FAMILIES, make_checkpoint
 from oracle import VOCAB_SIZE, make_engine, mixed_work, run, tokens_of
 from torch import Tensor
 
-from paged_backend.engine import Engine
-from paged_backend.outputs import SequenceOutput
+from paged_backend.engine.engine import Engine
 from paged_backend.platforms.cpu import model_runner
 from paged_backend.platforms.cpu.arena import Arena, ArenaFull
 from paged_backend.platforms.cpu.graphs import capture
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim, floats
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 ROWS, SIZE = 6, 33
 

@@ -19,7 +19,7 @@ from paged_backend.platforms.gpu.cuda_graphs import (
 )
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8

@@ -11,14 +11,14 @@ import torch
 from checkpoints import make_checkpoint
 from oracle import make_engine, mixed_work, run, tokens_of
 
-from paged_backend.errors import ConfigError
-from paged_backend.options.cpu import CpuOptions
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores
 from paged_backend.platforms.cpu import threads as cpu_threads
 from paged_backend.platforms.cpu.platform import CpuPlatform
 from paged_backend.platforms.select import resolve_dtype, select_platform
 from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.cpu import CpuOptions
 
 
 def select(dtype: str) -> Platform:

@@ -13,13 +13,13 @@ from oracle import make_engine, mixed_work, run, tokens_of
 from platforms.amx_emulation import amx_or_emulation
 from platforms.test_linear import make
 
-from paged_backend.llm import LLM
+from paged_backend.engine.llm import LLM
 from paged_backend.models.linear import LinearSpec
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.linear import CpuLinear
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.sampling_params import SamplingParams
 
 ERROR = 3 * 2.0**-18  # of a product: what rounding leaves of both factors, and the smaller parts
 HIGH = {"float32_matmul_precision": "high"}

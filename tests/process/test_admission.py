@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paged_backend.errors import RequestRefused
-from paged_backend.outputs import QueueState
 from paged_backend.process.admission import MAX_RETRY_AFTER_S, QueueBounds, ThroughputEstimate
 from paged_backend.process.status_page import StatusPage
+from paged_backend.values.errors import RequestRefused
+from paged_backend.values.outputs import QueueState
 
 BOUNDS = QueueBounds(max_waiting_requests=4, max_waiting_tokens=100)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paged_backend.config import EngineConfig
 from paged_backend.process.engine_client import EngineClient
 from paged_backend.process.lifetime import (
     ProcessId,
@@ -25,6 +24,7 @@ from paged_backend.process.lifetime import (
     remove_runtime_folder,
     runtime_folder,
 )
+from paged_backend.values.config import EngineConfig
 
 CONFIG = EngineConfig(model="demo")
 

@@ -11,7 +11,6 @@ import pytest
 from hub_server import Repository, running_hub
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.config import EngineConfig
 from paged_backend.process.engine_supervisor import (
     EngineDied,
     EngineRestarted,
@@ -19,6 +18,7 @@ from paged_backend.process.engine_supervisor import (
     Event,
 )
 from paged_backend.process.lifetime import ProcessId
+from paged_backend.values.config import EngineConfig
 
 
 def test_a_new_engine_loads_the_same_commit(

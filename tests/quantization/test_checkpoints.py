@@ -17,13 +17,13 @@ from quantized_checkpoints import Writer, awq, compressed, fp8, gptq, quantize_c
 from safetensors.torch import load_file, save_file
 
 from paged_backend.checkpoint.config_file import ConfigFile
-from paged_backend.errors import ConfigError
-from paged_backend.llm import LLM
+from paged_backend.engine.llm import LLM
 from paged_backend.quantization import patterns
 from paged_backend.quantization.patterns import PatternMatcher, Patterns
 from paged_backend.quantization.read import QUANTIZATION_METHODS, read_quantization
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.sampling_params import SamplingParams
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

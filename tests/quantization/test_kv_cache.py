@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from oracle import Work, make_engine, mixed_work, run, tokens_of
 from safetensors.torch import load_file, save_file
 
-from paged_backend.errors import ConfigError
-from paged_backend.llm import LLM
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.llm import LLM
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.sampling_params import SamplingParams
 
 KV_DTYPES = ["bfloat16", "fp8", "int8_per_token_head"]
 SCALES = {f"model.layers.{layer}.self_attn.{kind}_scale" for layer in range(3) for kind in "kv"}

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.cli import main
-from paged_backend.llm import LLM
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.llm import LLM
 from paged_backend.tools.demo import load_questions
+from paged_backend.values.sampling_params import SamplingParams
 
 MAX_ERROR = {"w8a8": 0.01, "w4a16": 0.08, "fp8": 0.04}
 

@@ -23,7 +23,7 @@ from paged_backend.sampling.draws import NUM_CANDIDATES
 from paged_backend.sampling.logit_adjustments import LogitAdjuster
 from paged_backend.sampling.recent import STEPS_KEPT, Recent
 from paged_backend.sampling.sampler import Sampler
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.sampling_params import SamplingParams
 
 EOS = 7
 MIXED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_backend.config import EngineConfig
-from paged_backend.outputs import FinishReason, SequenceOutput, TokenLogprobs
-from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.requests.answer import Answer
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.values.request import RequestLimits
 
 REQUEST = "1"
 

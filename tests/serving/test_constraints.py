@@ -9,11 +9,8 @@ import threading
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from paged_backend.config import EngineConfig
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.process import wire
-from paged_backend.request import RequestLimits
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.requests.intake import Intake
 from paged_backend.serving.requests.open_requests import Arrival
@@ -22,6 +19,9 @@ from paged_backend.serving.requests.preparation import Load
 from paged_backend.serving.requests.request_table import RequestTable
 from paged_backend.text.tokenizer import Tokenizer as OurTokenizer
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.request import RequestLimits
+from paged_backend.values.sampling_params import SamplingParams
 
 FIELDS = {"max_tokens": 5, "structured_outputs": {"regex": "mark[0-9]+"}}
 TENSORS = {

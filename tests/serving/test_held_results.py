@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged_backend.errors import RequestRefused
 from paged_backend.serving.requests.held_results import HeldResults
+from paged_backend.values.errors import RequestRefused
 
 
 def test_a_tenant_fills_a_part_of_the_room() -> None:

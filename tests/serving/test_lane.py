@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_backend.errors import RequestRefused
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.requests import lane as lanes
 from paged_backend.serving.requests.lane import Lane
@@ -23,6 +22,7 @@ from paged_backend.serving.requests.preparation import (
     Preparation,
     tenant_of,
 )
+from paged_backend.values.errors import RequestRefused
 
 
 class Log:

@@ -9,12 +9,12 @@ import time
 import numpy as np
 import pytest
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import InvalidRequest
-from paged_backend.request import RequestLimits
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.requests.parsing import ParsedRequest, RequestParser
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.request import RequestLimits
 
 NARROW = {
     "max_prompt_tokens": 8,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from paged_backend.errors import RequestRefused
 from paged_backend.serving import rotation
 from paged_backend.serving.rotation import Rotation
+from paged_backend.values.errors import RequestRefused
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import InvalidRequest
-from paged_backend.request import RequestLimits
-from paged_backend.sampling_defaults import SamplingDefaults
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.tensorrtllm.sampling import IDS, TEXT, Dialect, sampling_values
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.request import RequestLimits
+from paged_backend.values.sampling_defaults import SamplingDefaults
+from paged_backend.values.sampling_params import SamplingParams
 
 DEFAULTS = SamplingDefaults(
     temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05, max_tokens=30

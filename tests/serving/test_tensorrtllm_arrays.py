@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paged_backend.errors import InvalidRequest
 from paged_backend.serving.tensorrtllm.arrays import merge, split_rows
 from paged_backend.serving.tensorrtllm.words import NO_WORD, read_words, write_words
+from paged_backend.values.errors import InvalidRequest
 
 WORDS = st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), max_size=5)
 

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import InvalidRequest
-from paged_backend.request import RequestLimits
 from paged_backend.serving.tensorrtllm.sampling import (
     IDS,
     TEXT,
@@ -20,6 +17,9 @@ from paged_backend.serving.tensorrtllm.sampling import (
 )
 from paged_backend.serving.tensorrtllm.words import write_words
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.request import RequestLimits
 
 MANY = 250_000
 

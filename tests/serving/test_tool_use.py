@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from paged_backend.checkpoint.bundled import TOOLS_MODEL_DIR
-from paged_backend.errors import InvalidRequest
-from paged_backend.options.responses import ResponseOptions
-from paged_backend.output_constraint import OutputConstraint, Reasoning
 from paged_backend.parsers.formats import ResponseFormat
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving.requests.prompts import Prompt
 from paged_backend.serving.requests.tool_use import RequestTools, ToolUse
-from paged_backend.structured_outputs import StructuredOutputsParams
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.options.responses import ResponseOptions
+from paged_backend.values.output_constraint import OutputConstraint, Reasoning
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 TOKENIZER = load_tokenizer(TOOLS_MODEL_DIR)
 DIGITS = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[0-9]"))

@@ -8,12 +8,12 @@ import pytest
 from sample_tokenizers import CORPUS, KINDS
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.chat import Chat, ChatTemplate
 from paged_backend.text.detokenizer import token_bytes
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.sampling_params import SamplingParams
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"

@@ -15,10 +15,10 @@ from sample_tokenizers import KINDS
 from tokenizers import processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.text.chat import Chat, ChatTemplate
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError, InvalidRequest
 
 NUM_CONVERSATIONS = 1000
 ROLES = "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"

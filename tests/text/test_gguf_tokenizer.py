@@ -16,11 +16,11 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-from paged_backend.errors import ConfigError
 from paged_backend.grammar.vocabulary import load_vocabulary
 from paged_backend.text.chat import Chat
 from paged_backend.text.gguf_tokenizer import read_gguf_tokenizer
 from paged_backend.text.tokenizer import load_tokenizer
+from paged_backend.values.errors import ConfigError
 
 SPECIAL_IDS = {"unk_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TEXTS = [

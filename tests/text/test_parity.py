@@ -12,12 +12,12 @@ import pytest
 from tokenizer_layouts import LAYOUTS, random_ids, random_texts
 from transformers import AutoTokenizer
 
-from paged_backend.outputs import FinishReason
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.text.chat import Chat
 from paged_backend.text.detokenizer import Detokenizer, text_of_prompt
 from paged_backend.text.text_stream import TextStream
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.outputs import FinishReason
+from paged_backend.values.sampling_params import SamplingParams
 
 CASES = 1000
 Pair = tuple[Tokenizer, Any]

@@ -19,7 +19,6 @@ from tokenizer_layouts import LAYOUTS, added_tokens, write, write_json
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.text.resolution import MAX_KEPT
 from paged_backend.text.tokenizer import Tokenizer as OurTokenizer
 from paged_backend.text.tokenizer import load_tokenizer
@@ -30,6 +29,7 @@ from paged_backend.text.tokenizer_limits import (
     PROBE_LENGTH,
     check_tokenizer,
 )
+from paged_backend.values.errors import ConfigError, InvalidRequest
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from paged_backend.errors import InvalidRequest
 from paged_backend.text.chat import Chat
 from paged_backend.text.partial_json import MAX_LENGTH, completed
 from paged_backend.text.template_client import TemplateClient
 from paged_backend.text.template_syntax import iterates_content, takes_argument
+from paged_backend.values.errors import InvalidRequest
 
 TURNS = "{%% for message in messages %%}[{{ message.role }}]%s{%% endfor %%}"
 LOOP = TURNS % "{% for part in message.content %}{{ part.text }};{% endfor %}"

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.sandbox import client as sandbox
 from paged_backend.text.chat import Chat
 from paged_backend.text.template_client import MAX_PROCESSES, TemplateClient
+from paged_backend.values.errors import InvalidRequest, RequestRefused
 
 CHAT = Chat.from_json([{"role": "user", "content": "hello"}])
 TIME = "messages: the chat template took over 2 s"

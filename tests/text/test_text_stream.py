@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_tokenizers import CORPUS
 
-from paged_backend.outputs import FinishReason
-from paged_backend.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from paged_backend.text.detokenizer import Detokenizer
 from paged_backend.text.stop_strings import StopAutomaton
 from paged_backend.text.text_stream import TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.outputs import FinishReason
+from paged_backend.values.sampling_params import MAX_STOP_STRINGS, SamplingParams
 
 LENGTH, STOP, ABORT = FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT
 

@@ -9,8 +9,8 @@ import pytest
 from sample_tokenizers import CORPUS, KINDS, SPECIAL_TOKENS, byte_level_bpe
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
+from paged_backend.values.errors import ConfigError, InvalidRequest
 
 
 def save(folder: Path, kind: str, **config: object) -> None:

@@ -9,11 +9,11 @@ import pytest
 from readings import reading, sequence, view
 from rich.console import Console
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.top.options import TopOptions
 from paged_backend.tools.top.screen import draw
 from paged_backend.tools.top.source import INSPECT_IS_OFF
 from paged_backend.tools.top.watch import Frame, Watch
+from paged_backend.values.errors import ConfigError
 
 PREFIX = (1, 2, 3)
 SHARING = view(

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paged_backend.errors import ConfigError
-from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.workloads.options import WorkloadOptions
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.flags import add_flags, flag_values
 from paged_loadtest.options import TargetOptions
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.cli.options import Subparsers
 
 

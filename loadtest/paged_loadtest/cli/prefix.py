@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from paged_backend.flags import add_flags, flag_values
 from paged_backend.tools.workloads.options import WorkloadOptions
+from paged_backend.values.flags import add_flags, flag_values
 from paged_loadtest.cli.options import (
     Subparsers,
     add_server_options,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from paged_backend.flags import add_flags, flag_values
+from paged_backend.values.flags import add_flags, flag_values
 from paged_loadtest.cli.options import (
     Subparsers,
     add_server_options,

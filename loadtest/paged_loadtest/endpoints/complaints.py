@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols import triton
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
 from paged_loadtest.endpoints.endpoint import ServerInfo
 from paged_loadtest.endpoints.http import HttpEndpoint

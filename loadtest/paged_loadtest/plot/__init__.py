@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.results import load_report
 
 FORMATS = (".png", ".html")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.results import Report, Run
 
 # Distinguishable with any color vision.

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 from paged_loadtest.timeline import Timeline
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.request import Prompt, Request
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.protocols.decoding import EventDecoder
 from paged_loadtest.timeline import Timeline
 

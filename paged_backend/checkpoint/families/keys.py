@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.limits import MAX_WINDOW
 from paged_backend.checkpoint.shape import Biases, Rotary, Windows
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

@@ -13,7 +13,7 @@ from paged_backend.checkpoint.families.keys import (
 )
 from paged_backend.checkpoint.moe_reader import read_qwen2_moe, read_qwen3_moe
 from paged_backend.checkpoint.shape import Biases, QKNorm, Variant, Windows
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 
 def qwen2(config: ConfigFile, num_layers: int) -> Variant:

@@ -12,7 +12,7 @@ from paged_backend.checkpoint.families.keys import (
     windows_of,
 )
 from paged_backend.checkpoint.shape import Rotary, Variant, Windows
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 
 def smollm3(config: ConfigFile, num_layers: int) -> Variant:

@@ -11,7 +11,7 @@ from paged_backend.checkpoint.gguf.names import ROPE_DIVISORS, check_tensors
 from paged_backend.checkpoint.gguf.values import read_values
 from paged_backend.checkpoint.gguf.vocabulary import end_tokens, read_tokens
 from paged_backend.checkpoint.shape_reader import read_shape
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.gguf.block_type import BlockType, block_type, can_dequantize
-from paged_backend.errors import ConfigError
-from paged_backend.regular_file import open_regular
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.regular_file import open_regular
+from paged_backend.values.validation import shorten
 
 MAX_HEADER_BYTES = 2**25  # a vocabulary of 200,000 tokens with its merges takes a third of it
 

@@ -7,8 +7,8 @@ import re
 from paged_backend.checkpoint.gguf.header import GgufFile
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import ModelShape
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 ROPE_DIVISORS = "rope_freqs.weight"
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from paged_backend.checkpoint.gguf.block_type import Floats
 from paged_backend.checkpoint.gguf.header import GgufTensor
-from paged_backend.errors import ConfigError
-from paged_backend.regular_file import open_regular
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.regular_file import open_regular
 
 _CHUNK_BYTES = 2**22  # read and converted at once; rows are never divided
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from paged_backend.core.fairness.lazy_heap import Key, LazyHeap
 from paged_backend.core.fairness.tenant_queue import Account, TenantQueue
 from paged_backend.core.sequence import Sequence
-from paged_backend.request import Request
+from paged_backend.values.request import Request
 
 
 class FairQueue:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from paged_backend.core.sequence import Sequence
-from paged_backend.request import Request
+from paged_backend.values.request import Request
 
 
 class QueuePolicy(Protocol):

@@ -14,7 +14,6 @@ from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.cpu.arena import Arena
 from paged_backend.platforms.cpu.graphs import Graph, capture
 from paged_backend.platforms.cpu.memory import zeros
@@ -25,6 +24,7 @@ from paged_backend.platforms.torch.model_runner import (
     PooledStep,
     TorchModelRunner,
 )
+from paged_backend.values.options.scheduling import StepLimits
 
 _ARENA_BYTES = 2**28  # for the activations of a step; larger steps run without a graph
 _MAX_SHAPES = 512  # that are remembered, with their graphs

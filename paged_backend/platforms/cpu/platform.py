@@ -8,15 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import ConfigError
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.base import Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
-from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.cpu import amx_attention, bf16_linear, layers
 from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
@@ -34,6 +31,9 @@ from paged_backend.platforms.torch.platform import TorchPlatform
 from paged_backend.platforms.torch.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.options.scheduling import StepLimits
 
 
 class CpuPlatform(TorchPlatform):

@@ -26,7 +26,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paged_backend.log import LOG
+from paged_backend.values.log import LOG
 
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)

@@ -9,10 +9,10 @@ import torch
 from paged_kernels.logprobs import logprobs
 from torch import Tensor
 
-from paged_backend.outputs import TokenLogprobs
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.logprobs import LogprobsSpec, rows, rows_with_logits
-from paged_backend.sampling_params import MAX_LOGPROBS
+from paged_backend.values.outputs import TokenLogprobs
+from paged_backend.values.sampling_params import MAX_LOGPROBS
 
 
 class DeviceLogprobs:

@@ -33,7 +33,6 @@ from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput,
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.cuda_graphs import (
     MAX_PROMPTS,
     Replay,
@@ -56,7 +55,8 @@ from paged_backend.sampling.logprobs import (
     specs_of_samples,
     split_by_prompt,
 )
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.options.scheduling import StepLimits
+from paged_backend.values.sampling_params import SamplingParams
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.base import Encoder, Model
@@ -16,7 +15,6 @@ from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions, ProductExperts
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.packed_attention import PackedPrompts
-from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.experts import TritonExperts
@@ -28,6 +26,8 @@ from paged_backend.platforms.torch.linear import TorchLinear
 from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
 
 class GpuPlatform:

@@ -19,7 +19,7 @@ from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.platforms.gpu.packed_rows import PackedRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.sampling.token_edits import TokenEdits
-from paged_backend.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
+from paged_backend.values.sampling_params import INT32_MAX, MAX_STOP_TOKEN_IDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.models.attention import AttentionMetadata
-from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.batch import BlockTables, Rows, Staging
 from paged_backend.platforms.gpu.cuda_graphs import MAX_PROMPTS, StepShape, captured_shapes
 from paged_backend.platforms.gpu.sampler import SampleRows
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.input_batch import InputBatch, InputBatchBuilder, Longs, without
+from paged_backend.values.options.scheduling import StepLimits
 
 IntArray = TypeVar("IntArray", bound=NDArray[np.signedinteger[Any]])
 

@@ -14,12 +14,12 @@ import torch
 
 from paged_backend.core.scheduled_batch import ScheduledBatch
 from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
-from paged_backend.kv_cache_groups import KVCacheLayout
-from paged_backend.options.scheduling import StepLimits
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, captured_shapes
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.torch.threads import one_torch_thread
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.options.scheduling import StepLimits
 
 _ANY_TOKEN = 7
 

@@ -19,7 +19,6 @@ from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput,
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.outputs import TokenLogprobs
 from paged_backend.platforms.drafts import keep_accepted
 from paged_backend.platforms.input_batch import (
     InputBatch,
@@ -38,6 +37,7 @@ from paged_backend.sampling.logprobs import (
 )
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.sampling.token_masks import apply_token_masks, draw_greedy_allowed
+from paged_backend.values.outputs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from paged_backend.config import EngineConfig
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.attention_step import AttentionStep
 from paged_backend.models.base import Encoder, Model
@@ -17,7 +16,6 @@ from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.packed_attention import PackedPrompts
-from paged_backend.options.scheduling import CPU_LIMITS, StepLimits
 from paged_backend.platforms.torch import layers
 from paged_backend.platforms.torch.attention import TorchAttention
 from paged_backend.platforms.torch.encoder_runner import EncoderRunner
@@ -30,6 +28,8 @@ from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.sampling.draws import compile_draws
 from paged_backend.sampling.token_masks import compile_token_masks
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.options.scheduling import CPU_LIMITS, StepLimits
 
 DEFAULT_KV_CACHE_BYTES = 512 * 2**20
 

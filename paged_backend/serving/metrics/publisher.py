@@ -7,11 +7,16 @@ from collections import Counter as Numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paged_backend.histogram import Histogram
-from paged_backend.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason, SequenceOutput
-from paged_backend.request import Request, RequestLimits
 from paged_backend.serving.metrics.registry import Registry, Series
 from paged_backend.serving.metrics.stat_logger import AnswerClock, RequestClock, StatLogger
+from paged_backend.values.histogram import Histogram
+from paged_backend.values.outputs import (
+    ENGINE_HISTOGRAMS,
+    EngineStats,
+    FinishReason,
+    SequenceOutput,
+)
+from paged_backend.values.request import Request, RequestLimits
 
 Read = Callable[[EngineStats], float]
 Table = Mapping[str, tuple[str, Read]]

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paged_backend.histogram import HistogramCounts
+from paged_backend.values.histogram import HistogramCounts
 
 
 class Registry:

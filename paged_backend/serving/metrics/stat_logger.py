@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paged_backend.outputs import EngineStats, SequenceOutput
-from paged_backend.request import Request
+from paged_backend.values.outputs import EngineStats, SequenceOutput
+from paged_backend.values.request import Request
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from paged_backend.request import Request, RequestLimits
 from paged_backend.serving.metrics.publisher import (
     VLLM_COUNTERS,
     VLLM_GAUGES,
@@ -18,6 +17,7 @@ from paged_backend.serving.metrics.publisher import (
 )
 from paged_backend.serving.metrics.stat_logger import RequestClock
 from paged_backend.serving.requests.token_bucket import TokenBucket
+from paged_backend.values.request import Request, RequestLimits
 
 # The server needs 20 microseconds for each value, too long for each token of a busy engine.
 # Values above the rate wait, and values above the backlog are dropped, the oldest first.

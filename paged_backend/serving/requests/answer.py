@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paged_backend.outputs import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 from paged_backend.parsers.delta import ResponseDelta
 from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.response import ResponseReader
@@ -22,6 +21,7 @@ from paged_backend.serving.requests.logprobs import NOT_ASKED_FOR, logprobs_json
 from paged_backend.serving.requests.parsing import ParsedRequest
 from paged_backend.text.text_stream import Stops, StreamState, TextDelta, TextStream
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.outputs import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 
 # The output ``metrics`` of a completion.
 METRICS = (

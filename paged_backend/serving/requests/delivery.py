@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.outputs import EngineView, FinishReason, SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.contract import as_strings
@@ -28,6 +26,8 @@ from paged_backend.serving.requests.open_requests import (
     Sender,
 )
 from paged_backend.serving.requests.request_table import RequestTable
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.outputs import EngineView, FinishReason, SequenceOutput
 
 
 class Delivery:

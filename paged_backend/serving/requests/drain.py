@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from paged_backend.errors import RequestRefused
 from paged_backend.process.lifetime import is_stopping
+from paged_backend.values.errors import RequestRefused
 
 LOOK_INTERVAL_S = 0.25
 _SURE = 2  # consecutive observations of a shutdown before it is believed

@@ -6,16 +6,6 @@ import threading
 import time
 from collections.abc import Iterable
 
-from paged_backend.config import EngineConfig
-from paged_backend.errors import (
-    CrashLimit,
-    DeadlineExceeded,
-    EngineDead,
-    InvalidRequest,
-    RequestRefused,
-    place_of,
-)
-from paged_backend.outputs import SequenceOutput
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import (
     EngineDied,
@@ -33,6 +23,16 @@ from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.refusal_log import RefusalLog
 from paged_backend.serving.requests.request_table import RequestTable
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import (
+    CrashLimit,
+    DeadlineExceeded,
+    EngineDead,
+    InvalidRequest,
+    RequestRefused,
+    place_of,
+)
+from paged_backend.values.outputs import SequenceOutput
 
 POLL_S = 0.02  # between looks at deadlines and cancellations while requests are open
 IDLE_POLL_S = 0.5

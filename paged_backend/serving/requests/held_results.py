@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import NoReturn
 
-from paged_backend.errors import RequestRefused
 from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.errors import RequestRefused
+from paged_backend.values.sampling_params import SamplingParams
 
 LOGIT_BYTES = 4
 LOGPROB_BYTES = 64  # of Python's numbers for a token id and its log-probability

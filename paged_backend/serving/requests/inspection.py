@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict
 
-from paged_backend.outputs import EngineView
+from paged_backend.values.outputs import EngineView
 
 
 def view_json(view: EngineView) -> str:

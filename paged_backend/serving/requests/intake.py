@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from paged_backend.errors import DeadlineExceeded, RequestRefused, as_exception
 from paged_backend.process import wire
 from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.process.engine_supervisor import EngineSupervisor
@@ -33,6 +32,7 @@ from paged_backend.serving.requests.tasks import (
     TokenizerTask,
 )
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.errors import DeadlineExceeded, RequestRefused, as_exception
 
 MAX_WAITING_TASKS = 256  # requests in preparation; above, those that need no engine are refused
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from paged_backend.log import write_internal_error
+from paged_backend.values.log import write_internal_error
 
 Work = Callable[[], None]
 """A job. It must not raise."""

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from paged_backend.outputs import TokenLogprobs
 from paged_backend.text.detokenizer import token_bytes
 from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.outputs import TokenLogprobs
 
 NOT_ASKED_FOR = "null"
 LOWEST = -9999.0  # JSON has no infinity

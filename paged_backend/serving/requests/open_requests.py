@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paged_backend.outputs import SequenceOutput
-from paged_backend.request import Request
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.metrics.stat_logger import RequestClock
 from paged_backend.serving.requests.preparation import Load
 from paged_backend.serving.requests.token_bucket import TokenBucket
+from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.request import Request
 
 # A check takes 76 microseconds of the sending thread and as much of the server, too long for each
 # response. Clients that cancel a request by its name do not wait for it.

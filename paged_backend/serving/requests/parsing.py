@@ -10,17 +10,10 @@ from typing import Any
 
 import msgspec
 
-from paged_backend.contract import INPUTS
-from paged_backend.errors import InvalidRequest
 from paged_backend.grammar.client import GrammarChecker
-from paged_backend.options.responses import ResponseOptions
-from paged_backend.output_constraint import OutputConstraint
 from paged_backend.parsers.formats import ResponseFormat
 from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.response import ResponseReader
-from paged_backend.request import Request, RequestLimits, RequestOptions
-from paged_backend.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from paged_backend.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
@@ -46,7 +39,14 @@ from paged_backend.serving.requests.tool_use import PARSED, ToolUse
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.detokenizer import text_of_prompt
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.validation import coerce, shorten
+from paged_backend.values.contract import INPUTS
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.options.responses import ResponseOptions
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.request import Request, RequestLimits, RequestOptions
+from paged_backend.values.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from paged_backend.values.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from paged_backend.values.validation import coerce, shorten
 
 CALL_ID = "call_id"
 RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request

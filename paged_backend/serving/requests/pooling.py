@@ -9,12 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend.contract import INPUTS
-from paged_backend.embedding import make_embedding, read_score
-from paged_backend.errors import InvalidRequest
-from paged_backend.outputs import SequenceOutput
-from paged_backend.pooling_params import PoolingParams
-from paged_backend.request import Request, RequestOptions
+from paged_backend.embeddings.vectors import make_embedding, read_score
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -27,7 +22,12 @@ from paged_backend.serving.requests.prompts import (
     TEXT_PAIR,
     Prompt,
 )
-from paged_backend.validation import check_known, shorten
+from paged_backend.values.contract import INPUTS
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.pooling_params import PoolingParams
+from paged_backend.values.request import Request, RequestOptions
+from paged_backend.values.validation import check_known, shorten
 
 _COUNTS = ("num_input_tokens", "num_output_tokens", "num_cached_tokens")
 _USED = {

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paged_backend.errors import RequestRefused
 from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.lane import Lane, Work
+from paged_backend.values.errors import RequestRefused
 
 # Maximum characters of a request that is prepared at once, which takes about a millisecond.
 SMALL = 4096

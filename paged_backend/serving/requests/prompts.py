@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.request import RequestLimits
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.text.chat import Chat
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.text.tokenizer_limits import PROBE_LENGTH
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.request import RequestLimits
 
 TEXT, TEXT_PAIR = "text_input", "text_pair"  # the texts of a pair
 EMBEDDING_REQUEST = "embedding_request"  # vllm_backend's tensor: a prompt with its parameters

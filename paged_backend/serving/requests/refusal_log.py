@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from paged_backend.log import LOG
+from paged_backend.values.log import LOG
 
 INTERVAL_S = 10.0
 

@@ -7,11 +7,11 @@ from collections import Counter, deque
 from itertools import count
 from typing import NamedTuple
 
-from paged_backend.errors import EngineDead, PagedError, RequestRefused
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.requests.held_results import HeldResults
 from paged_backend.serving.requests.open_requests import Arrival, Deadlines, OpenRequest, Sender
+from paged_backend.values.errors import EngineDead, PagedError, RequestRefused
 
 MAX_HELD_CANCELS = 4096
 

@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.request import RequestLimits
-from paged_backend.sampling_defaults import SamplingDefaults
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -17,7 +14,10 @@ from paged_backend.serving.requests.prompts import EMBEDDING_REQUEST, PromptRead
 from paged_backend.serving.requests.tool_use import ToolUse
 from paged_backend.text.detokenizer import text_of_prompt
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.validation import shorten
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.request import RequestLimits
+from paged_backend.values.sampling_defaults import SamplingDefaults
+from paged_backend.values.validation import shorten
 
 GENERATE = "generate"
 EMBED = "embed"

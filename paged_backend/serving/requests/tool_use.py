@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from paged_backend.checkpoint.hub import resolve_model
-from paged_backend.config import EngineConfig
-from paged_backend.errors import InvalidRequest
-from paged_backend.options.responses import ResponseOptions
-from paged_backend.output_constraint import OutputConstraint, Reasoning
 from paged_backend.parsers.detection import response_format
 from paged_backend.parsers.formats import ResponseFormat
 from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.response import ResponseReader
 from paged_backend.parsers.template import MAX_PREFIX_LENGTH
-from paged_backend.sampling_params import SamplingParams
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.prompts import Prompt
 from paged_backend.text.tokenizer import Tokenizer
-from paged_backend.tool_choice import ToolChoice, read_tool_choice, read_tools
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.options.responses import ResponseOptions
+from paged_backend.values.output_constraint import OutputConstraint, Reasoning
+from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.tool_choice import ToolChoice, read_tool_choice, read_tools
 
 PARSED = frozenset(("tool_calls", "reasoning"))  # outputs for which an answer is parsed
 _NUM_TAIL_TOKENS = 64  # of a prompt without text, in which reasoning may have begun

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend.errors import InvalidRequest
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
+from paged_backend.values.errors import InvalidRequest
 
 Outputs = dict[str, Array]
 

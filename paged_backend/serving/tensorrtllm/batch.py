@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from paged_backend.errors import InvalidRequest, RequestRefused
 from paged_backend.serving.model import TritonSender
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element, merge
+from paged_backend.values.errors import InvalidRequest, RequestRefused
 
 
 class Batch:

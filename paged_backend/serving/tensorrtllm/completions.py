@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paged_backend.contract import TensorSpec
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.answer import METRICS
 from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
+from paged_backend.values.contract import TensorSpec
 
 _BLOCKS = (
     *("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks"),

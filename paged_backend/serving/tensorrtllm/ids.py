@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend.contract import TensorSpec
-from paged_backend.errors import InvalidRequest
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -23,6 +21,8 @@ from paged_backend.serving.tensorrtllm.model import BatchModel, Row, call_id
 from paged_backend.serving.tensorrtllm.sampling import IDS, LLM_API, PREFIX, without_prefix
 from paged_backend.serving.tensorrtllm.specs import SAMPLING_INPUTS, TEXT_INPUTS, specs
 from paged_backend.serving.tensorrtllm.text import text_prompt
+from paged_backend.values.contract import TensorSpec
+from paged_backend.values.errors import InvalidRequest
 
 # The LLM API's own outputs.
 _REASONS = ("finish_reason", "stop_reason")

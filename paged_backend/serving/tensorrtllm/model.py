@@ -17,8 +17,6 @@ from typing import Any, ClassVar
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from paged_backend.contract import TensorSpec
-from paged_backend.errors import InvalidRequest
 from paged_backend.serving import fields, model, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.deployment import Deployment
@@ -37,6 +35,8 @@ from paged_backend.serving.tensorrtllm.sampling import (
     sampling_values,
     with_newer_names,
 )
+from paged_backend.values.contract import TensorSpec
+from paged_backend.values.errors import InvalidRequest
 
 # Parameters of a request that its clients set, and that have no effect.
 _PARAMETERS = ("Streaming",)

@@ -13,10 +13,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paged_backend.errors import InvalidRequest
-from paged_backend.request import RequestLimits
-from paged_backend.sampling_defaults import PARAMETERS
-from paged_backend.sampling_params import (
+from paged_backend.serving import fields
+from paged_backend.serving.fields import Tensors
+from paged_backend.serving.requests.prompts import UTF8_BYTES
+from paged_backend.serving.tensorrtllm.words import read_texts, read_words
+from paged_backend.text.detokenizer import token_bytes
+from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.request import RequestLimits
+from paged_backend.values.sampling_defaults import PARAMETERS
+from paged_backend.values.sampling_params import (
     DEFAULT_MAX_TOKENS,
     MAX_BAD_WORDS,
     MAX_STOP_LENGTH,
@@ -24,13 +30,7 @@ from paged_backend.sampling_params import (
     MAX_WORD_LENGTH,
     SamplingParams,
 )
-from paged_backend.serving import fields
-from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.prompts import UTF8_BYTES
-from paged_backend.serving.tensorrtllm.words import read_texts, read_words
-from paged_backend.structured_outputs import KINDS, MAX_LENGTH, from_guide
-from paged_backend.text.detokenizer import token_bytes
-from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.values.structured_outputs import KINDS, MAX_LENGTH, from_guide
 
 PREFIX = "sampling_param_"  # of the same fields in the LLM API
 # Size of all words with a bias in a request: they are tokenized on the thread that admits all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_backend.contract import TensorSpec
+from paged_backend.values.contract import TensorSpec
 
 
 def specs(data_type: str, dims: int | tuple[int, ...], *names: str) -> tuple[TensorSpec, ...]:

@@ -7,9 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from paged_backend.contract import TensorSpec
-from paged_backend.errors import InvalidRequest
-from paged_backend.sampling_params import MAX_BAD_WORDS, MAX_WORD_LENGTH
 from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -25,6 +22,9 @@ from paged_backend.serving.tensorrtllm.arrays import (
 from paged_backend.serving.tensorrtllm.sampling import bias_of_words
 from paged_backend.serving.tensorrtllm.specs import specs
 from paged_backend.serving.tensorrtllm.words import NO_WORD, read_texts, write_words
+from paged_backend.values.contract import TensorSpec
+from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.sampling_params import MAX_BAD_WORDS, MAX_WORD_LENGTH
 
 _TOKENIZE = TokenizerTask("tokenize", is_charged=False)
 _WORD_LISTS = {"BAD_WORDS_DICT": "BAD_WORDS_IDS", "STOP_WORDS_DICT": "STOP_WORDS_IDS"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged_backend.contract import TensorSpec
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
@@ -13,6 +12,7 @@ from paged_backend.serving.tensorrtllm.completions import COMMON_OUTPUTS
 from paged_backend.serving.tensorrtllm.model import BatchModel, Row
 from paged_backend.serving.tensorrtllm.sampling import TEXT
 from paged_backend.serving.tensorrtllm.specs import SAMPLING_INPUTS, TEXT_INPUTS, specs
+from paged_backend.values.contract import TensorSpec
 
 _COUNTS = ("num_input_tokens", "num_output_tokens")
 _REQUIRED = ("text_input", "max_tokens")

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paged_backend.errors import InvalidRequest
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array
 from paged_backend.serving.requests.prompts import UTF8_BYTES
+from paged_backend.values.errors import InvalidRequest
 
 NO_WORD = -1  # the padding
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_backend.grammar.client import GrammarChecker
-from paged_backend.output_constraint import OutputConstraint
-from paged_backend.structured_outputs import StructuredOutputsParams
+from paged_backend.values.output_constraint import OutputConstraint
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True)

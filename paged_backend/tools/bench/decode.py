@@ -26,21 +26,21 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from paged_backend import engine_args
 from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role
-from paged_backend.config import EngineConfig
-from paged_backend.engine import Engine
-from paged_backend.errors import ConfigError
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
 from paged_backend.platforms.select import is_gpu
 from paged_backend.tools.bench.continuous_peer import PeerCase, PeerResult, run_peer
 from paged_backend.tools.bench.device_trace import device_gaps, traced
 from paged_backend.tools.bench.environment import copy_bandwidth, environment, matmul_rate
 from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.tools.bench.requests import drain, greedy
-from paged_backend.worker import Worker
+from paged_backend.values import engine_args
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
 
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20

@@ -8,11 +8,11 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paged_backend.engine import Engine
-from paged_backend.outputs import SequenceOutput
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
 from paged_backend.tools.bench.measurements import Job
 from paged_backend.tools.bench.requests import greedy
-from paged_backend.worker import Worker
+from paged_backend.values.outputs import SequenceOutput
 
 
 @dataclass(frozen=True, slots=True)

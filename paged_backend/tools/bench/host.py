@@ -14,10 +14,10 @@ from paged_backend.core.scheduler_config import SchedulerConfig
 from paged_backend.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
 from paged_backend.executor.messages import encode
-from paged_backend.kv_cache_groups import KVCacheLayout
 from paged_backend.platforms.input_batch import InputBatchBuilder
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 _WARM_UP_STEPS = 5

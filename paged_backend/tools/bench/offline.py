@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from paged_backend import engine_args
 from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.engine import Engine
-from paged_backend.errors import ConfigError
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
 from paged_backend.grammar.compiler import GrammarCompiler
 from paged_backend.platforms.select import is_gpu
 from paged_backend.tools.bench.comparison import Comparison, Pair
@@ -36,7 +35,8 @@ from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
 from paged_backend.tools.bench.processor import StolenTime
 from paged_backend.tools.bench.requests import prompt_ids
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
-from paged_backend.worker import Worker
+from paged_backend.values import engine_args
+from paged_backend.values.errors import ConfigError
 
 PREFIX_TOKENS = 448
 SETTLE_SECONDS = 0.3  # OpenMP's threads spin for up to 0.2 s after their last product

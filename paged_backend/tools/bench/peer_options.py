@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 _FLOATS = ("float32", "bfloat16", "float16")
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from paged_backend.errors import ConfigError, PagedError
 from paged_backend.launch.tied_process import tied_command
 from paged_backend.tools.bench.measurements import Job
 from paged_backend.tools.bench.peer_options import PeerOptions
+from paged_backend.values.errors import ConfigError, PagedError
 
 LOAD_SECONDS = 900.0  # an engine may convert weights and compile
 _CLOSE_SECONDS = 5.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paged_backend.config import EngineConfig
-from paged_backend.engine import Engine
+from paged_backend.engine.engine import Engine
 from paged_backend.tools.bench.requests import drain, greedy
+from paged_backend.values.config import EngineConfig
 
 SUFFIX_TOKENS = 32
 REPEATS = 5

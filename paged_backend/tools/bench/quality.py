@@ -16,22 +16,22 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from paged_backend import engine_args
 from paged_backend.checkpoint.hub import resolve_checkpoint
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
-from paged_backend.config import EngineConfig
-from paged_backend.engine import Engine
-from paged_backend.errors import ConfigError, option_error
-from paged_backend.options.cpu import HIGHEST
-from paged_backend.outputs import SequenceOutput
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.engine import Engine
+from paged_backend.engine.worker import Worker
 from paged_backend.tools.bench.divergence import Divergences, Logits
 from paged_backend.tools.bench.environment import environment
 from paged_backend.tools.bench.quality_options import PromptOptions
 from paged_backend.tools.bench.quality_prompts import Prompt, make_prompts
 from paged_backend.tools.bench.quality_report import AnswerFigures, NumberFormat, QualityReport
-from paged_backend.worker import Worker
+from paged_backend.values import engine_args
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError, option_error
+from paged_backend.values.options.cpu import HIGHEST
+from paged_backend.values.outputs import SequenceOutput
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 # Of both engines, unless the option says more: neither may take all memory that a GPU has left.
 KV_CACHE_BYTES = 2**30

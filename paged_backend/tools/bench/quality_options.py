@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.errors import option_error
-from paged_backend.validation import Rule, check_fields, checked
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, check_fields, checked
 
 NUM_RANDOM_PROMPTS = 64
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from paged_backend.checkpoint.bundled import MODEL_DIR
-from paged_backend.errors import ConfigError, InvalidRequest
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.tools.bench.quality_options import NUM_RANDOM_PROMPTS, PromptOptions
 from paged_backend.tools.demo import load_questions
 from paged_backend.tools.workloads.files import read_text
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError, InvalidRequest
+from paged_backend.values.validation import shorten
 
 
 @dataclass(frozen=True, slots=True)

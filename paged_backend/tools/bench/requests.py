@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from paged_backend.engine import Engine
-from paged_backend.request import Request
-from paged_backend.sampling_params import SamplingParams
+from paged_backend.engine.engine import Engine
 from paged_backend.tools.workloads.request import Request as Work
+from paged_backend.values.request import Request
+from paged_backend.values.sampling_params import SamplingParams
 
 
 def prompt_ids(work: Work) -> list[int]:

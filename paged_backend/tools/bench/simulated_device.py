@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend import engine_args
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
-from paged_backend.config import EngineConfig
 from paged_backend.core.scheduler_output import SchedulerOutput
 from paged_backend.core.worker_state import WorkerState
-from paged_backend.engine import Engine
+from paged_backend.engine.engine import Engine
 from paged_backend.executor.base import WorkerInfo
 from paged_backend.executor.messages import encode
-from paged_backend.kv_cache_groups import KVCacheLayout
-from paged_backend.options.scheduling import GPU_LIMITS
 from paged_backend.platforms.simulated.model_runner import SimulatedModelRunner, SimulatedStep
-from paged_backend.sampling_defaults import NO_DEFAULTS
 from paged_backend.tools.bench.requests import drain, greedy
+from paged_backend.values import engine_args
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.options.scheduling import GPU_LIMITS
+from paged_backend.values.sampling_defaults import NO_DEFAULTS
 
 ARRIVING_TOKENS = 512
 """Tokens of the prompts that arrive while others decode."""

@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from paged_backend.kv_cache_groups import KVCacheLayout
+from paged_backend.values.kv_cache_groups import KVCacheLayout
 
 _SLICES = 64  # per distribution
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paged_backend.errors import ConfigError
-from paged_backend.json_file import read_json_object
 from paged_backend.tools.plan.prices import cost_per_million
 from paged_backend.tools.plan.roofline import Roofline
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import read_json_object
 
 REPORT_SCHEMA = 1  # of the reports of `paged-backend bench` that this module can read
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.shape import ModelShape
-from paged_backend.kv_cache_groups import KVCacheLayout, group_layers
-from paged_backend.options.scheduling import StepLimits
 from paged_backend.tools.plan.gpus import MIB, Gpu
 from paged_backend.tools.plan.number_types import KvType, WeightType
 from paged_backend.tools.plan.sizes import KvSizes, count_parameters
+from paged_backend.values.kv_cache_groups import KVCacheLayout, group_layers
+from paged_backend.values.options.scheduling import StepLimits
 
 MAX_GPUS = 64  # maximum number that may share one model
 CONTEXT_BYTES = 512 * MIB  # used by the CUDA context and its libraries

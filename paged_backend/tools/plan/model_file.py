@@ -9,8 +9,8 @@ from paged_backend.checkpoint.bundled import BUNDLED_MODELS
 from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.hub import download_config, is_gguf
 from paged_backend.checkpoint.size_limits import check_sizes
-from paged_backend.errors import ConfigError
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # a user and a model
 # Exists beside the package in a checkout; an installed package has only the bundled models.

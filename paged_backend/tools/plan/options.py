@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES
-from paged_backend.validation import Rule, check_fields, checked
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import Rule, check_fields, checked
 
 _TOKENS = Rule(int, 1, 2**24, optional=True)
 

@@ -10,9 +10,6 @@ from paged_backend.checkpoint.config_file import ConfigFile
 from paged_backend.checkpoint.quantization_settings import says_quantized
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
-from paged_backend.config import EngineConfig
-from paged_backend.kv_cache_groups import group_layers
-from paged_backend.options.scheduling import GPU_LIMITS, StepLimits
 from paged_backend.tools.plan.gpus import Gpu
 from paged_backend.tools.plan.lengths import Lengths
 from paged_backend.tools.plan.measured import Comparison, Measurement, compare
@@ -23,6 +20,9 @@ from paged_backend.tools.plan.options import PlanOptions, refuse
 from paged_backend.tools.plan.prices import cost_per_million
 from paged_backend.tools.plan.roofline import Roofline, Step
 from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.kv_cache_groups import group_layers
+from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _SHORTEST = 512  # tokens; the lengths in the tables double from here up to the context

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from paged_backend.tools.plan.options import refuse
-from paged_backend.validation import shorten
+from paged_backend.values.validation import shorten
 
 _MOST = 10_000.0  # highest accepted price per hour of one GPU; more must be a typing error
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.tensors import Role
-from paged_backend.kv_cache_groups import KVCacheGroup
 from paged_backend.tools.plan.number_types import KvType, WeightType
+from paged_backend.values.kv_cache_groups import KVCacheGroup
 
 
 @dataclass(frozen=True, slots=True)

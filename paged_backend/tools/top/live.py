@@ -9,12 +9,12 @@ from contextlib import suppress
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.top.keys import Keys
 from paged_backend.tools.top.options import TopOptions
 from paged_backend.tools.top.screen import draw
 from paged_backend.tools.top.source import Source
 from paged_backend.tools.top.watch import Frame, Watch
+from paged_backend.values.errors import ConfigError
 
 TICK_S = 0.1  # maximum delay before a key or a new size of the terminal takes effect
 HINT = "q quits"

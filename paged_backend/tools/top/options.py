@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paged_backend.errors import option_error
-from paged_backend.validation import Rule, check_fields, checked, from_mapping, shorten
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, check_fields, checked, from_mapping, shorten
 
 METRICS_PORT = 8002  # Triton's
 _ADDRESS = re.compile(r"[^/\s]+:\d+")

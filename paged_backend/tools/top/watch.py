@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from paged_client import EngineView
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.top.figures import Figures, Window
 from paged_backend.tools.top.pool import Marks, Pool
 from paged_backend.tools.top.source import Reading, Source
+from paged_backend.values.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

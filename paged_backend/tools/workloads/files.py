@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paged_backend.errors import ConfigError
+from paged_backend.values.errors import ConfigError
 
 
 def read_text(path: Path) -> str:

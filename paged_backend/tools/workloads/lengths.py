@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_backend.errors import option_error
-from paged_backend.validation import shorten
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import shorten
 
 MAX_LENGTH = 2**24
 FORMS = (

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.candidates import Candidate
 from paged_backend.tools.workloads.options import NUM_PROMPTS, TokenizerContext, WorkloadOptions
 from paged_backend.tools.workloads.request import Request
 from paged_backend.tools.workloads.sharegpt import recorded_chats
 from paged_backend.tools.workloads.synthetic import conversations, random_prompts, shared_prefixes
 from paged_backend.tools.workloads.trace import trace_requests
+from paged_backend.values.errors import ConfigError
 
 _MAKERS: Mapping[str, Callable[[WorkloadOptions, TokenizerContext], Iterator[Candidate]]] = {
     "random": random_prompts,

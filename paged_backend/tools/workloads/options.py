@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.errors import option_error
 from paged_backend.tools.workloads.lengths import MAX_LENGTH, parse_lengths
-from paged_backend.validation import Rule, check_fields, checked
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, check_fields, checked
 
 DATASETS = ("random", "shared-prefix", "conversations", "sharegpt", "trace")
 FORMATS = ("ids", "text", "chat")

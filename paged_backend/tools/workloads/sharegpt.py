@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.candidates import Candidate, chat_candidate
 from paged_backend.tools.workloads.files import read_text
 from paged_backend.tools.workloads.lengths import parse_lengths
 from paged_backend.tools.workloads.options import TokenizerContext, WorkloadOptions
 from paged_backend.tools.workloads.request import Message, Prompt, Request, Turn
 from paged_backend.tools.workloads.tokens import Tokens, load_tokens
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 _USERS = ("human", "user")
 

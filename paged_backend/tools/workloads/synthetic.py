@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paged_backend.errors import option_error
 from paged_backend.tools.workloads.candidates import Candidate, chat_candidate
 from paged_backend.tools.workloads.lengths import Array, parse_lengths
 from paged_backend.tools.workloads.options import TokenizerContext, WorkloadOptions
 from paged_backend.tools.workloads.request import Request, Turn
 from paged_backend.tools.workloads.tokens import load_tokens
 from paged_backend.tools.workloads.writers import ChatWriter, make_writer
+from paged_backend.values.errors import option_error
 
 
 def random_prompts(options: WorkloadOptions, material: TokenizerContext) -> Iterator[Candidate]:

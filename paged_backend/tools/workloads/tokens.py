@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paged_backend.checkpoint.bundled import BUNDLED_MODELS
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.lengths import MAX_LENGTH
 from paged_backend.tools.workloads.options import TokenizerContext
 from paged_backend.tools.workloads.request import Message
-from paged_backend.validation import shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import shorten
 
 MAX_WORDS = 2048  # enough variety for prompts
 MIN_WORDS = 64

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.candidates import Candidate
 from paged_backend.tools.workloads.files import read_text
 from paged_backend.tools.workloads.lengths import MAX_LENGTH, Array
 from paged_backend.tools.workloads.options import TokenizerContext, WorkloadOptions
 from paged_backend.tools.workloads.request import Request
 from paged_backend.tools.workloads.writers import Writer, make_writer
-from paged_backend.validation import Rule, check_fields, checked, shorten
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.validation import Rule, check_fields, checked, shorten
 
 _HASH_ID = Rule(int, 0)
 _FIELDS = "timestamp, input_length, output_length and hash_ids"

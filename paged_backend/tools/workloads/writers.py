@@ -11,11 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
-from paged_backend.errors import ConfigError
 from paged_backend.tools.workloads.lengths import Array
 from paged_backend.tools.workloads.options import TokenizerContext
 from paged_backend.tools.workloads.request import Message, Prompt
 from paged_backend.tools.workloads.tokens import Tokens, load_tokens
+from paged_backend.values.errors import ConfigError
 
 
 class Writer(Protocol):

@@ -1,0 +1,270 @@
+"""The engine: one object that turns requests into tokens, a step at a time.
+
+It knows neither text nor sockets. :class:`paged_backend.LLM` runs it in-process, and
+``paged_backend.process`` runs it in a separate process.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from paged_backend.core.compiling import (
+    CompilingRequest,
+    CompilingRequests,
+    GrammarCompiler,
+    Progress,
+)
+from paged_backend.core.drafter import Drafter
+from paged_backend.core.fairness.fair_queue import FairQueue
+from paged_backend.core.kv_cache_manager import KVCacheManager
+from paged_backend.core.scheduler import Scheduler
+from paged_backend.core.scheduler_config import SchedulerConfig
+from paged_backend.core.scheduler_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from paged_backend.executor.base import Executor
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError, InvalidRequest
+from paged_backend.values.log import LOG
+from paged_backend.values.outputs import (
+    EngineStats,
+    EngineView,
+    FinishReason,
+    QueueState,
+    SequenceOutput,
+)
+from paged_backend.values.pooling_params import PoolingType
+from paged_backend.values.request import Request, RequestLimits
+
+MASK_WAIT_S = 0.01  # for a mask, when there is nothing else to do but to look for messages
+
+
+class Engine:
+    """The scheduler of one model over an executor; used by one thread.
+
+    Args:
+        config: the engine's options.
+        executor: runs the steps.
+        drafter: guesses tokens for speculative decoding. Steps are then not scheduled ahead,
+            because a sequence is drafted for once all its tokens are known.
+        grammars: compiles the grammars of requests; without it no request may have one.
+
+    Raises:
+        ConfigError: the device does not support drafts.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        drafter: Drafter | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        self.executor = executor
+        info = executor.info
+        steps = info.step_limits
+        if drafter is not None and not info.supports_drafts:
+            raise ConfigError(f"drafter: {info.device} samples one token of a sequence per step")
+        self.limits = RequestLimits.of(
+            config,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            max_num_seqs=steps.max_num_seqs,
+            embedding_size=(0 if info.pooling is None or info.scores_pairs else info.hidden_size),
+            scores_pairs=info.scores_pairs,
+            normalize=info.pooling is not None and info.pooling.normalize,
+        )
+        # Prefix hits skip hidden states, so only pooling of the last token may use the cache.
+        has_all_states = info.pooling is None or info.pooling.kind is PoolingType.LAST
+        has_blocks = info.kv_layout.has_blocks
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=steps.max_num_seqs,
+                max_num_batched_tokens=steps.max_num_batched_tokens,
+                max_model_len=info.max_model_len,
+                enable_chunked_prefill=config.enable_chunked_prefill and has_blocks,
+                eos_token_ids=frozenset(info.eos_token_ids),
+            ),
+            KVCacheManager(
+                info.num_blocks,
+                info.kv_layout,
+                enable_prefix_caching=(
+                    config.enable_prefix_caching and has_all_states and has_blocks
+                ),
+            ),
+            FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
+            drafter,
+        )
+        self._grammars = grammars
+        self._compiling = CompilingRequests()
+        self._seeds = random.Random(config.seed)
+        self._in_flight: deque[_InFlightStep] = deque()
+        self._last_end_s = 0.0  # of a step
+        # After `step`.
+        self._max_in_flight = int(steps.async_scheduling and drafter is None)
+
+    def add_request(self, request: Request, progress: Progress = ()) -> None:
+        """Queue a request.
+
+        Args:
+            request: a request that the front end has checked.
+            progress: what a previous engine process generated.
+
+        Raises:
+            InvalidRequest: the request does not fit this model after all.
+        """
+        if request.pooling is None:
+            self.limits.check(request.prompt_token_ids, request.params)
+        elif self.limits.scores_pairs:
+            self.limits.check_pair(request.prompt_token_ids)
+        else:
+            self.limits.check_embedding(request.prompt_token_ids, request.pooling)
+        if not request.grammar:
+            self.scheduler.add_request(request, self._seeds.getrandbits(64), progress)
+        elif self._grammars is None:
+            raise InvalidRequest("structured_outputs", "cannot be used: there is no compiler")
+        else:
+            grammars = self._grammars.start(request, progress)
+            self._compiling.add(CompilingRequest(request, progress, grammars))
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request now; unknown ids are ignored."""
+        self._compiling.pop(request_id)
+        self.scheduler.cancel_request(request_id)
+
+    def stop_completion(self, request_id: str, index: int) -> None:
+        """End a completion whose text reached a stop string; unknown ones are ignored."""
+        self.scheduler.stop_completion(request_id, index)
+
+    def cancel_request(self, request_id: str) -> list[SequenceOutput]:
+        """End a request; returns a last output for each completion, none for unknown ids."""
+        compiling = self._compiling.pop(request_id)
+        if compiling is not None:
+            return _last_outputs(compiling, FinishReason.ABORT)
+        return self.scheduler.cancel_request(request_id)
+
+    def is_open(self, request_id: str) -> bool:
+        """Return True if a completion of the request is unfinished."""
+        return request_id in self._compiling or self.scheduler.is_open(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there is anything left for a step."""
+        return self.scheduler.has_unfinished or bool(self._in_flight or self._compiling)
+
+    def step(self) -> list[SequenceOutput]:
+        """Schedule and start one step; returns new tokens.
+
+        With asynchronous scheduling these are the tokens of the previous step, so that the device
+        computes while the next step is scheduled.
+        """
+        outputs = self._add_compiled() + self.scheduler.end_failed()
+        if not (self.scheduler.has_unfinished or self._in_flight):
+            return outputs
+        started_s = time.monotonic()
+        output = self.scheduler.schedule()
+        if output.num_sequences:
+            with _logged_if_it_fails(output):
+                launched = self.executor.launch(output)
+                masks = None
+                if self.scheduler.is_constrained:
+                    # The masks depend on the tokens of the previous step. The device samples them
+                    # before the forward pass that was just launched, so it does not become idle.
+                    while self._in_flight:
+                        outputs += self.scheduler.update_from_output(self._wait())
+                    masks = self.scheduler.token_masks(launched.greedy_token_ids())
+                pending = launched.sample(masks)
+            self._in_flight.append(_InFlightStep(started_s, output, pending))
+            if len(self._in_flight) <= self._max_in_flight:
+                return outputs
+        elif not self._in_flight:
+            self.scheduler.wait_for_mask(MASK_WAIT_S)
+            return outputs
+        return outputs + self.scheduler.update_from_output(self._wait())
+
+    def _add_compiled(self) -> list[SequenceOutput]:
+        """Queue the requests whose grammars are compiled; returns outputs of those that failed."""
+        if not self._compiling:
+            return []
+        outputs: list[SequenceOutput] = []
+        is_idle = not (self.scheduler.has_unfinished or self._in_flight)
+        for compiled in self._compiling.take_ready(wait=is_idle):
+            error = compiled.grammars.exception()
+            if error is not None:
+                LOG.warning("a grammar that was checked failed: %s", type(error).__name__)
+                problem = "structured_outputs: the grammar could not be compiled again"
+                outputs += _last_outputs(compiled, FinishReason.ERROR, problem)
+                continue
+            self.scheduler.add_request(
+                compiled.request,
+                self._seeds.getrandbits(64),
+                compiled.progress,
+                compiled.grammars.result(),
+            )
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Counts since the start and the present state."""
+        bytes_per_token = self.executor.info.kv_bytes_per_token
+        return replace(self.scheduler.stats(), kv_bytes_per_token=bytes_per_token)
+
+    @property
+    def num_finished(self) -> int:
+        """Number of sequences that have ended since the start, for whatever reason."""
+        return self.scheduler.counters.num_finished
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """Number of waiting sequences of a tenant."""
+        return self.scheduler.num_waiting_of(tenant)
+
+    def queue_state(self) -> QueueState:
+        """The occupancy of the queue."""
+        return self.scheduler.queue_state()
+
+    def view(self) -> EngineView:
+        """All unfinished sequences with their blocks."""
+        return self.scheduler.view()
+
+    def _wait(self) -> ModelRunnerOutput:
+        """Wait for the earliest step in flight."""
+        step = self._in_flight.popleft()
+        with _logged_if_it_fails(step.scheduler_output):
+            result = step.pending.result()
+        now = time.monotonic()
+        # A step that was scheduled ahead begins when the previous step is over.
+        seconds = now - max(step.started_s, self._last_end_s)
+        self._last_end_s = now
+        output = step.scheduler_output
+        self.scheduler.counters.observe_step(seconds, output.num_sequences, output.num_tokens)
+        return result
+
+
+class _InFlightStep(NamedTuple):
+    started_s: float  # of the monotonic clock
+    scheduler_output: SchedulerOutput
+    pending: PendingOutput
+
+
+def _last_outputs(
+    compiling: CompilingRequest, reason: FinishReason, problem: str = ""
+) -> list[SequenceOutput]:
+    """Return the last output of each completion of a request that has not started."""
+    request_id = compiling.request.request_id
+    return [
+        SequenceOutput(request_id, index, [], reason, problem=problem)
+        for index in compiling.open_indices
+    ]
+
+
+@contextmanager
+def _logged_if_it_fails(output: SchedulerOutput) -> Iterator[None]:
+    """Log the step that an exception comes from; it is fatal for the engine."""
+    try:
+        yield
+    except Exception as error:
+        LOG.error("a step failed with %s; it was: %s", type(error).__name__, output.describe())
+        raise

@@ -1,0 +1,65 @@
+"""The engine's options: each default, range and sentence of help is written once, in `options/`.
+
+The command line, ``1/model.json`` and :class:`paged_backend.LLM` all read these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paged_backend.values.errors import option_error
+from paged_backend.values.options.cache import CacheOptions
+from paged_backend.values.options.chat_template import ChatTemplateOptions
+from paged_backend.values.options.cpu import CpuOptions
+from paged_backend.values.options.generation import GenerationOptions
+from paged_backend.values.options.lifetime import LifetimeOptions
+from paged_backend.values.options.limits import LimitOptions
+from paged_backend.values.options.model import ModelOptions
+from paged_backend.values.options.reporting import ReportingOptions
+from paged_backend.values.options.responses import ResponseOptions
+from paged_backend.values.options.scheduling import SchedulingOptions
+from paged_backend.values.validation import check_fields, from_mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(
+    # The fields of the last base come first.
+    ReportingOptions,
+    LifetimeOptions,
+    LimitOptions,
+    ResponseOptions,
+    ChatTemplateOptions,
+    SchedulingOptions,
+    CacheOptions,
+    CpuOptions,
+    GenerationOptions,
+    ModelOptions,
+):
+    """Options of one engine; names are vLLM's where vLLM has the option.
+
+    Code that needs the options of one concern takes that base class.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self, option_error)
+        self.check_revisions()
+        self.check_generation()
+        self.check_chat_template()
+        self.check_cache()
+        self.check_cpu()
+        self.check_scheduling()
+        self.check_reporting()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Build from names and values of unknown origin.
+
+        Raises:
+            ConfigError: a name is unknown or a value is not allowed.
+        """
+        return from_mapping(cls, values, option_error)

@@ -1,0 +1,50 @@
+"""The KV cache: its memory and its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_backend.values.errors import option_error
+from paged_backend.values.validation import Rule, checked
+
+KV_CACHE_DTYPES = (
+    "auto",
+    "bfloat16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_per_token_head",
+    "int8_per_token_head",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """See :class:`paged_backend.values.config.EngineConfig`."""
+
+    block_size: int = checked(16, Rule(int, 8, 256), "tokens in a KV block, a power of two")
+    gpu_memory_utilization: float = checked(
+        0.9, Rule(float, high=1, above=0), "fraction of the GPU's memory for weights and KV blocks"
+    )
+    kv_cache_memory_bytes: int | None = checked(
+        None,
+        Rule(int, 1, 2**48, optional=True),
+        "bytes for KV blocks; default: 512 MiB on a CPU, the free memory on a GPU",
+    )
+    kv_cache_dtype: str = checked(
+        "auto",
+        Rule(str, choices=KV_CACHE_DTYPES),
+        "how keys and values are stored; auto: as the checkpoint says, else in the model's dtype; "
+        "fp8 uses the checkpoint's scales, or else a scale per token and head",
+    )
+    enable_prefix_caching: bool = checked(True, Rule(bool), "reuse the KV blocks of equal prefixes")
+
+    def check_cache(self) -> None:
+        """Check what a `Rule` cannot express.
+
+        Raises:
+            ConfigError: ``block_size`` is not a power of two.
+        """
+        if self.block_size & (self.block_size - 1):
+            raise option_error(
+                "block_size", f"must be a power of two from 8 to 256, got {self.block_size}"
+            )
