@@ -20,7 +20,7 @@ from paged_backend.tools.scrape import scrape
 
 MODEL = "paged_llm"
 MAX_NUM_SEQS = 64
-TIMEOUT_S = 60.0  # of every wait; long, because other tests keep the machine busy
+TIMEOUT_S = 60.0  # limit of every wait; long, because other tests keep the machine busy
 _POLL_S = 0.02  # reading the metrics takes a millisecond of CPU time
 
 

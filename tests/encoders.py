@@ -27,7 +27,7 @@ from paged_backend.values.pooling_params import PoolingParams
 from paged_backend.values.request import Request
 
 KINDS = ("mean", "cls", "last")
-MAX_POSITIONS = 96  # of most families
+MAX_POSITIONS = 96  # positions of most families
 _SIZES = {
     "vocab_size": 199,
     "hidden_size": 64,

@@ -22,7 +22,7 @@ _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 class Repository:
     """Branches, the files of their commits, and what goes wrong."""
 
-    refs: dict[str, str]  # of branches and tags: the commits
+    refs: dict[str, str]  # commits of branches and tags, by name
     commits: dict[str, dict[str, bytes]]
     gated: bool = False
     down: bool = False  # all answers have status 503

@@ -26,7 +26,7 @@ TEXT, ANYTHING = 1.0, 100.0  # temperatures
 EXTRA_IDS = 5  # ids that the model has and the tokenizer has not, as in padded checkpoints
 _FORBIDDEN = -40.0
 _PREFERRED = 3.0  # for tokens that end within a character: most of a vocabulary does not
-_SCALE = 64.0  # of the one-hot vectors: the norm's epsilon is nothing beside it
+_SCALE = 64.0  # length of the one-hot vectors: the norm's epsilon is nothing beside it
 
 Span = tuple[int, int]
 """How many bytes of a character are missing before a token, and after it."""

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))
 import run_all  # noqa: E402
 
 MOST_SECONDS = 600  # that a command may take where machines are lent
-MOST_CHARACTERS = 2000  # of a command there
+MOST_CHARACTERS = 2000  # length of a command there
 LIMIT = ["timeout", "--signal", "INT", "--kill-after", "30"]
 GRACE = int(LIMIT[-1])
 PYTEST = "python3 -m pytest "

@@ -24,7 +24,7 @@ METHODS = {
     *("torch.load", "torch.jit.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"),
     *("numpy.load", "np.load", "pandas.read_pickle"),
 }
-PICKLING = {"send_pyobj", "recv_pyobj"}  # of ZeroMQ's sockets
+PICKLING = {"send_pyobj", "recv_pyobj"}  # methods of ZeroMQ's sockets
 
 
 def calls() -> Iterator[tuple[Path, ast.Call]]:

@@ -114,7 +114,7 @@ class SequenceView:
     """One completion in flight in the engine; a block listed by several sequences is shared."""
 
     request_id: str  # digest of the id, equal for all completions of a request
-    index: int  # of the completion, from 0 to n - 1
+    index: int  # index of the completion, from 0 to n - 1
     status: str  # waiting or running
     num_prompt_tokens: int
     num_tokens: int  # prompt and output so far

@@ -41,7 +41,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2000),  # reconnect soon after a server restarts
 ]
 READY_TIMEOUT_S = 5.0
-_LARGE_BYTES = 2**16  # of outputs; larger ones consist almost entirely of log-probabilities
+_LARGE_BYTES = 2**16  # size of outputs; larger ones consist almost entirely of log-probabilities
 _HERE = re.compile(r"(localhost|127\.[\d.]+|\[::1\]):\d+")
 
 _TELLING_INPUTS = {"text_input", "input_ids", "task"}

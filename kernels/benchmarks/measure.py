@@ -36,7 +36,7 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 RUNS = 51  # number of timed replays; the median counts
 _WARM_UPS = 5  # number of untimed replays before them
-_REPLAY_MICROSECONDS = 500  # of work per replay, so that its start-up is negligible
+_REPLAY_MICROSECONDS = 500  # microseconds of work per replay, so that its start-up is negligible
 _FEWEST_CALLS, _MOST_CALLS = 4, 64  # per replay
 _CACHE_BYTES = 512 << 20  # bytes read to empty the cache: many times the largest cache
 _COPY_BYTES = 2 << 30

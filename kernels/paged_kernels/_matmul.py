@@ -256,8 +256,8 @@ def launch_matmul(
         num_features: N.
         epilogue: applied to the sums.
         config: tile sizes and launch options.
-        out_dtype: of the result.
-        sum_dtype: of the sums.
+        out_dtype: dtype of the result.
+        sum_dtype: dtype of the sums.
         constants: more constants of the kernel.
     """
     rows, width = x.shape

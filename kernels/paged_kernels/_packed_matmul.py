@@ -25,7 +25,7 @@ from paged_kernels.errors import check, check_tensor
 from paged_kernels.tuning import packed_matmul_config
 
 GROUP_SIZES = (32, 64, 128)
-_BLOCK_BITS = 512  # of a row per iteration where it is one group
+_BLOCK_BITS = 512  # bits of a row per iteration where it is one group
 # The bits of the float32 2**23. It has no bits for a fraction: in the lowest bits is an integer.
 _INTEGERS = tl.constexpr(0x4B000000)
 _FIRST_INTEGER = tl.constexpr(float(2**23))

@@ -38,7 +38,7 @@ SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 
 # A multiprocessor has these bytes more than one program may use, and each program takes as many.
 _SHARED_RESERVED = 1 << 10
-_REGISTERS = 1 << 14  # of each of the four parts of a multiprocessor
+_REGISTERS = 1 << 14  # registers of each of the four parts of a multiprocessor
 
 SIZES = (1, 2, 4, 7, 8, 15, 16, 17, 33, 64, 255, 256, 1000, 4096)
 """Numbers of tokens, sequences or blocks to call cases with. They cover each kind of size that

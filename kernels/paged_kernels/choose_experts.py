@@ -14,7 +14,7 @@ from paged_kernels.errors import check, check_tensor
 SCORINGS = ("softmax", "sigmoid", "softmax_of_top")
 MAX_EXPERTS = 1024
 
-_ROWS = 4  # of a program
+_ROWS = 4  # rows of a program
 _LOWEST = tl.constexpr(-3e38)  # stands for lower logits, and for NaN
 
 

@@ -62,9 +62,10 @@ def paged_attention(
         params: options of the attention scores.
         num_decodes: number of leading sequences with exactly one query token, which take the
             faster decode path; no length is read on the host.
-        plan: of the decodes, if several layers share it: from :func:`paged_kernels.plan_decode`, or
-            from :func:`plan_cascade` if the decodes begin with the same blocks.
-        prompt_plan: of the others, likewise: from :func:`paged_kernels.plan_prefill`.
+        plan: plan of the decodes, if several layers share it: from
+            :func:`paged_kernels.plan_decode`, or from :func:`plan_cascade` if the decodes begin
+            with the same blocks.
+        prompt_plan: plan of the others, likewise: from :func:`paged_kernels.plan_prefill`.
         out: like `q`, filled and returned; contiguous if blocks are shared.
         lse: [num_tokens, num_heads] float32, filled with the natural log-sum-exp of the scores;
             None if blocks are shared.
@@ -162,8 +163,8 @@ def cascade_decode(
     Args:
         q: [num_seqs, num_heads, head_dim], one query for each sequence.
         kv_cache: as for :func:`paged_attention`.
-        params: without a window or ALiBi.
-        plan: from :func:`plan_cascade` with the same shapes.
+        params: options without a window or ALiBi.
+        plan: plan from :func:`plan_cascade` with the same shapes.
         out: like `q`, contiguous, filled and returned.
 
     Raises:

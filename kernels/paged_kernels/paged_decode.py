@@ -127,7 +127,7 @@ def paged_decode(
         seq_lens: [num_seqs] int32, number of keys of each sequence; 0 yields zeros and a
             log-sum-exp of minus infinity.
         params: options of the attention scores.
-        plan: from :func:`plan_decode` with the same shapes, lengths and window; made if None.
+        plan: plan from :func:`plan_decode` with the same shapes, lengths and window; made if None.
         out: like `q`, filled and returned.
         lse: [num_seqs * num_queries, num_heads] float32, filled with the natural logarithms of
             the softmax denominators, for :func:`paged_kernels.merge_attention`.

@@ -31,18 +31,18 @@ from paged_kernels.splits import (
 )
 from paged_kernels.tuning import PrefillConfig, prefill_config
 
-_MERGED_ROWS = 32  # of a tile that a program merges together; with more, registers run out
+_MERGED_ROWS = 32  # rows of a tile that a program merges together; with more, registers run out
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """Everything that determines a launch except the lengths."""
 
-    num_tiles: int  # of queries; at least as many as there are
+    num_tiles: int  # upper bound of the number of tiles of queries
     num_kv_heads: int
     dim_padded: int
-    rows: int  # of a tile: queries times heads of a group
-    queries: int  # of a tile
+    rows: int  # rows of a tile: queries times heads of a group
+    queries: int  # queries of a tile
     config: PrefillConfig
     device: Device
 
@@ -138,7 +138,7 @@ def paged_prefill(
         query_start_loc: [num_seqs + 1] int32.
         params: options of the attention scores.
         first_seq: first sequence to process; those before it are skipped and have one query each.
-        plan: from :func:`plan_prefill` with the same shapes, lengths and window; made if None.
+        plan: plan from :func:`plan_prefill` with the same shapes, lengths and window; made if None.
         out: like `q`, filled and returned.
         lse: [num_tokens, num_heads] float32, filled with the natural logarithms of the
             softmax denominators.

@@ -104,7 +104,7 @@ def apply_penalties(
         positions: [rows] int32, positions of the tokens to be sampled.
         token_counts: [num_slots, vocab] int32: twice the occurrences in the output, and 1 more if
             the token occurs in the prompt.
-        penalties: by slot; read on the device, so captured launches see updates.
+        penalties: penalties by slot; read on the device, so captured launches see updates.
 
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout.

@@ -44,8 +44,8 @@ class MatmulConfig:
     Bits of a result must not depend on it, so it has nothing that changes the order of a sum.
     """
 
-    rows: int  # of activations per program
-    features: int  # of weights per program
+    rows: int  # rows of activations per program
+    features: int  # features of weights per program
     num_warps: int
     num_stages: int  # tiles in flight
     split: bool  # whether splits of K are programs of their own

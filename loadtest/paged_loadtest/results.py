@@ -17,7 +17,7 @@ from paged_loadtest.slo import Slo, meets
 from paged_loadtest.timeline import Timeline
 
 SCHEMA = 1
-DECIMALS = 3  # of a saved sample in ms: microsecond resolution
+DECIMALS = 3  # decimal places of a saved sample in ms: microsecond resolution
 PERCENTILES = (50, 90, 99)
 LATENCIES = {
     "ttft_ms": "Time to first token",

@@ -21,7 +21,7 @@ class Timeline:
     """Times of one request, in seconds of ``time.perf_counter``, and the server's token counts."""
 
     sent_s: float
-    arrivals_s: list[float] = field(default_factory=list)  # of chunks with tokens
+    arrivals_s: list[float] = field(default_factory=list)  # times of chunks with tokens
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int | None = None  # prompt tokens from the prefix cache; None if unknown

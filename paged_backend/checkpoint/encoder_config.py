@@ -38,7 +38,7 @@ class EncoderConfig:
         max_seq_length: tokens of the longest prompt that sentence-transformers computes, or that
             the tokenizer is made for; None if there is no such length.
         padding_id: the token from whose id on positions are counted; None if they begin at 0.
-        dtype: of the checkpoint.
+        dtype: dtype of the checkpoint.
         file: config.json.
         classifier: the head of a reranker; None if the model makes embeddings.
     """

@@ -30,7 +30,7 @@ class FallbackConfig:
     vocab_size: int
     max_position_embeddings: int  # tokens of prompt and output, after the scaling of rope
     default_max_model_len: int  # where no option sets it; at most `max_position_embeddings`
-    dtype: torch.dtype  # of the checkpoint
+    dtype: torch.dtype  # dtype of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     file: ConfigFile
     has_output_layer: bool = True

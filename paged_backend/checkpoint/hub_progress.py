@@ -20,7 +20,7 @@ def progress_class(title: str, num_bytes: int) -> type[tqdm] | None:
     """Return what ``snapshot_download`` makes its bars of; None, for its own bars, on a terminal.
 
     Args:
-        title: of what is downloaded.
+        title: name of what is downloaded.
         num_bytes: size of all files, as the library counts only those that it has begun; 0 if no
             lines are worth it.
     """

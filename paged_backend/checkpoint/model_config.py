@@ -36,7 +36,7 @@ class ModelConfig(ModelShape):
 
     rms_norm_eps: float
     ropes: tuple[Rope, ...]  # [num_layers]
-    dtype: torch.dtype  # of the checkpoint
+    dtype: torch.dtype  # dtype of the checkpoint
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     file: ConfigFile  # config.json, for keys that only one family has; or a GGUF file as such
     classifier: ClassifierSpec | None = None  # the head of a reranker

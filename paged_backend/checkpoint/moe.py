@@ -9,9 +9,9 @@ from enum import Enum
 class Scoring(Enum):
     """The function that turns the logits of a router into the weights of experts."""
 
-    SOFTMAX = "softmax"  # of all experts
-    SIGMOID = "sigmoid"  # of each expert
-    SOFTMAX_OF_TOP = "softmax_of_top"  # of the chosen experts only
+    SOFTMAX = "softmax"  # softmax of the logits of all experts
+    SIGMOID = "sigmoid"  # sigmoid of each expert's logit
+    SOFTMAX_OF_TOP = "softmax_of_top"  # softmax of the logits of the chosen experts only
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class SharedExpert:
     """A gated MLP that every row passes through, besides the chosen experts.
 
     Attributes:
-        intermediate_size: of this MLP.
+        intermediate_size: size of a row between the projections of this MLP.
         gated: whether its output is multiplied by the sigmoid of one more linear layer.
     """
 
@@ -94,10 +94,10 @@ class MoeShape:
     Attributes:
         hidden_size: size of a row.
         num_experts: number of experts, without the shared one.
-        intermediate_size: of one expert.
+        intermediate_size: size of a row between the projections of an expert.
         routing: how the experts of a row are chosen.
-        names: of the tensors.
-        activation: between the projections of an expert.
+        names: names of the tensors.
+        activation: activation between the projections of an expert.
         bias: whether the router and the projections of the experts have biases.
         shared_expert: None if there is none.
     """

@@ -23,7 +23,7 @@ from paged_backend.values.regular_file import open_regular
 from paged_backend.values.validation import shorten
 
 MAX_HEADER_BYTES = 2**26  # that of a model with 61 layers of 384 experts in one file takes a third
-_SIZE_BYTES = 8  # of the number before the header
+_SIZE_BYTES = 8  # size of the number before the header
 
 
 class Header(NamedTuple):

@@ -16,7 +16,7 @@ from paged_backend.values.pooling_params import Pooling, PoolingType
 from paged_backend.values.validation import shorten
 
 MODULES = "modules.json"
-_TRANSFORMER = "sentence_bert_config.json"  # of the module Transformer, for all kinds of models
+_TRANSFORMER = "sentence_bert_config.json"  # file of the module Transformer for all kinds of models
 
 _TYPES = {"lasttoken": PoolingType.LAST, "mean": PoolingType.MEAN, "cls": PoolingType.CLS}
 _FLAGS = {
@@ -41,7 +41,7 @@ def read_pooling(checkpoint: Path, hidden_size: int) -> Pooling:
 
     Args:
         checkpoint: a folder with a ``modules.json``.
-        hidden_size: of the model.
+        hidden_size: size of the model's hidden states.
 
     Raises:
         ConfigError: a file is missing or wrong, or the checkpoint has a module or a mode of pooling

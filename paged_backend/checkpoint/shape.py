@@ -17,7 +17,7 @@ class Biases:
     """The linear layers that have a bias."""
 
     qkv: bool = False
-    output: bool = False  # of the attention
+    output: bool = False  # output projection of the attention
     mlp: bool = False
 
 
@@ -26,10 +26,10 @@ class LayerNorms:
     """The checkpoint's names of a layer's norms; None where a layer has no norm.
 
     Attributes:
-        attention_input: on the hidden states that attention reads.
-        attention_output: on the output of attention, before it is added to the hidden states.
-        mlp_input: on the hidden states that the MLP reads.
-        mlp_output: on the output of the MLP, before it is added to the hidden states.
+        attention_input: norm on the hidden states that attention reads.
+        attention_output: norm on the output of attention, before it is added to the hidden states.
+        mlp_input: norm on the hidden states that the MLP reads.
+        mlp_output: norm on the output of the MLP, before it is added to the hidden states.
     """
 
     attention_input: str | None = "input_layernorm"
@@ -63,8 +63,8 @@ class Rotary:
     """The rotary position embedding of the layers.
 
     Attributes:
-        sections: for each layer the keys that describe its embedding; None for a layer without
-            one. Empty if config.json itself has the keys for all layers.
+        sections: the keys that describe the embedding of each layer; None for a layer without one.
+            Empty if config.json itself has the keys for all layers.
         dim: the first dimensions of a head that are rotated; None for the whole head.
         interleaved: pairs are neighbors (2i, 2i + 1) instead of (i, i + dim / 2).
         within_positions: scaling does not extend ``max_position_embeddings``, which includes it.
@@ -90,11 +90,11 @@ class Variant:
 
     Attributes:
         biases: the linear layers that have a bias.
-        windows: for each layer; empty if no layer has a window.
+        windows: window of each layer; empty if no layer has a window.
         norms: the norms of each layer.
         unit_offset: the weights of norms are stored minus 1.
         qk_norm: the norm of queries and keys; None for no norm.
-        activation: of the MLP.
+        activation: activation of the MLP.
         rotary: the rotary position embedding.
         query_growth: factors on the queries; None for no factors.
         fused_qkv: the checkpoint stores the weights of queries, keys and values as ``qkv_proj``.
@@ -107,7 +107,7 @@ class Variant:
         logits_scale: factor on the logits.
         logits_softcap: logits become cap * tanh(logit / cap), after the factor; None for no limit.
         moe: the mixture-of-experts layers in place of MLPs; None if there are none.
-        moe_layers: for each layer whether it is one of these; empty if all are.
+        moe_layers: whether each layer is one of these; empty if all are.
     """
 
     biases: Biases = Biases()

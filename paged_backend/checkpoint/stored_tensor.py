@@ -19,8 +19,8 @@ class StoredType:
     Dimensions of size 1 do not count: a scale for each row may be [rows] or [rows, 1].
 
     Attributes:
-        shape: of the tensor.
-        dtypes: that it may have.
+        shape: shape of the tensor.
+        dtypes: dtypes that it may have.
         optional: whether the checkpoint may lack it.
         one_for_all: whether a single number may stand for all elements.
     """

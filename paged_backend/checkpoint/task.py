@@ -51,8 +51,8 @@ def resolve_task(
         config: the engine's options.
         checkpoint: the checkpoint.
         model: what the checkpoint's config.json or GGUF file says.
-        default: of checkpoints that do not say how they are pooled; they normalize. vLLM's defaults
-            are the last token for decoders, and the first one for encoders.
+        default: pooling of checkpoints that do not say how they are pooled; they normalize. vLLM's
+            defaults are the last token for decoders, and the first one for encoders.
 
     Raises:
         ConfigError: the checkpoint cannot do what the options ask for.

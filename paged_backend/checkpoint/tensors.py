@@ -57,5 +57,5 @@ def linear_tensors(
 ) -> Iterator[tuple[str, TensorSpec]]:
     """Yield the tensors of a linear layer; `shard` is the dimension of the weight to divide."""
     yield f"{name}.weight", TensorSpec((outputs, inputs), Role.LINEAR, shard)
-    if bias:  # of a layer that is divided along its inputs, one rank adds the whole bias
+    if bias:  # if a layer is divided along its inputs, one rank adds the whole bias
         yield f"{name}.bias", TensorSpec((outputs,), Role.BIAS, shard=0 if shard == 0 else None)

@@ -61,7 +61,7 @@ def random_weights(parameters: Mapping[str, Parameter], tensors: Tensors, seed: 
     Args:
         parameters: the memory of each tensor, by its name.
         tensors: what the tensors are, by the same names.
-        seed: of the numbers.
+        seed: seed of the numbers.
     """
     device = next(p.device for p in parameters.values() if isinstance(p, Tensor))
     generator = torch.Generator(device).manual_seed(seed)

@@ -21,7 +21,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.flags import add_flags, flag_values
 
 GROUP = "paged_backend.bench"
-ROUNDS = 5  # of a comparison
+ROUNDS = 5  # rounds of a comparison
 
 _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 """Workload options that are fixed because there is no server."""

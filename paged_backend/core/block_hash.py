@@ -62,7 +62,7 @@ def load_or_create_key(path: Path) -> bytes:
     """
     if not path.exists():
         # A link to a complete file, so that no other process reads a part of it.
-        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # of mode 0600
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:  # a file of mode 0600
             file.write(os.urandom(DIGEST_SIZE))
             file.flush()
             with contextlib.suppress(FileExistsError):

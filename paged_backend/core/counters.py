@@ -19,7 +19,7 @@ class EngineCounters:
         self.num_preemptions = 0
         self.num_steps = 0
         self.num_generation_tokens = 0
-        self.num_forced_tokens = 0  # of them, not sampled
+        self.num_forced_tokens = 0  # generated tokens that were not sampled
         self._num_prompt_tokens = 0
         self._num_cache_hits = 0
         self._finished: Counter[str] = Counter()  # by finish reason

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-SLOW_S = 0.002  # of processor time; 99% of the masks of real schemas take less
+SLOW_S = 0.002  # seconds of processor time; 99% of the masks of real schemas take less
 MAX_TOKENS_ASIDE = 64
 _NUM_CALM = 256  # tokens in time after which an earlier delay counts half
 

@@ -15,7 +15,7 @@ LARGE_S = 0.25  # after which the completions of a request no longer claim their
 # Processor time of all grammars of a step on the engine's thread, for which the others wait.
 STEP_S = 0.010
 SHORT_STEP_S = 0.002
-STEP_SHARE = 0.25  # of the time that the step takes without them, between these bounds
+STEP_SHARE = 0.25  # share of the time that the step takes without them, between these bounds
 # Calls of over SLOW_S, which cannot be foreseen, take at most this share of the time.
 SLOW_SHARE = 0.05
 SLOW_BURST_S = 0.02
@@ -83,7 +83,7 @@ class StepTime:
         self._spent_s = 0.0  # since the masks of the step began
         self._slow_s = SLOW_BURST_S  # left for calls of over SLOW_S
         self._refilled_s = self._begun_s
-        self._processor_s = 0.0  # of the thread, when the masks began or ended
+        self._processor_s = 0.0  # processor time of the thread when the masks began or ended
 
     def begin_step(self) -> None:
         """Begin to measure how long a step takes without its masks."""

@@ -26,7 +26,7 @@ class MaskJob:
 
     Args:
         grammar: the grammar of a sequence.
-        account: of its request.
+        account: account of its request.
         token_ids: tokens that the grammar has not accepted yet.
 
     Attributes:
@@ -147,7 +147,8 @@ class _Queue:
 
 
 def _serve(queue: _Queue) -> None:
-    with contextlib.suppress(OSError):  # of this thread alone
+    with contextlib.suppress(OSError):
+        # Linux sets the priority of this thread alone.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     while (job := queue.pop()) is not None:
         job.go_on()

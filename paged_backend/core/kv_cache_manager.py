@@ -205,7 +205,7 @@ class KVCacheManager:
     def _hits_of_groups(self, keys: list[bytes]) -> list[int]:
         """Return the longest block tables that are a hit in all groups."""
         num_groups = self.num_groups
-        length = len(keys) // num_groups  # of a table
+        length = len(keys) // num_groups  # blocks of a table
         for group, window in enumerate(self.layout.windows):
             if window is None:
                 table = keys[group::num_groups]

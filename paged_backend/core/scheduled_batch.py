@@ -17,7 +17,7 @@ class SampleSpec(NamedTuple):
     seq_id: int
     params: SamplingParams
     seed: int  # 64 bits
-    position: int  # of the token to sample, counted from the first token of the prompt
+    position: int  # position of the token to sample, counted from the first token of the prompt
     num_prompt_tokens: int
     token_ids: list[int]  # read-only: prompt and output so far, possibly with later tokens
 
@@ -57,7 +57,7 @@ class PoolSpec(NamedTuple):
     """The rows of a slice that are pooled into the embedding of its sequence."""
 
     seq_id: int
-    first_row: int  # of the slice
+    first_row: int  # index in the slice
     num_rows: int
     is_first: bool  # no earlier slice has rows that are pooled
     # If the slice ends the prompt: the number of rows that are pooled in all slices.
@@ -77,7 +77,7 @@ class ScheduledSequence(NamedTuple):
     prompt_logprobs: PromptLogprobsSpec | None = None
     first_new_block: int = 0  # index in block_ids before which nothing has changed
     num_draft_tokens: int = 0  # trailing token_ids that are guesses
-    pool: PoolSpec | None = None  # of a model that makes embeddings, which samples nothing
+    pool: PoolSpec | None = None  # rows to pool if the model makes embeddings, and samples nothing
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class ScheduledBatch:
 
     continued: ContinuedSequences  # they come before the scheduled ones
     scheduled: list[ScheduledSequence]
-    num_decodes: int  # of the first scheduled sequences: the next step may continue them
+    num_decodes: int  # number of first scheduled sequences that the next step may continue
     block_copies: list[tuple[int, int]]  # (from, to), in this order
     freed_seq_ids: list[int]  # sequences that gave up their blocks since the last step
 

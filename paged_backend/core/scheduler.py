@@ -74,7 +74,7 @@ class Scheduler:
         )
         self._drafter = drafter
         self._in_flight: deque[ScheduledStep] = deque()
-        self._decodes: list[Sequence] = []  # of the newest step, which the next one may continue
+        self._decodes: list[Sequence] = []  # decodes of the newest step; the next may continue them
 
     # --- requests -------------------------------------------------------------------------
 
@@ -92,8 +92,8 @@ class Scheduler:
             seed: seed for sampling if the request has none.
             progress: the tokens that a previous engine process generated for each completion, None
                 for a completion that has ended. The completions continue after these tokens.
-            grammars: by index of the completion, if the output is constrained. They are at the
-                start of the output.
+            grammars: grammars by index of the completion, if the output is constrained. They are at
+                the start of the output.
 
         Raises:
             ValueError: an unfinished request has the same id.
@@ -184,7 +184,8 @@ class Scheduler:
         """Return the masks for the newest step, which must be the only one in flight.
 
         Args:
-            greedy_token_ids: of `LaunchedStep`. Samples whose token is allowed get no mask.
+            greedy_token_ids: tokens from `LaunchedStep`. Samples whose token is allowed get no
+                mask.
         """
         step, work = self._in_flight[-1], self.sequences.grammar_work
         work.time.begin_masks()

@@ -69,7 +69,7 @@ class SchedulerOutput:
     new_sequences: list[NewSequence]
     continued: ContinuedDecodes  # they come before the slices
     slices: list[Slice]
-    num_decodes: int  # of the first slices: the next step may continue them
+    num_decodes: int  # number of first slices that the next step may continue
     block_copies: list[tuple[int, int]]  # (from, to), in this order, before the step
 
     @property
@@ -125,7 +125,7 @@ class ModelRunnerOutput:
 class TokenMasks(NamedTuple):
     """The tokens that are allowed for some of the samples of a step."""
 
-    indices: list[int]  # of the samples, in the order of the step
+    indices: list[int]  # indices of the samples, in the order of the step
     # For each of them ceil(vocab_size / 32) little-endian words of 32 bits: bit t % 32 of word
     # t // 32 is set if token t is allowed.
     bits: bytes

@@ -84,7 +84,7 @@ class Sequence:
         resumed = len(self.token_ids) > self.num_prompt_tokens
         self.num_computed_tokens = 0  # tokens of steps in flight included
         self.num_output_placeholders = 0  # trailing tokens that are not known yet
-        self.num_draft_tokens = 0  # of the step in flight
+        self.num_draft_tokens = 0  # drafts of the step in flight
         # Set at the first admission; the previous engine counted a resumed sequence.
         self.num_cached_tokens: int | None = 0 if resumed else None
         # Prompt tokens whose cost was charged to the tenant.
@@ -96,7 +96,7 @@ class Sequence:
         self.num_sent_tokens = 0
         self.num_sent_blocks = 0
         self.block_ids: list[int] = []
-        self.block_hashes: list[bytes] = []  # of full blocks, as far as they were needed
+        self.block_hashes: list[bytes] = []  # hashes of full blocks, as far as they were needed
         # Seconds of the monotonic clock.
         self.queued_s = time.monotonic()
         self.admitted_s: float | None = None  # for the first time

@@ -51,9 +51,9 @@ class SequenceGrammar:
     meanwhile: it is in no step.
 
     Args:
-        grammar: at the start of the output.
-        account: of the request.
-        work: of the engine.
+        grammar: grammar at the start of the output.
+        account: account of the request.
+        work: the engine's work on grammars.
         token_ids: the output so far.
     """
 
@@ -70,7 +70,7 @@ class SequenceGrammar:
         self._work = work
         self._unaccepted = list(token_ids)
         self._job: MaskJob | None = None
-        self._mask = b""  # of the token to accept next, if it is known
+        self._mask = b""  # mask of the token to accept next, if it is known
         self.account = account
         account.num_tokens += len(self._unaccepted)
 

@@ -29,7 +29,7 @@ class Sequences:
 
     Attributes:
         waiting: the queue of waiting sequences.
-        running: by ``seq_id``, in the order of admission.
+        running: running sequences by ``seq_id``, in the order of admission.
         held: started sequences, by ``seq_id``, whose next mask another thread computes. They keep
             their blocks, and are in no step meanwhile.
         grammar_work: the work on grammars.

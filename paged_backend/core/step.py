@@ -38,7 +38,7 @@ class StepBuilder:
     Attributes:
         budget: number of tokens that still fit in the step.
         continued: the continued decodes.
-        decodes: after `build`, the decodes that the next step may continue.
+        decodes: decodes that the next step may continue, after `build`.
         drafts: token ids of the drafts by ``seq_id``; sequences without drafts are missing.
     """
 

@@ -26,7 +26,7 @@ class StepResults:
         kv: registers the blocks that the tokens fill.
         sequences: the unfinished sequences.
         counters: counts forced tokens.
-        eos_token_ids: of the model.
+        eos_token_ids: end tokens of the model.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class StepResults:
             if seq.status is finished or seq.seq_id in step.dropped_seq_ids:
                 continue
             token_id, grammar = token_ids[0], seq.grammar
-            end = len(seq.token_ids) - seq.num_output_placeholders + 1  # of the known tokens
+            # The number of known tokens, this one included.
+            end = len(seq.token_ids) - seq.num_output_placeholders + 1
             is_last = token_id in seq.end_token_ids or end >= seq.max_num_tokens
             if not is_last and grammar is not None:
                 is_last = token_id in eos_token_ids or not grammar.accept(token_ids)

@@ -26,7 +26,7 @@ class WorkerState:
     def __init__(self, pooling: PoolingType | None = None) -> None:
         self._pooling = pooling
         self._sequences: dict[int, WorkerSequence] = {}  # by seq_id
-        self._decodes: list[WorkerSequence] = []  # of the previous step
+        self._decodes: list[WorkerSequence] = []  # decodes of the previous step
 
     def apply(self, output: SchedulerOutput) -> ScheduledBatch:
         """Apply the next message. The caller must apply every message, in order."""

@@ -17,7 +17,7 @@ def make_embedding(pooled: bytes, params: PoolingParams, *, normalize: bool) -> 
 
     Args:
         pooled: hidden_size numbers in float32, little-endian.
-        params: of the request.
+        params: parameters of the request.
         normalize: scale the embedding to a length of 1, after dimensions were left out.
     """
     vector = np.frombuffer(pooled, "<f4")[: params.dimensions].astype(np.float64)

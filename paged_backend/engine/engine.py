@@ -103,7 +103,7 @@ class Engine:
         self._compiling = CompilingRequests()
         self._seeds = random.Random(config.seed)
         self._in_flight: deque[_InFlightStep] = deque()
-        self._last_end_s = 0.0  # of a step
+        self._last_end_s = 0.0  # end of the last step
         # After `step`.
         self._max_in_flight = int(steps.async_scheduling and drafter is None)
 
@@ -244,7 +244,7 @@ class Engine:
 
 
 class _InFlightStep(NamedTuple):
-    started_s: float  # of the monotonic clock
+    started_s: float  # seconds of the monotonic clock
     scheduler_output: SchedulerOutput
     pending: PendingOutput
 

@@ -107,7 +107,7 @@ class LLM:
 
         Args:
             prompts: one prompt or several.
-            sampling_params: for all prompts, or one for each; default: the model's, see
+            sampling_params: one object for all prompts, or one for each; default: the model's, see
                 `get_default_sampling_params`.
 
         Raises:
@@ -181,7 +181,7 @@ class LLM:
 
         Args:
             prompts: one prompt or several.
-            pooling_params: for all prompts, or one for each.
+            pooling_params: one object for all prompts, or one for each.
 
         Raises:
             InvalidRequest: the model generates, or a prompt or its parameters cannot be used;
@@ -325,7 +325,7 @@ class OfflineAnswer:
         self._logprobs: list[list[TokenLogprobs] | None] = [[] if asked else None for _ in streams]
         self._prompt_logprobs: list[TokenLogprobs] | None = None
         self._num_cached_tokens = 0
-        self._problem = ""  # of the request
+        self._problem = ""  # reason why the request failed, if it did
 
     def append(self, output: SequenceOutput) -> bool:
         """Add new tokens; returns whether a stop string ended a completion before the engine."""

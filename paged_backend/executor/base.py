@@ -27,9 +27,9 @@ class WorkerInfo:
     device: str
     dtype: str
     float32_matmul_precision: str
-    quantization: str | None  # of the weights
+    quantization: str | None  # quantization method of the weights
     weight_forms: Mapping[str, int]  # the number of quantized layers by the form they are kept in
-    weight_bytes: int  # of all tensors that the model holds
+    weight_bytes: int  # size of all tensors that the model holds
     kv_cache: str  # the format of keys and values; empty without a KV cache
     kv_bytes_per_token: int  # in all layers, with the scales of quantized numbers
     attention_backend: str

@@ -20,7 +20,7 @@ def build_grammar(constraint: OutputConstraint, special_token_ids: Mapping[str, 
     """Return the grammar of a constraint; its syntax is checked when it is compiled.
 
     Args:
-        constraint: of a request.
+        constraint: constraint of a request.
         special_token_ids: the tokens, by their text, that llguidance matches only by their id.
 
     Raises:

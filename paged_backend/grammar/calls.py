@@ -42,7 +42,7 @@ def write_calls(writer: GrammarWriter, constraint: OutputConstraint, content: st
 
     Args:
         writer: collects the rules.
-        constraint: with a tool choice.
+        constraint: output constraint with a tool choice.
         content: an expression for an answer without calls, if it is constrained, too.
 
     Raises:
@@ -166,7 +166,7 @@ class _CallWriter:
         """Write a string as it is and any other value as JSON, with the end of the element.
 
         Args:
-            schema: of the value.
+            schema: schema of the value.
             text: an expression for any string with the end of the element.
         """
         end = self._writer.literal(_XML_END)

@@ -23,9 +23,9 @@ def checked_grammar(
     enforced.
 
     Args:
-        vocabulary: of the model.
+        vocabulary: vocabulary of the model.
         special_token_ids: the tokens, by their text, that grammars match only by their id.
-        constraint: of a request.
+        constraint: constraint of a request.
 
     Raises:
         ConstraintError: a strict tool cannot be enforced, or a tool cannot be called.

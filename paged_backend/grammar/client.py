@@ -30,7 +30,7 @@ class GrammarChecker:
 
     Args:
         tokenizer: folder or Hugging Face id.
-        vocab_size: of the model.
+        vocab_size: size of the model's vocabulary.
     """
 
     def __init__(self, tokenizer: str | Path, vocab_size: int) -> None:
@@ -52,7 +52,7 @@ class GrammarChecker:
         """Return the grammar of a constraint, which an engine can compile.
 
         Args:
-            constraint: of a request.
+            constraint: constraint of a request.
             tenant: the account of a request's client; empty for all clients without one, None for
                 the only user of this process, who has the usual limit always.
             salt: results are remembered for requests with the same salt only. Otherwise the time

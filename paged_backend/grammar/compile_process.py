@@ -11,7 +11,7 @@ from typing import Any
 
 from paged_backend.sandbox.server import Answer, answer_lines, problem
 
-TIME_LIMIT_S = 0.5  # of processor time; real schemas take milliseconds
+TIME_LIMIT_S = 0.5  # processor time; real schemas take milliseconds
 MEMORY_LIMIT = 2**29  # bytes, in addition to what the process starts with
 
 

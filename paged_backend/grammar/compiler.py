@@ -33,8 +33,9 @@ class GrammarCompiler:
 
     Args:
         tokenizer: folder or Hugging Face id.
-        vocab_size: of the model.
-        eos_token_ids: of the model; the first one ends an output that nothing may follow.
+        vocab_size: size of the model's vocabulary.
+        eos_token_ids: end-of-sequence tokens of the model; the first one ends an output that
+            nothing may follow.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class GrammarCompiler:
         """Return a matcher whose lexer is not full, and the lexer; any thread may call this.
 
         Args:
-            key: of the grammar.
+            key: key of the grammar.
             more_items: whether it needs more items than the engine's thread may work on.
         """
         if more_items:

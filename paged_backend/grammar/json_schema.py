@@ -34,7 +34,7 @@ STRICT_OPTIONS: JsonCompileOptions = {
     "coerce_one_of": False,
     "json_allowed_escapes": 'nrbtf\\"',
 }
-MAX_COUNT = 2**24  # of items or characters; no output is as long
+MAX_COUNT = 2**24  # number of items or characters; no output is as long
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 # Keywords of old drafts, by what replaced them.
 _OBSOLETE = {"divisibleBy": "multipleOf", "extends": "allOf", "disallow": "not"}

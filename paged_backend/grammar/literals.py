@@ -35,7 +35,7 @@ class Notation:
         true: and so on, how these values are written.
         key: returns the name of a property of an object, with what follows it.
         any_key: regular expression of a property of any name.
-        comma: between two values.
+        comma: text between two values.
     """
 
     string: Callable[[GrammarWriter], str]
@@ -83,7 +83,7 @@ class LiteralWriter:
 
     Args:
         writer: collects the rules.
-        notation: of the values.
+        notation: notation of the values.
     """
 
     def __init__(self, writer: GrammarWriter, notation: Notation) -> None:
@@ -120,7 +120,7 @@ class LiteralWriter:
         """Return an expression for the properties of an object, in the order of the schema.
 
         Args:
-            schema: of the object.
+            schema: schema of the object.
             key: returns the text before the value of a property.
             value: returns an expression for a value by its schema.
 

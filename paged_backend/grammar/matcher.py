@@ -35,7 +35,7 @@ class Matcher:
         problem: why there can be no further mask; empty if there can be.
 
     Args:
-        matcher: at the start of the output.
+        matcher: llguidance's matcher at the start of the output.
         eos_token_ids: tokens that end the output. They are allowed where it is complete.
         stop_token_ids: more tokens of this kind.
         ignore_eos: end the output only where the grammar allows nothing else.
@@ -239,9 +239,9 @@ def compile_grammar(
     Deep copies of the matcher share its lexer: a state that one of them has found is known to all.
 
     Args:
-        vocabulary: of the model.
+        vocabulary: vocabulary of the model.
         grammar: the text of the grammar.
-        limits: of the matcher; by default the highest ones.
+        limits: limits of the matcher; by default the highest ones.
 
     Raises:
         GrammarError: the grammar is invalid, too large, or allows no output.

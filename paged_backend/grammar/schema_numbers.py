@@ -13,7 +13,7 @@ from paged_backend.grammar.schema_walk import SchemaError, leaves
 _MAX_INTEGER = 2**63 - 1
 _MIN_INTEGER = -(2**63) + 1024  # the smallest float above -2**63
 _MAX_EXACT = 2**53  # from here on, a float plus 1 may be the same float
-_MAX_PRODUCT = 2**32  # of numbers whose common multiple llguidance computes
+_MAX_PRODUCT = 2**32  # product of numbers whose common multiple llguidance computes
 _KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 # The smallest and the largest number of each format of integers; OpenAPI defines these formats.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-MAX_DEPTH = 128  # of the schema
+MAX_DEPTH = 128  # levels of the schema
 # Keywords whose value is a schema, a list of schemas, or an object of schemas.
 _SCHEMA = ("items", "additionalItems", "additionalProperties")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")

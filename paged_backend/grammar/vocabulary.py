@@ -18,7 +18,8 @@ def load_vocabulary(
 
     Args:
         tokenizer: folder or Hugging Face id.
-        vocab_size: of the model; tokens that the tokenizer lacks are never allowed.
+        vocab_size: size of the model's vocabulary; tokens that the tokenizer lacks are never
+            allowed.
         eos_token_ids: tokens that end the output when the grammar allows it; by default the
             tokenizer's own.
 

@@ -90,7 +90,7 @@ class GrammarWriter:
 
         Args:
             end: the text at the end.
-            attributes: of the rule for what is before a special token.
+            attributes: attributes of the rule for what is before a special token.
             without: a text that it may not contain; empty for none.
         """
         others = (without,) if without else ()
@@ -114,7 +114,7 @@ class GrammarWriter:
 
         Args:
             schema: a JSON schema.
-            options: of llguidance, for the white space.
+            options: llguidance's options for the white space.
         """
         guidance = {**STRICT_OPTIONS, **options}
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': guidance})}")

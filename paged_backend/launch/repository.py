@@ -63,7 +63,7 @@ def write_pipeline(
     Args:
         root, name, engine_options, instances: as for ``write_model_repository``.
         prefix: prefix of the names of the other models, for several pipelines.
-        options: of the pipeline's models.
+        options: options of the pipeline's models.
         bounded: whether the server knows ``max_inflight_requests``; default: whether the server
             here does.
 

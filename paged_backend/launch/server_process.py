@@ -205,7 +205,7 @@ def launch_server(
             yield server
         finally:
             server.stop()
-            remove_regions(regions_with(region_prefix))  # of a server that was killed
+            remove_regions(regions_with(region_prefix))  # regions of a server that was killed
 
 
 @contextmanager

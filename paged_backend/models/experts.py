@@ -19,9 +19,9 @@ class ExpertsSpec:
         num_experts: number of experts.
         hidden_size: size of an input row and of an output row.
         intermediate_size: size of a row between the projections.
-        activation: between the projections.
+        activation: activation between the projections.
         bias: whether the projections have biases.
-        names: of their tensors in the checkpoint.
+        names: names of their tensors in the checkpoint.
         prefix: name of the module in the checkpoint that holds the experts.
     """
 

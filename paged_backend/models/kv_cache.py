@@ -101,8 +101,8 @@ class KVCacheSpec:
         num_kv_heads: heads of the keys and of the values.
         head_dim: size of a head.
         block_size: tokens in a block.
-        dtype: of the stored numbers.
-        scales: of the stored numbers.
+        dtype: dtype of the stored numbers.
+        scales: scales of the stored numbers.
     """
 
     groups: tuple[KVCacheGroup, ...]
@@ -177,4 +177,4 @@ class KVCachePlace(NamedTuple):
     """The place of the keys and values of a layer."""
 
     group: int  # whose block table it uses
-    part: int  # of the KV pool
+    part: int  # index of the part of the KV pool

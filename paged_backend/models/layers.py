@@ -49,8 +49,8 @@ class LayerFunctions(Protocol):
             hidden: the hidden states.
             linear: the last product of a layer's part.
             x: its input.
-            weight: of the norm.
-            eps: of the norm.
+            weight: weight of the norm.
+            eps: epsilon of the norm.
             reader: the layer that alone reads the norm, which may then have the dtype to which the
                 layer rounds its inputs. None if others read it.
         """

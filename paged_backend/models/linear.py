@@ -20,8 +20,8 @@ class LinearSpec:
         parts: output size of each fused layer, by its name in the checkpoint.
         bias: whether each part has a bias.
         prefix: name of the module in the checkpoint that holds the parts.
-        row_order: for some parts, the row of the checkpoint's weight that each output is computed
-            with; the other parts have the checkpoint's order.
+        row_order: rows of the checkpoint's weight that the outputs of some parts are computed with;
+            the other parts have the checkpoint's order.
         full_precision: whether a platform keeps the weight in the dtype of hidden states and an
             option does not quantize it. The layer is small, and its rounding errors would choose
             other experts.

@@ -18,7 +18,7 @@ class PackedPrompts:
 
     Args:
         lengths: the number of tokens of each prompt.
-        device: of the queries.
+        device: device of the queries.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:

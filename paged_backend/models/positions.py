@@ -5,8 +5,8 @@ from __future__ import annotations
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.values.errors import ConfigError
 
-MAX_TABLE_BYTES = 2**28  # of rotary tables that are made whatever the size of the pool
-_NUMBER_BYTES = 4  # of a rotary table, which has as many numbers for a position as a head
+MAX_TABLE_BYTES = 2**28  # size of rotary tables that are made whatever the size of the pool
+_NUMBER_BYTES = 4  # size of a number of a rotary table, where a position has as many as a head
 
 
 def check_positions(model: ModelConfig, max_model_len: int, pool_bytes: int) -> None:

@@ -24,7 +24,7 @@ class QuantizedLinear:
     none, it is dequantized when it is packed, part by part.
 
     Attributes:
-        form: of the packed weight; None if it is dequantized.
+        form: form of the packed weight; None if it is dequantized.
     """
 
     def __init__(self, spec: LinearSpec, weight_format: WeightFormat, kernels: Kernels) -> None:

@@ -82,7 +82,7 @@ def load_pretrained(
             check(folder, model, info)
     except ConfigError:
         raise
-    except Exception as error:  # of safetensors, or whatever the model's code raises
+    except Exception as error:  # errors of safetensors, or whatever the model's code raises
         line = " ".join(str(error).split())
         raise ConfigError(f"transformers cannot load {folder}: {shorten(line)}") from error
     finally:

@@ -18,8 +18,8 @@ class AnswerReader:
     Args:
         source: the answer.
         output: takes what is found.
-        format: of the answer.
-        types: of the tools' parameters; None if calls are text.
+        format: format of the answer.
+        types: types of the tools' parameters; None if calls are text.
     """
 
     def __init__(

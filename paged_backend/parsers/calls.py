@@ -40,8 +40,8 @@ class Calls:
     Args:
         source: the answer.
         output: takes what is found.
-        format: of the calls.
-        types: of the tools' parameters.
+        format: format of the calls.
+        types: types of the tools' parameters.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ class ToolCallDelta:
     """A part of a tool call. The first part has the id and the name.
 
     Attributes:
-        index: of the call in the answer.
+        index: index of the call in the answer.
         arguments: new characters of the arguments, which are JSON in the end.
     """
 

@@ -40,9 +40,9 @@ def response_format(
     """Return the format of a checkpoint's answers.
 
     Args:
-        folder: of the checkpoint's tokenizer. A ``response_template`` in its configuration is used
-            unless an option names a format.
-        chat_template: of the checkpoint, if it has one.
+        folder: folder of the checkpoint's tokenizer. A ``response_template`` in its configuration
+            is used unless an option names a format.
+        chat_template: chat template of the checkpoint, if it has one.
         tool_parser: the option ``tool_call_parser``.
         reasoning_parser: the option ``reasoning_parser``.
 

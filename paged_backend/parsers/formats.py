@@ -24,7 +24,7 @@ class NamedCalls:
     Attributes:
         middle: what is between them.
         kind: what is before the name.
-        id_mark: before an id, which may come after the name.
+        id_mark: mark before an id, which may come after the name.
     """
 
     middle: str
@@ -57,12 +57,12 @@ class CallMarks:
     """The texts around calls; none is the beginning of another one.
 
     Attributes:
-        open: before a call.
-        close: after it; empty if the end of its text is its end.
-        list_open: before the first call.
-        list_close: after the last call; nothing follows.
-        start: may be before calls that begin an answer.
-        end: may be after them.
+        open: text before a call.
+        close: text after a call; empty if the end of its text is its end.
+        list_open: text before the first call.
+        list_close: text after the last call; nothing follows.
+        start: text that may be before calls that begin an answer.
+        end: text that may be after them.
         bare: what a call itself begins with, if models may leave ``open`` out.
         first: what follows ``open`` if it is not just mentioned.
     """
@@ -82,13 +82,13 @@ class ToolFormat:
     """The format of a family's tool calls.
 
     Attributes:
-        syntax: of a call.
-        marks: around calls.
+        syntax: syntax of a call.
+        marks: texts around calls.
         begin: what a call begins with.
         end: what it ends with.
-        separator: between two calls.
-        list_begin: before the first call.
-        list_end: after the last call.
+        separator: text between two calls.
+        list_begin: text before the first call.
+        list_end: text after the last call.
         opening: regular expression of an answer's beginning that is a call. If it is empty, calls
             may come after text, and ``list_begin`` or ``begin`` marks them.
         id_length: the number of characters of a call's id.
@@ -115,9 +115,9 @@ class ReasoningFormat:
     """The format of a family's reasoning, which comes before the answer.
 
     Attributes:
-        begin: before the reasoning.
-        end: after it.
-        content_begin: before the answer.
+        begin: text before the reasoning.
+        end: text after it.
+        content_begin: text before the answer.
         ends_at_calls: models may call tools without ending the reasoning.
         is_implied: an answer is reasoning up to ``end``, whether ``begin`` was written or not.
     """

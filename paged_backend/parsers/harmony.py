@@ -33,8 +33,9 @@ class HarmonyReader:
     Args:
         source: the answer.
         output: takes what is found.
-        format: of the answer.
-        types: of the tools' parameters; None if calls are dropped, because they are no content.
+        format: format of the answer.
+        types: types of the tools' parameters; None if calls are dropped, because they are no
+            content.
     """
 
     def __init__(

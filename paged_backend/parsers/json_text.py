@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from paged_backend.parsers.source import MAX_HEAD_LENGTH, NotACallError, Reading, Source
 
-_OUTSIDE = re.compile(r'[^"{}\[\]]*')  # of strings
+_OUTSIDE = re.compile(r'[^"{}\[\]]*')  # text outside of strings
 _STRICTLY_OUTSIDE = re.compile(r"[\s\w.,:+-]*")
 _STRUCTURE = '"\\{}[]'
 _INSIDE = re.compile(r'[^"\\]*')

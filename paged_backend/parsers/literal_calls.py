@@ -99,8 +99,8 @@ def read_gemma_call(
     Args:
         source: the answer.
         output: takes the call.
-        types: of the tools' parameters, to which strings are converted.
-        quote: before and after strings.
+        types: types of the tools' parameters, to which strings are converted.
+        quote: text before and after strings.
 
     Raises:
         NotACallError: this is no call.

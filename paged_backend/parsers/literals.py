@@ -32,7 +32,7 @@ class Notation:
     """How values are written.
 
     Attributes:
-        quotes: around strings; the longest first, if one begins another.
+        quotes: texts around strings; the longest first, if one begins another.
         raw_quotes: those of ``quotes`` within which a backslash is a character like any other.
         read_escape: reads what follows a backslash in other strings.
         has_bare_keys: keys of objects need no quotes.
@@ -52,7 +52,7 @@ class LiteralReader:
     Args:
         source: the answer.
         put: takes the JSON.
-        notation: of the values.
+        notation: notation of the values.
         convert: returns the JSON of a string that is a member of the outermost object, by its key
             and its text.
     """

@@ -19,13 +19,13 @@ class ParameterTypes:
     """The types of the parameters of tools.
 
     Args:
-        tools: in OpenAI's JSON.
+        tools: tools in OpenAI's JSON.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = (tool.get("function", tool) for tool in tools)
         self._schemas = {function.get("name"): function.get("parameters") for function in functions}
-        self._types: dict[tuple[str, str], list[str]] = {}  # of parameters that were written
+        self._types: dict[tuple[str, str], list[str]] = {}  # types of parameters that were written
 
     def has(self, tool: str) -> bool:
         """Return True if there is a tool of this name."""
@@ -55,7 +55,7 @@ def types_of(schema: Any, root: Any = None) -> list[str]:
     about. No more than ``MAX_SCHEMA_PARTS`` parts of it are looked at.
 
     Args:
-        schema: of the parameter.
+        schema: schema of the parameter.
         root: the schema of all parameters, to which references refer.
     """
     types: dict[str, None] = {}

@@ -17,8 +17,8 @@ from paged_backend.parsers.source import MAX_HEAD_LENGTH
 from paged_backend.parsers.template_values import calls_of, check_field
 from paged_backend.values.errors import ConfigError
 
-MATCH_TIMEOUT_S = 0.02  # of one search for one regular expression
-PIECE_TIMEOUT_S = 0.1  # of all searches in a piece of an answer, or in the end of a prompt
+MATCH_TIMEOUT_S = 0.02  # time of one search for one regular expression
+PIECE_TIMEOUT_S = 0.1  # time of all searches in a piece of an answer, or in the end of a prompt
 MAX_PREFIX_LENGTH = 65536  # characters at the end of a prompt in which an answer may have begun
 _CONTEXT_LENGTH = 4096  # characters before a match that it may look at
 
@@ -64,7 +64,7 @@ class TemplateReader:
         template: transformers' ``ResponseTemplate``.
         output: takes what is found.
         prefix: the end of the prompt, which may have begun the answer.
-        types: of the tools' parameters; None if calls are text.
+        types: types of the tools' parameters; None if calls are text.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TemplateReader:
         self._types = types
         self._text = ""
         self._position = 0
-        self._field: Any = self._implicit  # of the open region; None outside of all
+        self._field: Any = self._implicit  # field of the open region; None outside of all
         self._captures: dict[str, str] = {}
         self._call: list[str] = []  # the text of the open region, if it is a call
         self._is_over = False

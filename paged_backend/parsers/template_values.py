@@ -39,7 +39,7 @@ def calls_of(
         body: the text.
         field: transformers' ``ResponseTemplateField``.
         captures: groups of the regular expressions around the text.
-        types: of the tools' parameters, to which strings are converted.
+        types: types of the tools' parameters, to which strings are converted.
 
     Raises:
         ValueError: the text is no call, or reading it would take too long.

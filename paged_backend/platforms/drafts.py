@@ -27,7 +27,7 @@ def keep_accepted(
         these tokens, by index in this list.
     """
     place = len(scheduled_batch.continued.sequences)
-    kept = [range(index, index + 1) for index in range(place)]  # of samples, for each sequence
+    kept = [range(index, index + 1) for index in range(place)]  # sample indices of each sequence
     for item in scheduled_batch.scheduled:
         num_samples = len(item.samples)
         if item.num_draft_tokens:

@@ -37,7 +37,7 @@ class InputBatch:
     sample_positions: Ints  # [num_samples] positions of the tokens to sample
     num_decodes: int  # number of leading sequences with exactly one query token
     continued: list[WorkerSequence]  # the first sequences, which sample one token each
-    scheduled_samples: list[SampleSpec]  # of the other sequences
+    scheduled_samples: list[SampleSpec]  # samples of the other sequences
     prompt_indices: Longs  # rows before the prompt tokens whose log-probabilities are needed
     prompts: list[PromptLogprobsSpec]  # the specs of these rows, in order
     pool_indices: Longs  # rows that are pooled; there are then no samples and no prompts

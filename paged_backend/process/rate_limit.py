@@ -7,7 +7,7 @@ from collections import OrderedDict
 MAX_TENANTS = 2**16
 """Maximum number of tracked tenants; the one with the oldest admitted request is evicted first."""
 
-_ROUNDING_S = 1e-6  # of sums of intervals
+_ROUNDING_S = 1e-6  # rounding error of sums of intervals
 
 
 class TenantRateLimit:

@@ -78,8 +78,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     limits: RequestLimits
     sampling_defaults: SamplingDefaults
     tokenizer: str  # folder or GGUF file
-    commits: dict[str, str]  # of files from the Hub: options that load the same ones again
-    description: str  # of the worker, for the log
+    commits: dict[str, str]  # options that load the same files from the Hub again
+    description: str  # description of the worker, for the log
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

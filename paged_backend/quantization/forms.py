@@ -32,10 +32,10 @@ class Encoding:
     """The numbers of a quantized weight, and the elements that share a scale.
 
     Attributes:
-        dtype: of the numbers: torch.int8 or torch.float8_e4m3fn; torch.float32 stands for numbers
-            that no kernel multiplies.
+        dtype: dtype of the numbers: torch.int8 or torch.float8_e4m3fn; torch.float32 stands for
+            numbers that no kernel multiplies.
         block: (rows, columns) that share a scale; 0 stands for all.
-        bits: of a number, 2 to 8.
+        bits: bits of a number, 2 to 8.
         zero_points: whether each scale has a zero point.
         rounds_inputs: whether the layer's inputs are rounded to `dtype`, too.
     """

@@ -41,7 +41,7 @@ def read_modelopt(config: ConfigFile) -> Quantization:
     Raises:
         ConfigError: a key is missing or wrong, or the algorithm is not supported.
     """
-    section = config.section("quantization") or config  # of hf_quant_config.json
+    section = config.section("quantization") or config  # section of hf_quant_config.json
     kv_cache_dtype = read_kv_cache_dtype(section)
     if section.value("quant_algo") is None and kv_cache_dtype != "auto":
         return Quantization("modelopt", lambda layer: None, kv_cache_dtype)

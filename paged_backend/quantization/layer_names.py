@@ -53,8 +53,8 @@ class LayerNames:
 
         Args:
             config: the object that has the list.
-            key: of the list.
-            matcher: of the checkpoint, if it has several lists of expressions.
+            key: key of the list.
+            matcher: matcher of the checkpoint, if it has several lists of expressions.
 
         Raises:
             ConfigError: it is no list of strings, or an expression is wrong.

@@ -20,7 +20,7 @@ from paged_backend.quantization.weight import QuantizedWeight
 
 _BLOCK = 32
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_BIAS = 127  # of the exponents
+_BIAS = 127  # bias of the exponents
 _EXPERTS = ".experts"  # ends the names of the modules that have this format
 
 

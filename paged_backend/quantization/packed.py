@@ -24,7 +24,7 @@ class PackQuantizedFormat:
     """The format "pack-quantized" of compressed-tensors: words run along the inputs.
 
     Attributes:
-        bits: of a value, 2 to 8.
+        bits: bits of a value, 2 to 8.
         group_size: inputs that share a scale; 0 stands for all.
         symmetric: whether all zero points are 0, and none are stored.
         act_order: whether the group of each input is stored.
@@ -76,7 +76,7 @@ class GptqFormat:
     """The format of GPTQ: the weight is transposed, and words run along the inputs.
 
     Attributes:
-        bits: of a value: 2, 3, 4 or 8.
+        bits: bits of a value: 2, 3, 4 or 8.
         group_size: inputs that share a scale; 0 stands for all.
         zero_offset: what is added to stored zero points: 1 in version 1, 0 in version 2.
     """

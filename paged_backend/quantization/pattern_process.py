@@ -14,7 +14,7 @@ from typing import Any
 
 from paged_backend.sandbox.server import Answer, answer_lines
 
-TIME_LIMIT_S = 10.0  # of processor time, for all names; real lists take milliseconds
+TIME_LIMIT_S = 10.0  # seconds of processor time, for all names; real lists take milliseconds
 MEMORY_LIMIT = 2**28  # bytes, in addition to what the process starts with
 
 

@@ -81,7 +81,7 @@ class Patterns:
         self._key = key
         self._expressions = list(expressions)
         self._matcher = matcher
-        self._firsts: dict[str, int | None] = {}  # of the names so far
+        self._firsts: dict[str, int | None] = {}  # results for the names so far
         for expression in self._expressions:
             self._check(expression)
 

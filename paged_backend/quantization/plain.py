@@ -19,7 +19,7 @@ class PlainFormat:
     """int8 or float8 values of a weight, and a scale for each block of them.
 
     Attributes:
-        dtype: of the values, torch.int8 or torch.float8_e4m3fn.
+        dtype: dtype of the values, torch.int8 or torch.float8_e4m3fn.
         block: (rows, columns) that share a scale; 0 stands for all.
         scale: the suffix of the scales' tensor.
         symmetric: whether all zero points are 0, and none are stored.

@@ -30,7 +30,7 @@ class IntegerRounding:
     between the largest numbers of both signs.
 
     Attributes:
-        bits: of a value, 2 to 8.
+        bits: bits of a value, 2 to 8.
         group_size: inputs that share a scale; 0 stands for all.
     """
 

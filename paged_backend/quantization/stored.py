@@ -66,7 +66,7 @@ def as_stored(quantization: Quantization, headers: Headers, fused: FusedLayers) 
 
     Args:
         quantization: what the configuration says.
-        headers: of the files.
+        headers: headers of the files.
         fused: layers whose parts may have scales of their own.
     """
 

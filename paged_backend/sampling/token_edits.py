@@ -24,7 +24,7 @@ class _Edits(NamedTuple):
     forbidden: Tensor | None  # [vocab] bool, true for the tokens that are not allowed
     # Distinct tokens and the amounts to add to their logits; None if there are none.
     amounts: tuple[Tensor, Tensor] | None
-    bad_words: BadWords | None  # of two or more tokens
+    bad_words: BadWords | None  # words of two or more tokens
 
 
 class TokenEdits:

@@ -16,7 +16,7 @@ def apply_token_masks(logits: Tensor, masks: TokenMasks) -> None:
 
     Args:
         logits: [samples of the step, vocab_size] float32, on the host, contiguous.
-        masks: for some of the samples.
+        masks: masks for some of the samples.
     """
     _kernel().apply_masks(logits.numpy(), *_arrays(masks))
 
@@ -26,7 +26,7 @@ def draw_greedy_allowed(logits: Tensor, masks: TokenMasks) -> list[int]:
 
     Args:
         logits: [samples of the step, vocab_size] float32, on the host, contiguous; not written.
-        masks: for some of the samples.
+        masks: masks for some of the samples.
     """
     rows, words = _arrays(masks)
     tokens = np.empty_like(rows)

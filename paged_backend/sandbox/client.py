@@ -28,7 +28,7 @@ class Sandbox:
         module: the module that the processes run; see :mod:`paged_backend.sandbox.server`.
         subject: what a request is, such as "chat template", for messages.
         time_limit_s: processor time of one answer.
-        arguments: of its command line.
+        arguments: arguments of the module's command line.
         max_processes: requests that can be answered at the same time.
         answer_limit_s: wall-clock time of one answer.
     """

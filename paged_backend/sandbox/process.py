@@ -74,7 +74,7 @@ class SandboxProcess:
         """Return the answer to a line.
 
         Args:
-            line: of JSON.
+            line: line of JSON.
             time_limit_s: processor time of the answer, which the process enforces.
             answer_limit_s: wall-clock time, because other processes may take all processor time.
 

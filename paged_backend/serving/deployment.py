@@ -18,7 +18,7 @@ class Deployment:
 
     name: str
     version: str
-    folder: Path  # of the version; holds model.json
+    folder: Path  # folder of the version; holds model.json
     backend: str  # the backend's name in config.pbtxt: vllm or paged
     gpu: str | None  # the device of an instance of KIND_GPU
     report_vllm_metrics: bool

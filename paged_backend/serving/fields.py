@@ -10,7 +10,7 @@ from paged_backend.serving.contract import Array
 from paged_backend.values.errors import InvalidRequest
 from paged_backend.values.validation import is_deeper, shorten
 
-MAX_ELEMENTS = 2**18  # of a list, unless something narrower bounds it
+MAX_ELEMENTS = 2**18  # elements of a list, unless something narrower bounds it
 
 Tensors = Mapping[str, Array]
 """Input tensors by name, without those that the client did not send."""

@@ -32,7 +32,7 @@ INPUTS = tuple(
         *("context_ids", "num_context_ids", "num_held_ids", "pass_through"),
     )
 )
-_PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # of the model
+_PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # text output of the model
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
 _BY_COMPLETION = ("num_held_ids", "sequence_length", "num_context_ids", "num_output_tokens")

@@ -108,7 +108,7 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
     ).as_tensor()
     try:
         llm.parser.check_pass_through(passed, stream=parsed.options.stream)
-    except InvalidRequest as error:  # of a stream, only the stop strings in it can be long
+    except InvalidRequest as error:  # only stop strings can be long
         raise error.renamed("stop") from error
     return {
         "input_ids": np.array(prompt_token_ids, np.int32),

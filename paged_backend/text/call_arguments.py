@@ -61,7 +61,7 @@ def render_history(
     """Return the prompt of messages, rendered with the first form of arguments that succeeds.
 
     Args:
-        messages: of a conversation; see :func:`paged_backend.text.messages.read_messages`.
+        messages: messages of a conversation; see :func:`paged_backend.text.messages.read_messages`.
         render: renders messages.
         fill: gives content to a message without any, for templates that cannot do without.
         text_first: whether arguments are tried as text first, not as objects.

@@ -89,7 +89,7 @@ class ChatTemplate:
     Args:
         templates: Jinja templates by name, or the only one.
         special_tokens: tokens that the templates can refer to, such as ``bos_token``.
-        options: of the model; the default is its own templates.
+        options: options of the model; the default is its own templates.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ChatTemplate:
 
         Args:
             chat: the conversation.
-            tools: that the model may call, as OpenAI's JSON.
+            tools: tools that the model may call, as OpenAI's JSON.
 
         Raises:
             InvalidRequest: the template refuses these messages, or takes too long or too much; or

@@ -41,7 +41,7 @@ class Detokenizer:
     """Decodes one sequence; the cost per token does not grow with the sequence.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         skip_special_tokens: leave special tokens out.
         kept_special_ids: special tokens that are not left out.
         prompt: the tokens before the first ones, whose text is not returned.
@@ -200,7 +200,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int, *, is_first: bool = False) 
     """Return the UTF-8 bytes of one token, which may begin or end within a character.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         token_id: the token.
         is_first: no text comes before it; some decoders drop the space of such a token.
     """

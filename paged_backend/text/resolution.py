@@ -26,7 +26,7 @@ from paged_backend.values.errors import ConfigError, RequestRefused
 from paged_backend.values.log import LOG
 from paged_backend.values.validation import shorten
 
-_FORMAT = 2  # of the entries, and of the checks that a kept tokenizer has passed
+_FORMAT = 2  # version of the entries, and of the checks that a kept tokenizer has passed
 MAX_KEPT = 16  # tokenizers in the cache
 ANSWER_LIMIT_S = 600.0  # wall-clock time, on a machine that is busy with other things
 _WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx"}

@@ -16,7 +16,7 @@ from typing import Any
 from paged_backend.sandbox.server import Answer, answer_lines, problem
 from paged_backend.values.errors import ConfigError
 
-TIME_LIMIT_S = 120.0  # of processor time; the largest vocabularies of SentencePiece take a quarter
+TIME_LIMIT_S = 120.0  # processor time; the largest vocabularies of SentencePiece take a quarter
 MEMORY_LIMIT = 2**32  # bytes; the largest tokenizers take a quarter
 _TOKENIZER_FILE = "tokenizer.json"
 # The file that nearly all tokenizers have, in newer and older forms.

@@ -14,7 +14,7 @@ class StopMarks:
     """Gives each special token in stop strings a character that no text has.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         stop: the stop strings.
         hidden_ids: the special tokens that the text leaves out.
     """

@@ -32,7 +32,7 @@ class StopAutomaton:
         self._fallback = array("i", [0])
         self._depth = array("i", [0])  # characters of the longest suffix that begins a stop string
         self._match = array("i", [0])  # number of the longest suffix that is one; 0 for none
-        sources: list[tuple[int, int]] = []  # of each state but the first: state and character
+        sources: list[tuple[int, int]] = []  # parent of each state but the first, and character
         for stop in stop_strings:
             self._add(stop, sources)
         self._link(sources)

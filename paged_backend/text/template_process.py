@@ -11,7 +11,7 @@ from typing import Any
 
 from paged_backend.sandbox.server import Answer, answer_lines, problem
 
-TIME_LIMIT_S = 2.0  # of processor time; real templates take milliseconds
+TIME_LIMIT_S = 2.0  # processor time; real templates take milliseconds
 MEMORY_LIMIT = 2**30  # bytes, in addition to what the process starts with
 MAX_LENGTH = 2**22  # characters of a prompt; reading a longer answer would delay other threads
 

@@ -30,7 +30,7 @@ class StreamState(NamedTuple):
 
     context_ids: list[int]  # the last tokens, at the beginning those of the prompt
     num_held: int  # number of the last of these that may belong to a stop string
-    num_tokens: int  # of the completion so far
+    num_tokens: int  # length of the completion so far
 
 
 # The most context_ids of a state: the context of the detokenizer, and 256 undecided characters of
@@ -44,7 +44,7 @@ class _Held:
 
     context_ids: list[int]  # before them
     token_ids: list[int] = field(default_factory=list)
-    num_characters: int = 0  # of their text
+    num_characters: int = 0  # length of their text
 
 
 class Stops:
@@ -53,8 +53,8 @@ class Stops:
     What searches for them is built when the first text comes, so that a request is admitted fast.
 
     Args:
-        tokenizer: of the model.
-        params: of the request.
+        tokenizer: tokenizer of the model.
+        params: sampling parameters of the request.
         kept_special_ids: special tokens that are part of the text in any case.
     """
 
@@ -92,8 +92,8 @@ class TextStream:
     tokens.
 
     Args:
-        tokenizer: of the model.
-        params: of the request.
+        tokenizer: tokenizer of the model.
+        params: sampling parameters of the request.
         kept_special_ids: special tokens that are part of the text in any case.
         prompt: tokens before the completion, whose text its own continues.
         stops: stop strings of the request, if another stream has them too.
@@ -121,7 +121,7 @@ class TextStream:
         self._stop_string = ""  # that was found
         self._context_ids = self._detokenizer.context_ids  # after the last token
         self._tokens = deque([_Held(self._context_ids)])  # the last one still grows
-        self._num_characters = 0  # of the text of these tokens
+        self._num_characters = 0  # length of the text of these tokens
 
     @cached_property
     def _marks(self) -> StopMarks:

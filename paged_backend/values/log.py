@@ -17,7 +17,7 @@ from paged_backend.values.errors import place_of
 
 LOG = logging.getLogger("paged_backend")
 LEVELS = ("debug", "info", "warning", "error")
-MAX_LINES = 20  # of one kind in an interval
+MAX_LINES = 20  # lines of one kind in an interval
 INTERVAL_S = 10.0
 MAX_KINDS = 256  # that are remembered; the oldest is forgotten first
 
@@ -26,7 +26,7 @@ MAX_KINDS = 256  # that are remembered; the oldest is forgotten first
 class _Written:
     """The lines of one kind in the present interval."""
 
-    began_s: float  # of the monotonic clock
+    began_s: float  # seconds of the monotonic clock
     number: int = 0
     num_left_out: int = 0
 

@@ -66,7 +66,8 @@ def without_neutral(
     """Return the values without the parameters of a table.
 
     Args:
-        values: by name, as a client gave them. A text can stand for a number or a truth value.
+        values: values by name, as a client gave them. A text can stand for a number or a truth
+            value.
         table: the parameters that this engine lacks.
         refuse: makes the error for a value that is not neutral, which is raised.
     """

@@ -31,7 +31,7 @@ class OutputConstraint:
     """What an answer must look like. It can be hashed, so that its grammar can be cached.
 
     Attributes:
-        structured_outputs: of the text of the answer.
+        structured_outputs: constraint on the text of the answer.
         tool_choice: the calls that the answer may have; None if it has no tools.
         tool_parser: the name of the format of the calls.
         reasoning: what may come before all that.

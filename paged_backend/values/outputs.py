@@ -23,11 +23,11 @@ class FinishReason(StrEnum):
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of the probabilities at one position, before any adjustment."""
 
-    logprob: float  # of the token at the position
+    logprob: float  # log-probability of the token at the position
     rank: int  # number of tokens that are at least as likely, itself included
     top_token_ids: list[int]  # the likeliest first
     top_logprobs: list[float]
-    logits: bytes | None = None  # of the whole vocabulary, in float32, if asked for
+    logits: bytes | None = None  # logits of the whole vocabulary, in float32, if asked for
 
 
 class SequenceTimes(NamedTuple):
@@ -43,7 +43,7 @@ class SequenceOutput:
     """New tokens of one sequence after a step; the last one carries the finish reason."""
 
     request_id: str
-    index: int  # of the completion, from 0 to n - 1
+    index: int  # number of the completion, from 0 to n - 1
     new_token_ids: list[int]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0  # prompt tokens that were served from the prefix cache
@@ -118,7 +118,7 @@ class EngineStats:
     num_preemptions: int
     num_prompt_tokens: int
     num_generation_tokens: int
-    num_forced_tokens: int  # of these, the ones that a grammar forced
+    num_forced_tokens: int  # generated tokens that a grammar forced
     num_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
     kv_bytes_per_token: int = 0  # in all layers, with the scales of quantized numbers
@@ -204,9 +204,9 @@ class ScoringOutput:
 class ScoringRequestOutput:
     """The score of one pair of texts of :meth:`paged_backend.LLM.score`."""
 
-    request_id: str  # of the pair, or of the second text
+    request_id: str  # id of the pair, or of the second text
     outputs: ScoringOutput
-    prompt_token_ids: list[int]  # of the pair, or of the first text, then of the second
+    prompt_token_ids: list[int]  # tokens of the pair, or of the first text, then of the second
     num_cached_tokens: int
 
 

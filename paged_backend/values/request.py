@@ -29,7 +29,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0  # lower is served first
     tenant: str = ""  # the user that its tokens are charged to
-    grammar: str = ""  # of llguidance, which the front end has checked; empty: none
+    grammar: str = ""  # grammar of llguidance, which the front end has checked; empty: none
     call_id: str = ""  # by which a client can cancel it; empty: no client can
     # Ask for an embedding of the prompt, or for the score of a reranker. Nothing is generated then,
     # and `params` have no effect.

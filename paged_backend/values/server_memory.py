@@ -14,7 +14,7 @@ from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
 REGION_PREFIX = "triton_python_backend_shm_region_"  # the server's default
-_REGION_WORD = 2  # of a stub's command line: the name of its region
+_REGION_WORD = 2  # index of the word of a stub's command line that names its region
 # glibc raises its threshold for separate mappings to the size of the largest block that was freed,
 # and never gives back most of what large responses took. A fixed threshold does.
 _HEAP = {"MALLOC_MMAP_THRESHOLD_": str(2**18)}

@@ -24,7 +24,7 @@ class Tool:
     """A function that the model can call.
 
     Attributes:
-        name: of the function.
+        name: name of the function.
         parameters: JSON schema of its arguments, as JSON text.
         strict: the request is refused if the schema cannot be enforced.
         origin: the client's name for the tool, for errors.

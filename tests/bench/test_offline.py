@@ -200,7 +200,7 @@ def test_mistakes_are_one_line(
 def test_a_missing_package_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, peer: str
 ) -> None:
-    python = tmp_path / "python"  # of an environment without any package
+    python = tmp_path / "python"  # interpreter of an environment without any package
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     line = fails(capsys, "demo", "--peer", peer, "--peer-python", str(python))

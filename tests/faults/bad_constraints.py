@@ -33,7 +33,7 @@ class Bad:
     """A request that must be refused.
 
     Attributes:
-        fields: in the names of chats and of vLLM.
+        fields: request fields in the names of chats and of vLLM.
         named: what the error must name, apart from the interface's name of the field.
     """
 

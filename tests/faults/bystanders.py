@@ -45,7 +45,7 @@ class Door:
     address: str
     path: str
     fields: dict[str, Any]
-    key: str = ""  # of the gateway
+    key: str = ""  # API key of the gateway
 
     async def ask(self, **fields: Any) -> list[float]:
         """Ask for a stream; returns the moments of asking and of each event."""

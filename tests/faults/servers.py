@@ -20,7 +20,7 @@ from paged_backend.tools.demo.metrics import read_metrics
 MODEL = "paged_llm"
 _COMMAND = server_process.server_command
 ORPHAN_TIMEOUT_S = 30.0  # five seconds on a machine with nothing else to do
-LOAD_TIMEOUT_S = 60.0  # of an engine on a machine that is busy with other tests
+LOAD_TIMEOUT_S = 60.0  # time to load an engine on a machine that is busy with other tests
 _LOOK_S = 0.03  # listing all processes takes 2 ms of CPU time
 _POLL = ("7", "271")  # poll and ppoll on x86-64
 _MARK = "PAGED_FAULT_TEST"  # inherited by every process below a server, and kept by its orphans

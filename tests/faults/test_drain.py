@@ -169,7 +169,7 @@ def test_serve_ends_its_calls_and_then_itself(number: signal.Signals) -> None:
         launcher = stack.enter_context(
             subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True)
         )
-        stack.callback(launcher.kill)  # of a test that failed
+        stack.callback(launcher.kill)  # launcher of a test that failed
         assert launcher.stdout is not None
         listening = re.search(r"gRPC (\S+),", launcher.stdout.readline())
         assert listening is not None

@@ -25,11 +25,11 @@ pytestmark = [pytest.mark.server, pytest.mark.soak]
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
 SEATS, STEP_TOKENS, CACHE_BYTES = 32, 256, 2**28
-RATE = 1.25  # of the quiet tenant, requests a second: about a third of its share
+RATE = 1.25  # requests of the quiet tenant a second: about a third of its share
 FLOOD = 50  # times as many
 SECONDS = 40.0
 WAITING = 256  # a queue that floods can fill, but for every ninth place
-QUIET_TOKENS, FLOOD_TOKENS = (800, 16), (32, 200)  # of prompt and answer
+QUIET_TOKENS, FLOOD_TOKENS = (800, 16), (32, 200)  # lengths of prompt and answer
 MAX_FACTOR = 2.0
 
 

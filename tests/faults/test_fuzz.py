@@ -41,8 +41,8 @@ pytestmark = pytest.mark.server
 SEEDS = os.environ.get("FUZZ_SEEDS", "1,2,3")
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "10"))
 WARM_UP_SEED = 0
-WARM_UP_PART = 0.1  # of the time, before it
-AGAIN_PART = 0.3  # of the time, after it: the first rounds once more
+WARM_UP_PART = 0.1  # share of the time, before it
+AGAIN_PART = 0.3  # share of the time, after it: the first rounds once more
 BATCH = 10  # sent at once
 ROUND = 20  # batches
 MORE_MIB = 8.0  # for each role, by requests that it has had before
@@ -50,7 +50,7 @@ GOOD_TIMEOUT_S = 60.0
 GOOD_PAUSE_S = 0.1  # between two requests of a good stream; leaves CPU time for the bad ones
 SETTLE_S = 60.0
 CALM_S = 2.0
-MORE_THREADS = 2  # of tritonserver, whose front-ends keep a few in reserve
+MORE_THREADS = 2  # threads of tritonserver, whose front-ends keep a few in reserve
 SHOWN = 4  # findings of each kind
 QUESTIONS = load_questions()[:4]
 
@@ -59,7 +59,7 @@ GLIBC = {
     **{"MALLOC_ARENA_MAX": "1", "PYTHONMALLOC": "malloc"},
     **{"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
 }
-ANSWERS = {200, 400, 401, 404, 405, 408, 413, 415, 431, 504}  # of a gateway, to anything
+ANSWERS = {200, 400, 401, 404, 405, 408, 413, 415, 431, 504}  # statuses of a gateway, to anything
 ROLES = {
     "tritonserver": "bin/tritonserver",
     "front-ends": "backend_stub",
@@ -211,7 +211,7 @@ class Fuzz:
                 _check(case, answer)
             else:
                 wire.send(case)
-        except Exception as error:  # of Wire, of the network, or Wrong
+        except Exception as error:  # an error of Wire, of the network, or Wrong
             return f"{type(error).__name__}: {str(error)[:600]}"
         return None
 

@@ -29,8 +29,9 @@ pytestmark = pytest.mark.server
 PAGED_BACKEND = Path(sys.executable).parent / "paged-backend"
 EXPLICIT = ("--model-control-mode=explicit", f"--load-model={MODEL}")
 MAX_LOAD_S = 40.0  # with the start of its processes; 3 s on a quiet machine
-MAX_ANSWER_S = 5.0  # of the other model beside them; 0.2 s on a quiet machine
-MAX_BYTES = 2**30  # of a process, of which 0.4 GiB are its libraries; one that takes more is ended
+MAX_ANSWER_S = 5.0  # answer time of the other model beside them; 0.2 s on a quiet machine
+# Bytes of a process, of which 0.4 GiB are its libraries; one that takes more is ended.
+MAX_BYTES = 2**30
 
 
 def edit(path: Path, **values: object) -> None:

@@ -30,7 +30,7 @@ _RULES = " | ".join(" ".join("s" * length) for length in range(2, 20))
 TOO_MUCH_WORK = f'start: "x" s\ns: {_RULES} | " " | ""'
 SAMPLED = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
 TOO_LONG = r"^structured_outputs: the grammar takes too much time: over [\d.]+ s for \d+ tokens$"
-MAX_FACTOR, SLACK_S = 1.5, 0.05  # of the gaps; a machine that others use delays both
+MAX_FACTOR, SLACK_S = 1.5, 0.05  # bounds of the gaps; a machine that others use delays both
 MIN_GAPS = 200
 
 

@@ -23,8 +23,8 @@ PARAMS = {"max_tokens": 96, "ignore_eos": True, "temperature": 0}  # heavy, so t
 FACTOR = 10
 REFUSED_WITHIN_S = 0.05
 BACK_WITHIN_S = 2.0
-ROUNDS = 3  # of full seats, to find out what the server can do
-SLACK = 1.5  # of the bound: the refusals, and the callers, take their part of the two cores
+ROUNDS = 3  # rounds of full seats, to find out what the server can do
+SLACK = 1.5  # factor of the bound: the refusals, and the callers, take their part of the two cores
 CALL_TIMEOUT_S = 60.0
 
 

@@ -18,7 +18,7 @@ from paged_backend.launch.server_process import RunningServer
 pytestmark = [pytest.mark.server, pytest.mark.soak]
 
 FAST = 32
-PAIRS = 12  # of rounds with and without, in turn
+PAIRS = 12  # pairs of rounds with and without, in turn
 PARAMS = {"max_tokens": 250, "ignore_eos": True, "temperature": 0}
 MESSAGE_BYTES = 160  # about one response
 ALL_BYTES = 2**20  # more than an answer has

@@ -30,7 +30,7 @@ from paged_backend.launch.server_process import RunningServer, start_server
 pytestmark = [pytest.mark.server, pytest.mark.soak]
 
 SECONDS = 20.0
-MAX_ITL_RATIO = 1.5  # of the 99th percentiles
+MAX_ITL_RATIO = 1.5  # ratio of the 99th percentiles
 MAX_TTFT_S = 0.5  # later
 MAX_GAP_S = 1.0  # longer; holds on a machine with other work, too
 NAMES = list(filter(None, os.environ.get("UNBOUNDED_WORK", "").split(";"))) or list(SHAPES)

@@ -33,7 +33,7 @@ class WireCall(asyncio.Protocol):
     """One streamed request on a connection of its own, and when its responses arrived."""
 
     def __init__(self, wire: str, asked: bytes) -> None:
-        self.arrivals: list[float] = []  # of packets with something of the answer
+        self.arrivals: list[float] = []  # times of packets with something of the answer
         self.received = bytearray()
         self.asked_at = 0.0
         self.connected = False

@@ -15,7 +15,7 @@ from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema import CompletionRequest
 from starlette.requests import Request
 
-SIZE = 2**20 - 64  # of a body, just below the default limit
+SIZE = 2**20 - 64  # bytes of a body, just below the default limit
 NOBODY = "127.0.0.1:1"
 SECRET = "the-secret-of-this-prompt"
 

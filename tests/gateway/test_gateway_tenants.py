@@ -91,7 +91,7 @@ def test_tokenizing_counts_on_the_tenant_of_the_key(tmp_path):
             deadline = time.monotonic() + 10  # the engine is told, and says so, after the answer
             while status(key, path, **body) == 200:
                 assert time.monotonic() < deadline
-        assert status("second", "/tokenize", prompt="x") == 429  # of the first key's tenant
+        assert status("second", "/tokenize", prompt="x") == 429  # a key of the first key's tenant
         assert status("fifth", "/tokenize", prompt="x") == 200
 
 
@@ -110,7 +110,7 @@ def test_who_asks_too_much_and_who_comes_too_late_are_told_when_to_come_back(tmp
         assert (refused.status, refused.error["code"]) == (429, "rate_limited")
         assert refused.error["type"] == "rate_limit_error"
         assert 1 <= int(refused.headers["retry-after"]) <= 10
-        assert ask(gateway, "second").status == 429  # of the same tenant
+        assert ask(gateway, "second").status == 429  # a key of the same tenant
 
         def long(key):
             return threads.submit(ask, gateway, key, max_tokens=1500, ignore_eos=True)

@@ -109,7 +109,7 @@ class ExactValidator:
         """Return why a document is invalid, an empty string if it is valid."""
         document = json.loads(text, parse_float=_exact)
         with decimal.localcontext() as context:
-            context.prec = 2000  # of the remainder, for multipleOf
+            context.prec = 2000  # digits of the remainder, for multipleOf
             errors = [error.message for error in self._validator.iter_errors(document)]
         return "; ".join(errors)
 
@@ -157,7 +157,7 @@ def _keys(value: Any) -> Iterator[str]:
 _REASONS = (
     "Unknown format: ",
     "the format ",
-    "Resource ",  # of a $ref or $schema
+    "Resource ",  # target of a $ref or $schema
     "regex parse error: ",
     "lookarounds not supported yet; ",
     "patternProperty regexes ",

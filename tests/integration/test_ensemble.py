@@ -67,7 +67,7 @@ def test_only_models_that_take_messages_keep_a_process_for_them(server: Server) 
         children = psutil.Process(server.running.pid).children(recursive=True)
         return [child for child in children if "template_process" in " ".join(child.cmdline())]
 
-    wanted = 3  # of both instances of the model, and of the first step
+    wanted = 3  # processes of both instances of the model, and of the first step
     deadline = time.monotonic() + 60
     while len(renderers()) < wanted:
         assert time.monotonic() < deadline
@@ -421,7 +421,7 @@ def test_a_call_can_be_ended_by_its_name(server: Server) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(generate, server, MODEL, **fields, **wishes)
         server.wait_for("num_requests_running", 1)
-        for _ in range(6):  # of both instances, whichever has the request
+        for _ in range(6):  # enough to reach both instances, whichever has the request
             status, _ = post(server, MODEL, "generate", {"task": "cancel", "call_id": "mine"})
             assert status == 200
         assert answer.result(60)["finish_reason"] == "abort"

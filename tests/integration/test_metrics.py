@@ -22,7 +22,7 @@ pytestmark = pytest.mark.server
 
 MODEL = "paged_llm"
 NUM_BLOCKS = 100
-BLOCK_BYTES = 98304  # of the demo model, 16 tokens
+BLOCK_BYTES = 98304  # 16 tokens of the demo model
 OPTIONS = {
     "model": "demo",
     "max_num_seqs": 4,

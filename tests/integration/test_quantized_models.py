@@ -26,7 +26,7 @@ from quantized_checkpoints import quantize_checkpoint  # noqa: E402
 from test_checkpoints import FORMATS, whole  # noqa: E402
 
 DEMO = Path(BUNDLED_MODELS["demo"])
-NAMES = ["w4a16", "int8-group", "fp8-channel", "gptq-4", "awq"]  # of folders
+NAMES = ["w4a16", "int8-group", "fp8-channel", "gptq-4", "awq"]  # names of folders
 PROMPT = "What does abs do?"
 
 

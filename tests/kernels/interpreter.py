@@ -52,7 +52,7 @@ class _LanguagePatch:
 
     def __init__(self, search: Any) -> None:
         self._search = search
-        self._modules: dict[Any, frozenset[str]] = {}  # of the language, in a function's globals
+        self._modules: dict[Any, frozenset[str]] = {}  # language modules in a function's globals
         self._replacements: dict[frozenset[str], list[tuple[Any, str, Any]]] = {}
         self._called: set[frozenset[str]] = set()
         self._launched = False

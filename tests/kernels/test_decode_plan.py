@@ -13,7 +13,7 @@ from paged_kernels.splits import SplitPlan
 from paged_kernels.tuning import decode_config
 
 H200 = Device(arch=90, num_sms=132)
-HEADS, KV_HEADS, DIM = 32, 8, 128  # of Llama-3-8B
+HEADS, KV_HEADS, DIM = 32, 8, 128  # sizes of Llama-3-8B
 CONFIG = decode_config(H200.arch, DIM, 2, 16, quantized=False)
 PER_WAVE = H200.num_sms * CONFIG.programs_per_sm // KV_HEADS
 

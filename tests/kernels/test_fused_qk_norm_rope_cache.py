@@ -209,7 +209,8 @@ def test_quantization_saturates(cache_dtype: torch.dtype, limit: int, device: to
 def test_halves_are_rounded_to_even(cache_dtype: torch.dtype, device: torch.device) -> None:
     step = Step(1, 1, 16, torch.float32, device, cache_dtype=cache_dtype, slots=[3])
     step.options.update(v_scale=torch.full((1,), 0.5, device=device))
-    halves = torch.arange(-8, 8, device=device) + 0.5  # of whole numbers, or between 16 and 32
+    # Halves between whole numbers; for float8, midpoints of its numbers from 16 to 32.
+    halves = torch.arange(-8, 8, device=device) + 0.5
     values = halves if cache_dtype == torch.int8 else 16 + 2 * halves.abs()
     step.qkv[0, 32:] = values / 2
     _, cache = step.run(fused_qk_norm_rope_cache)

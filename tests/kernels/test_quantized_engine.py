@@ -47,7 +47,7 @@ class Case:
     writer: Writer
     dtype: str
     forms: dict[str, int]
-    bits: float  # of a weight of the decoder's linear layers, scales included
+    bits: float  # bits of a weight of the decoder's linear layers, scales included
     bound: float
     family: str = "qwen2"  # with biases
     sizes: dict[str, int] | None = None

@@ -28,7 +28,7 @@ def test_a_rate_is_kept_exactly_and_its_gaps_are_poissons():
     assert times == sorted(times) and times[0] > 0
     assert times[-1] == pytest.approx(80)
     spread = statistics.pstdev(gaps(times)) / statistics.fmean(gaps(times))
-    assert spread == pytest.approx(1, abs=0.1)  # of an exponential distribution
+    assert spread == pytest.approx(1, abs=0.1)  # spread of an exponential distribution
 
 
 @pytest.mark.parametrize(("burstiness", "spread"), [(0.25, 2.0), (4.0, 0.5), (1e6, 0.001)])

@@ -213,7 +213,7 @@ def test_memory_of_llama_3_8b_on_an_h200() -> None:
 def test_windows_leave_room_for_more_sequences() -> None:
     full = planner(LLAMA_8B, "h200").divide(1)
     half = planner(replace(LLAMA_8B, variant=Variant(windows=(512, None) * 16)), "h200").divide(1)
-    assert half.num_blocks == pytest.approx(2 * full.num_blocks, abs=3)  # of half the layers
+    assert half.num_blocks == pytest.approx(2 * full.num_blocks, abs=3)  # blocks of half the layers
     # Beside the 512 blocks of 8192 tokens without a window: 33 of a decode, 512 of one prefill.
     assert half.num_sequences(8192) == 1 + (half.num_blocks - 1024) // 545
     assert half.layout.blocks_of_decode(8192) == 545

@@ -235,7 +235,7 @@ def quantized(folder: Path, config: dict[str, Any]) -> str:
 
 
 LINEAR, REST = 6_979_321_856, 8_030_261_248 - 6_979_321_856
-OUTPUTS = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)  # of all linear layers
+OUTPUTS = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)  # outputs of all linear layers
 BLOCKS = LINEAR // 128**2
 AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True}
 FP8 = {"quant_method": "modelopt", "quant_algo": "FP8"}

@@ -91,7 +91,7 @@ class Batch:
         ids = (torch.randperm(self.num_blocks - 1) + 1)[: sum(per_seq)].int()
         self.tables = list(torch.split(ids, per_seq))
         self.rotary = make_rotary(max(total for _, total in lengths), spec.head_dim)
-        self.options: dict[str, Any] = {}  # of the layers
+        self.options: dict[str, Any] = {}  # options of the layers
         self.as_stored: Callable[[Tensor], Tensor] = lambda x: x
 
     def meta(self, spans: list[tuple[int, int]]) -> AttentionMetadata:

@@ -278,7 +278,7 @@ def test_steps_that_are_too_large_for_the_arena_run_without_a_graph(
         assert tokens_of(run(engine, [request])) == [tokens]
     runner: Any = engine.executor.model_runner
     assert runner._graphs._too_many_tokens == 90
-    assert num_graphs(engine) == 1  # of one token
+    assert num_graphs(engine) == 1  # graph of a step of one token
 
 
 def test_only_graphs_that_were_used_last_are_kept(

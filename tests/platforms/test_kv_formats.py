@@ -102,7 +102,7 @@ def test_each_number_is_rounded_to_the_nearest_one(make: Make, stored: KVCacheFo
     batch = make_batch(stored, [(1, 1)] * 300, heads=2, head_dim=64)
     values = torch.randn(300, 2, 64) * 10.0 ** torch.randint(-3, 3, (300, 2, 1))
     values[0] = 0
-    values[1, :, :4] = torch.tensor([448.0, 464.0, -500.0, 1e-9])  # of float8, and beyond it
+    values[1, :, :4] = torch.tensor([448.0, 464.0, -500.0, 1e-9])  # limit of float8, and beyond it
     values[2] = torch.arange(-64, 64).view(2, 64) / 2  # ties
     values[2, :, 0] = 127
     values[3] = torch.arange(128).view(2, 64) / 1024  # numbers of float8 below the normal ones

@@ -21,7 +21,8 @@ from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
 from paged_backend.tools.demo import load_questions
 from paged_backend.values.sampling_params import SamplingParams
 
-ERROR = 3 * 2.0**-18  # of a product: what rounding leaves of both factors, and the smaller parts
+# Error of a product: what rounding leaves of both factors, and the smaller parts.
+ERROR = 3 * 2.0**-18
 HIGH = {"float32_matmul_precision": "high"}
 needs_amx = pytest.mark.skipif(not has_amx(), reason="needs a CPU with AMX")
 

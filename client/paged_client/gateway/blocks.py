@@ -22,7 +22,7 @@ class Block:
     kind: Kind
     index: int
     call_id: str = ""
-    name: str = ""  # of the called tool
+    name: str = ""  # name of the called tool
     parts: list[str] = field(default_factory=list)
 
     @property

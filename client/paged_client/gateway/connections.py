@@ -45,8 +45,8 @@ class GatewayConnection(H11Protocol):
         self._cors = cors
         self._received = bytearray()
         self._heads = HeadReader()
-        self._head = b""  # of the current request
-        self._body: Body | None = None  # of the current request, until its last byte
+        self._head = b""  # head of the current request
+        self._body: Body | None = None  # body of the current request, until its last byte
         self._is_wanted = False  # the application waits for the body
         self._is_refused = False
         self._is_handling = False

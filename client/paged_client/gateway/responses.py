@@ -20,7 +20,7 @@ from paged_client.gateway.events import Json, to_json
 T = TypeVar("T")
 Chunks = AsyncGenerator[Chunk, None]
 
-MAX_LOGPROBS = 2**17  # of a whole response, over all prompts
+MAX_LOGPROBS = 2**17  # log-probabilities of a whole response, over all prompts
 _MANY_LOGPROBS = 2**9
 
 

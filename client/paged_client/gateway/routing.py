@@ -23,7 +23,7 @@ else:
 RoutedPrompt: TypeAlias = str | Ids | dict[str, Any]
 """A text, token ids, or chat messages with rendering options."""
 
-PIECE_CHARACTERS = 64  # of text: about one KV block of 16 tokens
+PIECE_CHARACTERS = 64  # characters of text: about one KV block of 16 tokens
 PIECE_TOKENS = 16
 MAX_PIECES = 256  # common prefixes longer than this matter little
 MAX_CHARACTERS = MAX_PIECES * PIECE_CHARACTERS

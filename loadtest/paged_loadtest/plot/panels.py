@@ -28,7 +28,7 @@ Draw: TypeAlias = Callable[[Axes, Sequence[Series]], None]
 
 _QUANTILES = np.linspace(0, 1, 401)
 _GREY = "#666666"
-_OFFSETS = ((6, -13), (-16, 8), (8, 4), (-16, -13))  # of labels from data, in points
+_OFFSETS = ((6, -13), (-16, 8), (8, 4), (-16, -13))  # distances of labels from data, in points
 _WIDE = 1000  # max / min of a logarithmic axis that counts as wide
 
 

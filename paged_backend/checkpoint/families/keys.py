@@ -52,7 +52,7 @@ def layer_types(config: ConfigFile, default: tuple[str, ...]) -> tuple[str, ...]
 
     Args:
         config: the file.
-        default: for each layer, if the file does not say.
+        default: the kind of each layer, if the file does not say.
     """
     kinds = config.value("layer_types")
     if kinds is None:
@@ -110,7 +110,7 @@ def rotary_by_kind(
 
     Args:
         config: the file.
-        kinds: of the layers.
+        kinds: the kind of each layer.
         older: the keys of each kind in files of older versions.
     """
     parameters = config.section("rope_parameters")

@@ -41,7 +41,7 @@ class GgufTensor:
     name: str
     kind: BlockType
     shape: tuple[int, ...]  # rows first, columns last; a row consists of whole blocks
-    offset: int  # of its first byte in the file
+    offset: int  # place of its first byte in the file
     num_bytes: int
 
 

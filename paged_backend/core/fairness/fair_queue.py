@@ -29,7 +29,7 @@ class FairQueue:
         self._weights = tenant_weights
         self._fair = fair
         self._queues: dict[int, TenantQueue] = {}  # by priority, of open requests
-        self._order = LazyHeap[int](self._key)  # of priorities
+        self._order = LazyHeap[int](self._key)  # heap of the priorities
         self._by_id: dict[int, Sequence] = {}
         self._by_tenant: Counter[str] = Counter()  # waiting sequences, whether fair or not
         self._num_tokens = 0

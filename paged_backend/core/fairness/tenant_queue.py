@@ -72,7 +72,7 @@ class TenantQueue:
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
-        self._accounts: dict[str, Account] = {}  # of tenants with open requests
+        self._accounts: dict[str, Account] = {}  # accounts of tenants with open requests
         # Tenants that left with a higher counter than the others; the longest gone first.
         self._debtors: OrderedDict[str, Account] = OrderedDict()
         self._order = LazyHeap[Account](lambda account: account.key)

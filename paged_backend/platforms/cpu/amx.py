@@ -36,13 +36,13 @@ from paged_backend.platforms.cpu.threads import (
 )
 from paged_backend.platforms.cpu.vectors import store_bfloat16
 
-ROWS = 16  # of a tile
+ROWS = 16  # rows of a tile
 LANES = 16  # columns of a panel
 DEPTH = 32  # bf16 values in a row of a tile
 _TILE_BYTES = 1024
 _WIDTH = 4 * LANES  # columns of a piece of work
-_BLOCK_ROWS = 512  # of a piece; more would leave the cache before the next columns read them
-_SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # of a result in tiles: rows, columns
+_BLOCK_ROWS = 512  # rows of a piece; more would leave the cache before the next columns read them
+_SIZES = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # sizes of a result in tiles: rows, columns
 _SIZES_OF_PARTS = ((1, 1), (1, 2), (2, 1), (2, 2))
 _ONE_PRODUCT = ((0, 0),)
 _PRODUCTS_OF_PARTS = ((1, 0), (0, 0), (0, 1))  # parts of A and B; the largest part is 0
@@ -93,7 +93,7 @@ class _Product(NamedTuple):
     """What tile functions differ in."""
 
     instruction: str
-    products: tuple[tuple[int, int], ...] = _ONE_PRODUCT  # of parts of A and B, in order
+    products: tuple[tuple[int, int], ...] = _ONE_PRODUCT  # pairs of parts of A and B, in order
 
 
 def _emit(builder: Any, product: _Product, row_tiles: int, panels: int, args: Any) -> None:
@@ -267,7 +267,7 @@ def _multiply_block(
     """Multiply one or two tiles of rows by some panels.
 
     Args:
-        parts: of the numbers, 1 or 2.
+        parts: parts of each number, 1 or 2.
         row_tiles: 1 or 2.
         num_panels: up to 4.
         x: the rows.
@@ -426,7 +426,7 @@ def multiply_gated(
         columns: number of columns of gate, a multiple of 2 * LANES.
         steps: the depth in tiles.
         bias: address of the bias float32 in the order of the panels, or 0.
-        activation: of the gate.
+        activation: activation of the gate.
     """
     _, multiply = _kernels()
     sizes = rows, columns, steps

@@ -33,8 +33,8 @@ KEYS = 16
 HEAD_DIM = 32
 """Elements of a head that a tile holds. Heads must be a multiple of it."""
 
-_TILES = 2  # of rows, and of columns, of a result that is computed at a time
-_ROW_BYTES = 64  # of 32 bf16 or 16 float32
+_TILES = 2  # tiles of rows, and of columns, of a result that is computed at a time
+_ROW_BYTES = 64  # size of a row: 32 bf16 or 16 float32
 _INT8 = ir.IntType(8)
 _POINTER = _INT8.as_pointer()
 # Tiles 0 to 3 hold sums, 4 and 5 rows of A, 6 and 7 rows of B. A tile of weights has 16 columns,

@@ -30,7 +30,7 @@ class _Layer:
     layer: AttentionLayer
     group: int  # whose block table it uses
     tensors: tuple[Tensor, ...]  # keys, values, scales, sinks; kept alive
-    addresses: tuple[int, ...]  # of the tensors
+    addresses: tuple[int, ...]  # addresses of the tensors
     constants: tuple[int, ...]  # the kernels' last arguments
 
 

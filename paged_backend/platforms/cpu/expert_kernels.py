@@ -32,7 +32,7 @@ from paged_backend.platforms.cpu.threads import (
 )
 from paged_backend.platforms.cpu.tiles import LANES, Float32, make_multiply
 
-_PANELS = 4  # of a piece of work, at most
+_PANELS = 4  # panels of a piece of work, at most
 _WIDTH = _PANELS * LANES
 _BLOCK = 48  # rows whose sums are kept before they are finished; a multiple of full tiles
 _NUM_ARGUMENTS = 15  # the counter included
@@ -214,9 +214,9 @@ class Product:
     """The kernels of one projection, which are compiled when they are first needed.
 
     Attributes:
-        float32: for float32 weights.
-        pairs: for bf16 weights and experts with few rows.
-        unpacked: for bf16 weights and experts with at least `MANY_ROWS` rows.
+        float32: kernel for float32 weights.
+        pairs: kernel for bf16 weights and experts with few rows.
+        unpacked: kernel for bf16 weights and experts with at least `MANY_ROWS` rows.
     """
 
     float32: Callable[[], ParallelKernel]
@@ -230,7 +230,7 @@ class Product:
 
         Args:
             x: rounded to bf16 first if the weights are bf16.
-            weights: of the projection.
+            weights: weights of the projection.
             groups: the rows of each expert.
             out: [num_pairs, outputs] float32.
             constants: the last arguments of the kernel.

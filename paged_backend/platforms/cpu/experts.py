@@ -19,7 +19,8 @@ class CpuExperts(TorchExperts):
 
     Args:
         spec: the sizes.
-        dtype: of the weights. If it is bfloat16, the inputs of products are rounded to it, too.
+        dtype: dtype of the weights. If it is bfloat16, the inputs of products are rounded to it,
+            too.
     """
 
     def __init__(self, spec: ExpertsSpec, dtype: torch.dtype) -> None:

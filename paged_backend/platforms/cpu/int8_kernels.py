@@ -42,7 +42,7 @@ DEPTH = 64  # inputs are padded to a multiple: the bytes in a row of an AMX tile
 _WIDTH = 4 * LANES  # columns of a piece of work
 _BLOCK = 2 * ROWS  # rows whose sums are kept before they are scaled
 _LARGEST = np.float32(127.0)  # what the largest absolute value of a row becomes
-_OFFSET = 128  # of unsigned values
+_OFFSET = 128  # zero point of unsigned values
 _CPU = get_host_cpu_features()
 _VNNI = bool(_CPU.get("avx512vnni") or _CPU.get("avxvnni"))
 _MAGIC = 1.5 * 2**23  # its last bit counts ones, so adding it rounds to an integer
@@ -170,7 +170,7 @@ def _make_multiply_vectors(arithmetic: Arithmetic, values_per_word: int) -> Any:
     """Return the device function that multiplies a `_Product` with vectors.
 
     Args:
-        arithmetic: of the products.
+        arithmetic: arithmetic of the products.
         values_per_word: the number of rounded inputs in a word of 32 bits.
     """
     multiply, panel_words = make_multiply(arithmetic, streams=True), LANES * values_per_word // 4
@@ -303,7 +303,7 @@ class Instructions:
 
     Attributes:
         values: number of values in a row of a panel for each output.
-        dtype: of rounded inputs.
+        dtype: dtype of rounded inputs.
         offset: what is added to rounded inputs.
         quantize: returns the kernel that rounds inputs.
         few_rows: returns the kernel that rounds and multiplies fewer rows than `MANY_ROWS`.

@@ -138,7 +138,7 @@ class StoredNumbers:
         key_place: a device function that returns the place of element `i` of the key of a block's
             token `offset` among the numbers of a head in this block.
         value_place: the same for values.
-        arithmetic: of products of float32 values and stored numbers.
+        arithmetic: arithmetic of products of float32 values and stored numbers.
         factor: what the arithmetic takes for a stored number, times this, is the number.
         largest: the largest number that the format can store; None for formats without scales.
     """

@@ -109,7 +109,7 @@ def make_multiply_panels(
     the number of columns, and the address and the stride of what the sums begin with.
 
     Args:
-        arithmetic: of the products.
+        arithmetic: arithmetic of the products.
         load: a device function that returns the address of the words of some panels, for the
             address of the panels, the number of words, and memory for them.
         word_bytes: what a word of the panels takes.
@@ -187,7 +187,7 @@ _gate = make_gate("float32", np.float32, store_float32)
 def _multiply_gated(arguments: Any) -> None:
     """Compute the columns of the result that belong to pairs of panels, then to the next ones."""
     _, x, panels, out, rows, depth, columns, bias, activation = numba.carray(arguments, 9)
-    width = max(2, panels_at_once(rows)) // 2 * LANES  # of the result
+    width = max(2, panels_at_once(rows)) // 2 * LANES  # columns of the result
     memory = np.empty((max(rows, 1), 2 * width), np.float32)
     column = claim(arguments) * width
     while column < columns:

@@ -20,7 +20,7 @@ def shared_function(
 
     Args:
         module: the module that is compiled.
-        name: of the function; equal names stand for equal code.
+        name: name of the function; equal names stand for equal code.
         num_arguments: number of arguments, which are 64-bit integers.
         emit: emits the code with a builder, for the arguments.
     """

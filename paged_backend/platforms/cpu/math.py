@@ -147,7 +147,7 @@ def normal_cdf(x: Any) -> Any:
     distance = abs(x) * _SQRT_HALF
     t = _ONE / (_ONE + _P * distance)
     series = t * (_A1 + t * (_A2 + t * (_A3 + t * (_A4 + t * _A5))))
-    tail = np.float32(0.5) * series * exp(-distance * distance)  # of the side that x is on
+    tail = np.float32(0.5) * series * exp(-distance * distance)  # area beyond x, on its side of 0
     return _ONE - tail if x >= 0 else tail
 
 

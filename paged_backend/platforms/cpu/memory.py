@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")  # of this process, in a container
+_CGROUP = Path("/sys/fs/cgroup")  # control group of this process, in a container
 
 # Parameters of glibc's mallopt, and the values that keep the activations of a step.
 _TRIM_THRESHOLD, _KEPT_BYTES = -1, 2**28

@@ -41,7 +41,7 @@ class CpuModelRunner(TorchModelRunner):
         model: a model whose code does the same at each step of a shape.
         attention: reads the tensors of its metadata by their addresses.
         spec: the KV pool.
-        limits: of a step.
+        limits: limits of a step.
     """
 
     def __init__(

@@ -33,10 +33,10 @@ from paged_backend.platforms.cpu.threads import (
 )
 from paged_backend.platforms.cpu.tiles import LANES, Float32, make_multiply
 
-_QUERIES = 48  # of a part: they share the work of transposing keys
+_QUERIES = 48  # queries of a part: they share the work of transposing keys
 _NO_WINDOW = 2**30
 _NUM_ARGUMENTS = 18
-_SUPPORTED_MULTIPLE = 8  # of the size of a head
+_SUPPORTED_MULTIPLE = 8  # divisor of the size of a head
 _multiply = make_multiply(Float32())
 
 
@@ -89,7 +89,7 @@ class _Step(NamedTuple):
     num_heads: Any
     num_kv_heads: Any
     head_dim: Any
-    scale: Any  # of the scores, for powers of 2
+    scale: Any  # factor on the scores, for powers of 2
     window: Any
 
 

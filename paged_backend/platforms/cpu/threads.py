@@ -30,7 +30,7 @@ from paged_backend.values.log import LOG
 
 _INT64 = ir.IntType(64)
 _POINTER = types.CPointer(types.int64)
-_NUM_PIECES, _LARGEST_PIECE = 32, 16  # of the rows that threads claim
+_NUM_PIECES, _LARGEST_PIECE = 32, 16  # pieces that threads claim, and rows of the largest
 _OPTIONS = {"fastmath": True, "error_model": "numpy"}
 _SIGNATURE = types.void(_POINTER)
 _IDLE_POLLS = 2000  # a helper looks for the next kernel for about a millisecond
@@ -399,7 +399,7 @@ def claim_rows(arguments: Any, num_rows: int) -> Any:
 
     Args:
         arguments: see `claim`.
-        num_rows: of the kernel; each row takes about as much time.
+        num_rows: number of rows of the kernel; each row takes about as much time.
     """
     piece = min(max(num_rows // _NUM_PIECES, 1), _LARGEST_PIECE)
     first = min(claim(arguments) * piece, num_rows)

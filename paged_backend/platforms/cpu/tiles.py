@@ -206,7 +206,7 @@ def make_multiply(arithmetic: Arithmetic, *, streams: bool = False) -> Any:
     """Return the device function ``multiply`` for some arithmetic.
 
     Args:
-        arithmetic: of the products.
+        arithmetic: arithmetic of the products.
         streams: B is a weight that is read from memory in order, so it is prefetched.
 
     multiply(rows, columns, a, a_stride, b, b_stride, panel_stride, c, c_stride, depth, initial,

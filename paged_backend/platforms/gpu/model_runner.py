@@ -70,7 +70,7 @@ class InFlightOutput:
 
     tokens: Arrival
     batch: InputBatch
-    places: list[int]  # of the samples with logprobs
+    places: list[int]  # indices of the samples with logprobs
     logprobs: DeviceLogprobs | None
     prompt_logprobs: list[DeviceLogprobs]
 

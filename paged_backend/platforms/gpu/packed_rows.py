@@ -24,7 +24,7 @@ class PackedRows:
 
     Args:
         record: a structured dtype without padding; fields are <f4, <i4, <i8, or vectors of these.
-        num_rows: of each array.
+        num_rows: number of rows of each array.
         transfer: copies records to the device.
     """
 

@@ -35,7 +35,7 @@ class GpuPlatform:
 
     Args:
         device: where the kernels run.
-        dtype: of weights and hidden states.
+        dtype: dtype of weights and hidden states.
         interpreted: the kernels run under Triton's interpreter, on a CPU. Nothing is compiled or
             captured then.
     """

@@ -28,7 +28,7 @@ def weight_forms(dtype: torch.dtype, *, fp8: bool) -> tuple[WeightForm, ...]:
     """Return the forms that kernels multiply.
 
     Args:
-        dtype: of hidden states.
+        dtype: dtype of hidden states.
         fp8: whether the device multiplies float8_e4m3fn.
     """
     forms = [WeightForm.W8A8_INT8]
@@ -52,7 +52,7 @@ def quantized_product(
         form: one that the weight's encoding has.
         weight: [outputs, inputs].
         bias: [outputs] floats.
-        dtype: of hidden states.
+        dtype: dtype of hidden states.
         device: where the kernels run.
     """
     return _PRODUCTS[form](weight, bias, dtype, device)

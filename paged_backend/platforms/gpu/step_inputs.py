@@ -70,7 +70,7 @@ class DeviceInputs:
     ) -> None:
         self.rows = Rows(limits.max_num_seqs)
         self._builder = InputBatchBuilder(block_size, num_groups)
-        self._decode_rows = np.zeros(0, np.int64)  # of the decodes of the previous step
+        self._decode_rows = np.zeros(0, np.int64)  # rows of the decodes of the previous step
         max_blocks = -(-max_model_len // block_size)
         self._tables = BlockTables(limits.max_num_seqs + 1, max_blocks, num_groups, transfer)
         self._slot_mappings = [f"slot_mapping {group}" for group in range(num_groups)]

@@ -31,7 +31,7 @@ class _Plan:
     """The indexes that all layers with the same block table and window share in a step."""
 
     written: Tensor  # rows of the batch that have a slot
-    slots: Tensor  # of these rows
+    slots: Tensor  # slots of these rows
     calls: list[_Call]
 
 
@@ -47,7 +47,8 @@ class TorchAttention(AttentionBackend):
         self._keys = TorchKVPool(spec, num_blocks, device)
         self._values = TorchKVPool(spec, num_blocks, device)
         self._meta: AttentionMetadata | None = None
-        self._plans: dict[tuple[int, int | None], _Plan] = {}  # of that step, by group and window
+        # The plans of that step, by group and window.
+        self._plans: dict[tuple[int, int | None], _Plan] = {}
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, meta: AttentionMetadata) -> Tensor:
         group, part = self._places[layer.index]
@@ -161,7 +162,7 @@ def _make_call(
     if window is not None:  # blocks before the window of the first query may have other owners
         first = (seq_lens - length - window + 1).clamp_(min=0)
     keys = first + torch.arange(int((seq_lens - first).max()), device=table.device)
-    real = torch.minimum(keys, seq_lens - 1)  # of a shorter sequence; the others are not visible
+    real = torch.minimum(keys, seq_lens - 1)  # keys that the sequence has; others are not visible
     blocks = table[index].long().gather(1, real // block_size)
     slots = blocks * block_size + real % block_size
     return _Call(rows, seq_lens - length + queries, slots, keys)

@@ -18,9 +18,9 @@ class TorchInt8Linear:
     scale)`` in float32.
 
     Args:
-        weight: on the device that computes.
+        weight: weight on the device that computes.
         bias: [outputs] in any float type.
-        dtype: of hidden states.
+        dtype: dtype of hidden states.
     """
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:

@@ -77,7 +77,7 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         x: [tokens, heads, dim].
         scale: [tokens, heads] or [heads].
-        dtype: of the result.
+        dtype: dtype of the result.
     """
     largest = _LARGEST[dtype]
     quotient = (x.float() / scale.unsqueeze(-1)).clamp(-largest, largest)

@@ -17,7 +17,7 @@ class ProductExperts:
 
     Args:
         spec: the sizes.
-        experts: for each expert the product with gate and up, and that with down.
+        experts: two products of each expert: that with gate and up, and that with down.
         activate: computes an activation [rows, intermediate_size] of rows of gate, then up.
     """
 

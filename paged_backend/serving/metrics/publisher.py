@@ -166,8 +166,8 @@ class MetricsPublisher(StatLogger):
     Args:
         families: Triton's ``MetricFamily`` class.
         labels: model and version.
-        prefix: of the names.
-        limits: of the loaded model.
+        prefix: prefix of the families' names.
+        limits: limits of the loaded model.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class Registry:
 
     Args:
         families: Triton's ``MetricFamily`` class (``triton_python_backend_utils``).
-        labels: of each series, including model and version.
+        labels: labels of each series, including model and version.
     """
 
     def __init__(self, families: Any, labels: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ METRICS = (
     *("first_token_time_ns", "last_token_time_ns"),
 )
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
-_TOKEN_BYTES = 8  # of a token's text and id, as an estimate
+_TOKEN_BYTES = 8  # size of a token's text and id, as an estimate
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Completion:
     first_of_text: int | None = None  # among these tokens
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    cumulative_logprob: float = 0.0  # of all tokens, sent or not
+    cumulative_logprob: float = 0.0  # sum over all tokens, sent or not
     all_token_ids: list[int] = field(default_factory=list)  # sent or not
     times: SequenceTimes | None = None  # once there is a token
     last_token_s: float = 0.0  # when it arrived here
@@ -133,7 +133,7 @@ class Answer:
 
     Args:
         parsed: the request.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         stream_interval: number of tokens of a completion after which a stream sends a response.
     """
 

@@ -10,7 +10,7 @@ from paged_backend.values.errors import RequestRefused
 from paged_backend.values.sampling_params import SamplingParams
 
 LOGIT_BYTES = 4
-LOGPROB_BYTES = 64  # of Python's numbers for a token id and its log-probability
+LOGPROB_BYTES = 64  # size of Python's numbers for a token id and its log-probability
 _RETRY_AFTER_S = 1
 
 

@@ -43,7 +43,7 @@ class Intake:
     Args:
         link: the engine.
         parser: checks requests.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         table: where requests wait for their responses.
         max_waiting_tokens: limit of the text that waits to be tokenized.
         stream_interval: number of tokens in a response of a stream.

@@ -14,10 +14,10 @@ from paged_backend.values.log import write_internal_error
 Work = Callable[[], None]
 """A job. It must not raise."""
 
-NUM_THREADS = 2  # of a lane; one tenant uses one of them at a time, and the others can go on
+NUM_THREADS = 2  # threads of a lane; a tenant uses one of them at a time, and the others can go on
 # Tenants whose last job took longer share NUM_THREADS - 1 threads, so that others find one free.
 SLOW_S = 0.25
-MAX_ACCOUNTS = 2**10  # of tenants without jobs; what the others have spent is forgotten
+MAX_ACCOUNTS = 2**10  # accounts of tenants without jobs; what the others have spent is forgotten
 # Jobs that are smaller by this and arrive within a second after a large one overtake it.
 _CHARACTERS_PER_S = 100_000
 _MAX_PASSED_S = 1.0
@@ -35,10 +35,10 @@ class _Job:
 class _Account:
     """The jobs of a tenant, and the time that they have taken so far."""
 
-    spent_s: float  # of a thread's time, or more if the tenant came later than others
+    spent_s: float  # time on the threads, or more if the tenant came later than others
     jobs: list[_Job] = field(default_factory=list)  # a heap
     num_running: int = 0
-    size: int = 0  # of all jobs that wait or run
+    size: int = 0  # total size of all jobs that wait or run
     is_slow: bool = False
 
     @property
@@ -66,7 +66,7 @@ class Lane:
         self._changed = threading.Condition()
         self._numbers = count()
         self._closed = False
-        self.size = 0  # of all jobs that wait or run
+        self.size = 0  # total size of all jobs that wait or run
         self.num_jobs = 0
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True)

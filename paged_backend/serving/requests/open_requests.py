@@ -114,7 +114,7 @@ class OpenRequest:
     sender: Sender
     clock: RequestClock
     timeout_s: float | None
-    result_bytes: int = 0  # of its logits and log-probabilities
+    result_bytes: int = 0  # size of its logits and log-probabilities
     is_large: bool = False  # each of its responses is sent as a large one
     is_in_flight: bool = False  # an engine knows it
     num_crashes: int = 0  # number of engines that died while it was in flight
@@ -132,8 +132,8 @@ class CancelSweep:
     """Chooses requests to check for cancellation: each in turn, at a limited rate."""
 
     def __init__(self) -> None:
-        self._queue: deque[str] = deque()  # of this round
-        self._next_round_s = 0.0  # of the monotonic clock
+        self._queue: deque[str] = deque()  # request ids of this round
+        self._next_round_s = 0.0  # time of the monotonic clock
         self._allowance = TokenBucket(CANCEL_CHECKS_PER_S)
 
     def due(self, request_ids: Collection[str]) -> list[str]:
@@ -179,7 +179,7 @@ class Deadlines:
 
     def __init__(self, requests: Mapping[str, OpenRequest]) -> None:
         self._requests = requests
-        self._heap: list[tuple[float, str]] = []  # of deadlines; requests may have ended since
+        self._heap: list[tuple[float, str]] = []  # deadlines; requests may have ended since
 
     def add(self, request_id: str) -> None:
         """Watch the deadline of an open request."""

@@ -93,8 +93,8 @@ class RequestParser:
     """Checks requests against one loaded model.
 
     Args:
-        tokenizer: of the model.
-        limits: of requests.
+        tokenizer: tokenizer of the model.
+        limits: limits of requests.
         grammars: translates constraints; without it they are only checked.
         tool_use: reads tools; without it they are refused.
         defaults: parameters of requests that leave them out.

@@ -178,7 +178,7 @@ class Preparation:
         """Prepare a request now if it is small, and otherwise in its turn.
 
         Args:
-            load: of the request.
+            load: size and needs of the request.
             work: prepares it; it must not raise, except for `MustWait`.
             tenant: the account that its preparation is charged to.
 

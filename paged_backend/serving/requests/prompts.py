@@ -67,8 +67,8 @@ class PromptReader:
         """Return the prompt in a request's tensors.
 
         Args:
-            tensors: of the request.
-            tools: for the chat template, as OpenAI's JSON.
+            tensors: tensors of the request.
+            tools: tools for the chat template, as OpenAI's JSON.
 
         Raises:
             InvalidRequest: there is no prompt, more than one, or it cannot be tokenized.

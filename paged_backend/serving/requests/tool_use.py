@@ -26,7 +26,7 @@ from paged_backend.values.sampling_params import SamplingParams
 from paged_backend.values.tool_choice import ToolChoice, read_tool_choice, read_tools
 
 PARSED = frozenset(("tool_calls", "reasoning"))  # outputs for which an answer is parsed
-_NUM_TAIL_TOKENS = 64  # of a prompt without text, in which reasoning may have begun
+_NUM_TAIL_TOKENS = 64  # last tokens of a prompt without text, in which reasoning may have begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class ToolUse:
     """Reads the tools of requests, and the answers, of one model.
 
     Args:
-        format: of the model's answers.
-        tokenizer: of the model.
-        options: of the model.
+        format: format of the model's answers.
+        tokenizer: tokenizer of the model.
+        options: options of the model.
         max_json_depth: levels of arrays and objects in the tools.
     """
 
@@ -193,7 +193,7 @@ def load_tool_use(
     """Find out the format of a model's answers.
 
     Args:
-        name_or_folder: of the tokenizer.
+        name_or_folder: Hugging Face id or folder of the tokenizer.
         tokenizer: loaded from there.
         config: the options of the model.
 

@@ -15,7 +15,7 @@ class Batch:
     """The responses to one request; any thread may use it.
 
     Args:
-        sender: of the request.
+        sender: sender of the request's responses.
         num_rows: number of rows.
         is_stream: send each part of an answer at once, and not all answers together at the end, in
             the order of the rows.

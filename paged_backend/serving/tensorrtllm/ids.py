@@ -27,7 +27,7 @@ from paged_backend.values.errors import InvalidRequest
 # The LLM API's own outputs.
 _REASONS = ("finish_reason", "stop_reason")
 _LLM_API_MAX_TOKENS = 32  # its default
-_NO_STOP_REASON = "None"  # of a completion that no stop string has ended
+_NO_STOP_REASON = "None"  # stop reason of a completion that no stop string has ended
 _LLM_API_INPUTS = (
     *specs("TYPE_INT32", 1, *(f"{PREFIX}{name}" for name in ("max_tokens", "top_k", "best_of"))),
     *specs("TYPE_FP32", 1, *(f"{PREFIX}{name}" for name in ("temperature", "top_p"))),

@@ -32,7 +32,7 @@ from paged_backend.values.sampling_params import (
 )
 from paged_backend.values.structured_outputs import KINDS, MAX_LENGTH, from_guide
 
-PREFIX = "sampling_param_"  # of the same fields in the LLM API
+PREFIX = "sampling_param_"  # prefix of the same fields in the LLM API
 # Size of all words with a bias in a request: they are tokenized on the thread that admits all
 # requests, which takes a few milliseconds. A word counts as one byte more than it has.
 MAX_BIAS_BYTES = 4096
@@ -106,7 +106,7 @@ class Dialect:
     max_tokens: str
     top_k: str
     top_p: str
-    prefix: str = ""  # of the names that clients use
+    prefix: str = ""  # beginning of the names that clients use
 
 
 TEXT = Dialect("max_tokens", "top_k", "top_p")  # ensemble and tensorrt_llm_bls

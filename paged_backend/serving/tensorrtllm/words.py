@@ -24,7 +24,7 @@ def read_words(name: str, array: Array, max_words: int, max_length: int) -> list
     The limits are checked before the words are read, as any thread may read them.
 
     Args:
-        name: of the tensor.
+        name: name of the tensor.
         array: the tensor.
         max_words: maximum number of words.
         max_length: maximum number of tokens of a word.
@@ -56,7 +56,7 @@ def read_texts(name: str, tensor: Array, max_words: int, max_length: int) -> lis
     """Return words that are given as text.
 
     Args:
-        name: of the tensor.
+        name: name of the tensor.
         tensor: its elements are the words.
         max_words: maximum number of words.
         max_length: maximum number of characters of a word.

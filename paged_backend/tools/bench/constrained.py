@@ -19,7 +19,7 @@ class Constraint:
     """
 
     structured_outputs: str  # JSON, as in the request field of that name
-    ratio: float  # of constrained requests to all requests
+    ratio: float  # share of the requests that are constrained
 
     def __post_init__(self) -> None:
         StructuredOutputsParams.of(self.structured_outputs)

@@ -23,7 +23,7 @@ class ConstraintCost:
         traces: the figures with constraints, of each round.
         comparisons: output tokens per second, and the inter-token latency of the requests that have
             no constraint, if there are any.
-        stolen_share: of all CPU time during the rounds.
+        stolen_share: stolen part of all CPU time during the rounds.
     """
 
     def __init__(self, engine: Engine, worker: Worker) -> None:

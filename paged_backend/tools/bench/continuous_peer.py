@@ -106,7 +106,7 @@ def steady_rate(timestamps: list[list[float]]) -> float:
     """Tokens per second from the last request's first token to the first request's last.
 
     Args:
-        timestamps: for each request, the times in seconds at which its tokens arrived.
+        timestamps: times in seconds at which each request's tokens arrived.
 
     Raises:
         RuntimeError: there is no such interval.

@@ -62,7 +62,7 @@ class DecodeFigures:
 
     tokens_per_s: float
     step_ms: float  # median
-    kv_tokens: int  # of all sequences together, halfway through the steps
+    kv_tokens: int  # total of all sequences, halfway through the steps
     roofline_ms: float
     of_roofline: float  # the roofline's step time divided by the mean step time
 
@@ -226,12 +226,12 @@ class DecodeRoofline:
     """The minimum time of a decode step on a device of a given speed.
 
     Args:
-        config: of the model.
-        dtype: of weights, keys and values that are not quantized.
-        bytes_per_s: of the device's memory.
-        flops_per_s: of its matrix products; infinite if unknown.
+        config: configuration of the model.
+        dtype: type of weights, keys and values that are not quantized.
+        bytes_per_s: bandwidth of the device's memory.
+        flops_per_s: speed of its matrix products; infinite if unknown.
         held_bytes: all bytes of the weights of a quantized model; None: they have `dtype`.
-        kv_bytes_per_token: of the keys and values of all layers; None: they have `dtype`.
+        kv_bytes_per_token: size of the keys and values of all layers; None: they have `dtype`.
     """
 
     def __init__(

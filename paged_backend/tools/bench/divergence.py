@@ -41,7 +41,7 @@ class DivergenceFigures:
     mean_kl: float
     p99_kl: float
     max_kl: float
-    equal_argmax_share: float  # of the positions
+    equal_argmax_share: float  # share of the positions
 
 
 class Divergences:

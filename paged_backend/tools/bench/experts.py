@@ -32,7 +32,7 @@ class ExpertsTime:
 
     rows: int
     chosen: int  # experts
-    megabytes: float  # of their weights
+    megabytes: float  # size of their weights
     compute_ms: float  # processor time of all threads
     read_ms: float
     ratio: float  # the median of the rounds' ratios

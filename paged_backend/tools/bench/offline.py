@@ -173,10 +173,10 @@ class Duel:
     def __init__(self, engine: Engine, worker: Worker, peer: PeerProcess | None) -> None:
         self._engine, self._worker, self._peer = engine, worker, peer
         self._comparisons: dict[str, Comparison] = {}
-        self.traces: list[EngineFigures] = []  # of the engine in each round
+        self.traces: list[EngineFigures] = []  # figures of the engine in each round
         self.about = {} if peer is None else peer.about
         self.problem: str | None = None  # why the peer was given up
-        self.stolen_share = 0.0  # of all CPU time during the rounds
+        self.stolen_share = 0.0  # stolen part of all CPU time during the rounds
 
     @property
     def comparisons(self) -> list[Comparison]:

@@ -42,7 +42,7 @@ class OfflineReport:
     prefix: PrefixFigures | None  # None: prefix caching is off
     peer: PeerReport | None
     comparisons: list[Comparison]
-    stolen_share: float  # of all CPU time during the rounds
+    stolen_share: float  # stolen part of all CPU time during the rounds
     environment: dict[str, str]
 
     def print(self) -> None:

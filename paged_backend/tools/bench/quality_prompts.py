@@ -36,7 +36,7 @@ def make_prompts(
         model: the checkpoint.
         tokenizer: folder, GGUF file or id of the tokenizer, which random prompts do without.
         vocab_size: the model's.
-        seed: of random prompts.
+        seed: seed of random prompts.
 
     Raises:
         ConfigError: the file or the tokenizer cannot be read, or a prompt cannot be encoded.

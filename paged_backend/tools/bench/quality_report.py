@@ -18,8 +18,8 @@ from paged_backend.tools.bench.divergence import DivergenceFigures
 class NumberFormat:
     """The number formats of an engine, as it has resolved its options."""
 
-    dtype: str  # of linear layers that are not quantized
-    quantization: str | None  # of weights
+    dtype: str  # number format of linear layers that are not quantized
+    quantization: str | None  # method for the weights
     kv_cache: str
 
     @classmethod
@@ -36,7 +36,7 @@ class NumberFormat:
 class AnswerFigures:
     """The greedy answers of both engines."""
 
-    num_tokens: int  # of the reference's answers, with their end-of-sequence tokens
+    num_tokens: int  # length of the reference's answers, with their end-of-sequence tokens
     num_equal: int  # answers that are the reference's, token for token
     num_right: int | None  # None: nobody knows the right answers
     num_right_of_reference: int | None

@@ -39,7 +39,7 @@ class SimulatedExecutor:
 
     Args:
         config: the options.
-        vocab_size: of the model that is left out.
+        vocab_size: vocabulary size of the model that is left out.
         max_model_len: the longest sequence.
     """
 
@@ -90,7 +90,7 @@ class SimulatedFigures:
     request_rate: float  # arrivals per second
     tokens_per_s: float
     host_ms: float  # processor time of a step, with the encoding of its outputs
-    idle_share: float  # of the device
+    idle_share: float  # part of the device's time
 
     HEADER = "context  batch  arrivals/s  tokens/s  host ms  device idle"
 
@@ -107,7 +107,7 @@ class SimulatedBench:
 
     Args:
         config: the options.
-        vocab_size: of the model that is left out.
+        vocab_size: vocabulary size of the model that is left out.
         step_s: the device's time for a step.
         context: tokens of each prompt at first.
         num_steps: timed steps.

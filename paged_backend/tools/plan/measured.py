@@ -12,7 +12,7 @@ from paged_backend.tools.plan.roofline import Roofline
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.json_file import read_json_object
 
-REPORT_SCHEMA = 1  # of the reports of `paged-backend bench` that this module can read
+REPORT_SCHEMA = 1  # version of the reports of `paged-backend bench` that this module can read
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class ModelFacts:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_of_context: int
-    kv_bytes_seen: int  # of these, what the last token attends to; less with sliding windows
+    kv_bytes_seen: int  # part of these that the last token attends to; less with sliding windows
     kv_block_bytes: int
 
 
@@ -101,7 +101,7 @@ class Service:
     input_tokens_per_s: float
     output_tokens_per_s: float
     cost_per_million_output: float | None  # None without a price
-    cost_per_million_total: float | None  # of input and output tokens alike
+    cost_per_million_total: float | None  # cost of input and output tokens alike
 
 
 @dataclass(frozen=True, slots=True)

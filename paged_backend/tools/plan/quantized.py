@@ -26,8 +26,8 @@ def quantized_weights(
 
     Args:
         quantization: which layers are quantized, and how.
-        shape: of the model.
-        rest: of all that is not quantized.
+        shape: shape of the model.
+        rest: number type of all that is not quantized.
     """
     num_bytes: Counter[Role] = Counter()
     numbers: Counter[Role] = Counter()

@@ -19,7 +19,7 @@ class Parameters:
 
     embedding: int  # looked up; also the output layer if the two are tied
     linear: int  # weights of the linear layers in all decoder layers
-    head: int  # of a separate output layer; 0 if it is tied
+    head: int  # weights of a separate output layer; 0 if it is tied
     rest: int  # norms, biases and routers
     experts: int = 0  # weights of the experts in all decoder layers, of which a token uses some
 

@@ -231,7 +231,7 @@ async def _all(
     """Return the results of calls in their order; after an error, cancel the others.
 
     Args:
-        number: of calls.
+        number: number of calls.
         call: starts the call of an index.
         field: returns the field of the body for an index and an engine's name of a field.
     """

@@ -29,7 +29,7 @@ IGNORED = frozenset(
         *("inference_geo", "speed", "user_profile_id", "workspace_id", "betas", "request_id"),
     )
 )
-_THINKING_SWITCHES = ("enable_thinking", "thinking")  # of chat templates
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 NOT_SUPPORTED: Mapping[str, Any] = {"container": None, "mcp_servers": []}
 
 

@@ -30,7 +30,7 @@ class ResponsesFormat:
     def __init__(self, model: str, body: ResponsesRequest) -> None:
         self._usage = Usage()
         self._reader = BlockReader()
-        self._number = 0  # of the next event
+        self._number = 0  # sequence number of the next event
         self._id = _new_id("resp_")
         self._items: list[Json] = []  # those that have begun
         self._finish_reason = ""

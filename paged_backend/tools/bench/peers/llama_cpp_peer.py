@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-BATCH_TOKENS = 2048  # of one llama_decode: llama.cpp's own default
+BATCH_TOKENS = 2048  # limit of one llama_decode: llama.cpp's own default
 
 _ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 # The number format -> that of the weights in the file, and of keys and values.

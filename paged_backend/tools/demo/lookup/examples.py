@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from paged_backend.tools.demo.examples import Batch, Example, collate
 from paged_backend.tools.demo.lookup.conversations import Conversation, ConversationSource
 
-PROMPT_WEIGHT = 0.02  # of a token that the model never has to write
+PROMPT_WEIGHT = 0.02  # weight in the loss of a token that the model never has to write
 
 # Conversations in one step, by kind, and the number of questions in each.
 WITH_TOOL = ((6, 1), (4, 2))
