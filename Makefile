@@ -5,16 +5,34 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PARALLEL := -n logical --maxprocesses 4
 
-.PHONY: install demo serve test soak ecosystem lint clean gpu gpu-test gpu-test-kernels \
+.PHONY: install lock demo serve test soak ecosystem lint clean gpu gpu-test gpu-test-kernels \
   gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others gpu-kernels-attention \
   gpu-kernels-products gpu-kernels-dense gpu-engine gpu-engine-peer gpu-small
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+# uv takes seconds where pip's resolver takes minutes; pip does it where uv cannot. The settings of
+# pip that uv does not read (a mirror, a folder of wheels, a certificate) are handed on.
+pip_setting = $(shell $(PYTHON) -m pip config list 2>/dev/null \
+  | sed -n "s/^[a-z:]*\.$(1)='\(.*\)'$$/\1/p" | head -n 1)
+PACKAGES := --constraint docker/constraints.txt --editable ".[dev]"
+
+$(VENV)/.installed: export UV_DEFAULT_INDEX ?= $(call pip_setting,index-url)
+$(VENV)/.installed: export UV_FIND_LINKS ?= $(call pip_setting,find-links)
+$(VENV)/.installed: export SSL_CERT_FILE ?= $(call pip_setting,cert)
+$(VENV)/.installed: pyproject.toml docker/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	{ $(BIN)/python -m pip install --quiet --disable-pip-version-check uv \
+	  && $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(PACKAGES); } \
+	  || $(BIN)/python -m pip install $(PACKAGES)
 	touch $@
+
+# The versions that `make install` and the images use, after pyproject.toml has changed.
+lock: install
+	{ sed -n '/^#/p' docker/constraints.txt; \
+	  $(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --extra dev pyproject.toml \
+	  | sed 's/+cpu$$//'; } > .constraints.txt
+	mv .constraints.txt docker/constraints.txt
 
 demo: install
 	$(BIN)/paged-backend demo
