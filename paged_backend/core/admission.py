@@ -12,17 +12,13 @@ from paged_backend.core.sequence import Sequence
 class Admission:
     """Checks whether a waiting sequence fits in the free blocks and in ``max_num_seqs``.
 
-    ``running``, ``held`` and ``siblings`` are the scheduler's dicts, not copies: each call reads
-    them again.
+    ``running`` and ``held`` are the scheduler's dicts, not copies: each call reads them again.
 
     Args:
         config: the limits of a step.
         kv: the KV cache manager with the pool of blocks.
         running: the running sequences, by ``seq_id``.
         held: the sequences that wait for their masks, by ``seq_id``.
-        siblings: maps the ``seq_id`` of a request's first completion to the request's other
-            completions, which start as soon as the first completion has computed the prompt, as
-            far as there is room for them.
     """
 
     def __init__(
@@ -31,13 +27,11 @@ class Admission:
         kv: KVCacheManager,
         running: Mapping[int, Sequence],
         held: Mapping[int, Sequence],
-        siblings: Mapping[int, list[Sequence]],
     ) -> None:
         self._config = config
         self._kv = kv
         self._running = running
         self._held = held
-        self._siblings = siblings
 
     def can_start(self, seq: Sequence) -> bool:
         """Return True if a waiting sequence can start now.
@@ -49,21 +43,8 @@ class Admission:
             seq, self.find_prefix(seq), self.num_reserved_blocks()
         )
 
-    def num_seqs(self, seq: Sequence) -> int:
-        """Return the number of sequences that start with this one: 1 plus its siblings."""
-        return 1 + len(self._siblings.get(seq.seq_id, ()))
-
     def num_free_seqs(self) -> int:
         """Return the number of sequences that can start before ``max_num_seqs`` is reached.
-
-        Siblings of running sequences count as running, because they start when the prompt is
-        computed. The number may be negative, because there may be less room than siblings.
-        """
-        num_reserved = sum(len(self._siblings.get(seq_id, ())) for seq_id in self._running)
-        return self.num_free_places() - num_reserved
-
-    def num_free_places(self) -> int:
-        """Return how many more sequences than the present ones can run.
 
         Sequences that wait for their masks count as running, unless their grammars take long.
         """

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 from paged_backend.core.grammar import Grammar
 from paged_backend.values.request import Request
 
+WAIT_S = 0.01  # longest wait of an engine that has nothing else to do
+
 Progress = Collection[Collection[int] | None]
 """The tokens of each completion of a request so far; None for one that has ended."""
 
@@ -66,11 +68,11 @@ class CompilingRequests:
         """Remove and yield the requests whose grammars are compiled or have failed.
 
         Args:
-            wait: wait until there is one.
+            wait: wait for one, but not for long: other messages may arrive.
         """
         if wait and self._by_id:
             futures = [waiting.grammars for waiting in self._by_id.values()]
-            wait_for(futures, return_when=FIRST_COMPLETED)
+            wait_for(futures, timeout=WAIT_S, return_when=FIRST_COMPLETED)
         for waiting in list(self._by_id.values()):
             if waiting.grammars.done():
                 del self._by_id[waiting.request.request_id]

@@ -69,9 +69,7 @@ class Scheduler:
         self.counters = EngineCounters()
         self.sequences = Sequences(kv, waiting, self.counters)
         self._results = StepResults(kv, self.sequences, self.counters, config.eos_token_ids)
-        self._admission = Admission(
-            config, kv, self.sequences.running, self.sequences.held, self.sequences.siblings
-        )
+        self._admission = Admission(config, kv, self.sequences.running, self.sequences.held)
         self._drafter = drafter
         self._in_flight: deque[ScheduledStep] = deque()
         self._decodes: list[Sequence] = []  # decodes of the newest step; the next may continue them
@@ -319,7 +317,8 @@ class Scheduler:
         if not self.sequences.waiting:
             return
         admission = self._admission
-        num_free_seqs, num_reserved = admission.num_free_seqs(), admission.num_reserved_blocks()
+        num_free_seqs = admission.num_free_seqs() - self._num_forks(step)
+        num_reserved = admission.num_reserved_blocks()
         while self.sequences.waiting and step.budget > 0:
             seq = self.sequences.waiting.first()
             key = self.sequences.waiting.priority_key
@@ -333,8 +332,10 @@ class Scheduler:
             num_tokens = admission.first_slice(seq, hits, step.budget)
             if num_tokens == 0 or not admission.has_room(seq, hits, num_reserved):
                 break
-            num_free_seqs -= admission.num_seqs(seq)
             self.sequences.start(seq, hits)
+            num_free_seqs -= 1
+            if seq.num_computed_tokens + num_tokens == seq.num_tokens:
+                num_free_seqs -= len(self.sequences.siblings.get(seq.seq_id, ()))
             copies = self.kv.allocate_slots(seq, num_tokens)
             if copies is None:
                 raise RuntimeError(f"sequence {seq.seq_id} was admitted without room")
@@ -348,13 +349,25 @@ class Scheduler:
 
     def _queue_siblings(self, step: StepBuilder) -> None:
         """Queue the siblings without room, of prompts that this step computes to the end."""
-        if not self.sequences.siblings:
-            return
-        num_places = max(0, self._admission.num_free_places())
-        for seq, num_tokens in step.slices():
-            if seq.num_computed_tokens + num_tokens == seq.num_tokens:
-                self.sequences.queue_siblings(seq, num_places)
-                num_places -= len(self.sequences.siblings.get(seq.seq_id, ()))
+        num_places = max(0, self._admission.num_free_seqs())
+        for seq in self._forking(step):
+            self.sequences.queue_siblings(seq, num_places)
+            num_places -= len(self.sequences.siblings[seq.seq_id])
+
+    def _num_forks(self, step: StepBuilder) -> int:
+        """Return the number of siblings of the prompts that a step computes to the end."""
+        return sum(len(self.sequences.siblings[seq.seq_id]) for seq in self._forking(step))
+
+    def _forking(self, step: StepBuilder) -> list[Sequence]:
+        """Return the sequences with siblings whose prompts a step computes to the end."""
+        siblings = self.sequences.siblings
+        if not siblings:
+            return []
+        return [
+            seq
+            for seq, num_tokens in step.slices()
+            if seq.seq_id in siblings and seq.num_computed_tokens + num_tokens == seq.num_tokens
+        ]
 
     def _register_scheduled(self, step: StepBuilder) -> None:
         """Register the blocks that the decodes and prompts of running sequences fill."""
@@ -401,7 +414,7 @@ class Scheduler:
     # --- state ----------------------------------------------------------------------------
 
     def num_waiting_of(self, tenant: str) -> int:
-        """Number of waiting sequences of a tenant."""
+        """Number of waiting requests of a tenant."""
         return self.sequences.waiting.num_waiting_of(tenant)
 
     def queue_state(self) -> QueueState:
@@ -409,7 +422,7 @@ class Scheduler:
         num_busy = len(self.sequences.running) + sum(map(keeps_place, self.sequences.held.values()))
         num_free_seqs = max(0, self.config.max_num_seqs - num_busy)
         return QueueState(
-            len(self.sequences.waiting), self.sequences.waiting.num_tokens, num_free_seqs
+            self.sequences.waiting.num_requests, self.sequences.waiting.num_tokens, num_free_seqs
         )
 
     def stats(self) -> EngineStats:

@@ -122,8 +122,8 @@ class Sequences:
     def queue_siblings(self, seq: Sequence, num_places: int) -> None:
         """Queue the siblings of a sequence for which there is no room, before it forks.
 
-        They start later as sequences of their own, after the prompt's cached blocks. Their prompt
-        is counted and charged already.
+        They start later as sequences of their own, after the prompt's cached blocks. Prompt tokens
+        that are not cached any more are computed again, and charged again.
 
         Args:
             seq: the first completion of a request.
@@ -132,7 +132,6 @@ class Sequences:
         siblings = self.siblings.get(seq.seq_id, [])
         for sibling in siblings[num_places:]:
             sibling.num_cached_tokens = seq.num_cached_tokens
-            sibling.num_charged_tokens = sibling.num_prompt_tokens
             self.waiting.add(sibling)
         del siblings[num_places:]
 

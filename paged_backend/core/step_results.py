@@ -40,6 +40,7 @@ class StepResults:
         self._sequences = sequences
         self._counters = counters
         self._eos_token_ids = eos_token_ids
+        self._num_constrained = 0  # sequences of the step that have a grammar
 
     def apply(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[SequenceOutput]:
         """Apply the output of the earliest step in flight.
@@ -54,6 +55,8 @@ class StepResults:
         if result.pooled:
             pooled = zip(step.sampled, result.pooled, strict=True)
             return [self._end_prompt(seq, part) for seq, part in pooled if not seq.is_finished]
+        if self._sequences.num_constrained:
+            self._num_constrained = sum(seq.grammar is not None for seq in step.sampled)
         outputs = self._take_continued(step, result)
         for place in range(step.num_continued, len(step.sampled)):
             seq = step.sampled[place]
@@ -158,7 +161,7 @@ class StepResults:
         """
         if seq.grammar is None or not can_be_forced(seq):
             return [], None
-        share = max(1, MAX_FORCED_TOKENS // self._sequences.num_constrained)
+        share = max(1, MAX_FORCED_TOKENS // self._num_constrained)
         forced = seq.grammar.forced_token_ids()[:share]
         if not forced:
             return [], None

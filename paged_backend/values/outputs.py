@@ -158,9 +158,9 @@ class EngineStats:
 class QueueState(NamedTuple):
     """The occupancy of the queue, for admission control."""
 
-    num_waiting: int  # sequences
+    num_waiting: int  # requests whose first completion waits
     num_waiting_tokens: int
-    num_free_seqs: int  # sequences that may start, not counting siblings of running ones
+    num_free_seqs: int  # number of sequences that may start
 
 
 @dataclass(frozen=True, slots=True)

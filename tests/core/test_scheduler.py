@@ -291,3 +291,49 @@ def test_the_cached_prefix_of_the_queues_head_is_looked_up_once_in_a_step(monkey
         engine.step()
         assert len(looked_up) == 1
     assert engine.scheduler.stats().num_waiting == 2
+
+
+def test_a_request_of_many_completions_leaves_the_places_of_others_alone():
+    """While its prompt is computed, others start; nobody is preempted in vain."""
+    engine = EngineWithoutModel(
+        max_num_seqs=16, max_num_batched_tokens=32, max_model_len=256, num_blocks=400
+    )
+    for number in range(10):
+        engine.add(
+            make_request(f"a{number}", [number + 1] * 3, max_tokens=60, ignore_eos=True, tenant="a")
+        )
+    engine.step()
+    engine.add(make_request("c", [5] * 200, n=16, max_tokens=5, ignore_eos=True, tenant="c"))
+    engine.step()
+    engine.add(make_request("b", [7, 8], max_tokens=2, ignore_eos=True, tenant="b"))
+    for _ in range(4):
+        engine.step()
+    assert engine.tokens["b", 0]
+    assert engine.scheduler.stats().num_preemptions == 0
+    engine.run()
+    engine.scheduler.check_empty()
+
+
+def test_completions_without_room_are_no_waiting_requests():
+    """Their prompt is that of a request that was accepted; others would be refused for it."""
+    engine = EngineWithoutModel(max_num_seqs=4, max_num_batched_tokens=64)
+    engine.add(make_request("a", range(1, 30), n=2, max_tokens=9, ignore_eos=True))
+    engine.add(make_request("b", range(1, 20), n=4, max_tokens=9, ignore_eos=True))
+    assert engine.scheduler.queue_state() == (2, 48, 4)
+    engine.step()
+    assert engine.scheduler.stats().num_waiting == 2
+    assert engine.scheduler.queue_state() == (0, 0, 0)
+    engine.run()
+    assert len(engine.tokens) == 6
+
+
+def test_prompts_that_are_computed_again_are_charged_again():
+    """Without a prefix cache, completions that start later cost their tenant their prompt."""
+    engine = EngineWithoutModel(max_num_seqs=1, max_num_batched_tokens=64, enable_prefix_caching=False)
+    engine.add(make_request("a", range(1, 30), n=4, max_tokens=1, ignore_eos=True, tenant="a"))
+    for number in range(4):
+        prompt = range(number + 2, number + 31)
+        engine.add(make_request(f"b{number}", prompt, max_tokens=1, ignore_eos=True, tenant="b"))
+    engine.run()
+    order = [request_id[0] for request_id, _ in engine.tokens]
+    assert order == list("abababab")

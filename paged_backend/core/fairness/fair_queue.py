@@ -31,13 +31,18 @@ class FairQueue:
         self._queues: dict[int, TenantQueue] = {}  # by priority, of open requests
         self._order = LazyHeap[int](self._key)  # heap of the priorities
         self._by_id: dict[int, Sequence] = {}
-        self._by_tenant: Counter[str] = Counter()  # waiting sequences, whether fair or not
+        self._by_tenant: Counter[str] = Counter()  # waiting requests, whether fair or not
         self._num_tokens = 0
 
     @property
     def num_tokens(self) -> int:
-        """Total number of tokens in the waiting sequences."""
+        """Total number of tokens in the waiting sequences; a request's prompt counts once."""
         return self._num_tokens
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests whose first completion waits."""
+        return self._by_tenant.total()
 
     def open(self, request: Request) -> None:
         """Announce a request. Its sequences may be added until :meth:`close`."""
@@ -60,20 +65,20 @@ class FairQueue:
         if was_empty:
             self._order.push(seq.request.priority)
         self._by_id[seq.seq_id] = seq
-        self._by_tenant[seq.request.tenant] += 1
-        self._num_tokens += seq.num_tokens
+        self._by_tenant[seq.request.tenant] += _is_first(seq)
+        self._num_tokens += _size(seq)
 
     def discard(self, seq: Sequence) -> None:
         """Remove a sequence from the queue; do nothing if it does not wait."""
         if self._by_id.pop(seq.seq_id, None) is not None:
             self._queues[seq.request.priority].discard(self._tenant(seq.request), seq)
-            self._num_tokens -= seq.num_tokens  # the number cannot change while it waits
-            self._by_tenant[seq.request.tenant] -= 1
+            self._num_tokens -= _size(seq)  # the number cannot change while it waits
+            self._by_tenant[seq.request.tenant] -= _is_first(seq)
             if not self._by_tenant[seq.request.tenant]:
                 del self._by_tenant[seq.request.tenant]
 
     def num_waiting_of(self, tenant: str) -> int:
-        """Return the number of waiting sequences of a tenant."""
+        """Return the number of requests of a tenant whose first completion waits."""
         return self._by_tenant[tenant]
 
     def first(self) -> Sequence:
@@ -146,10 +151,10 @@ class FairQueue:
         Raises:
             RuntimeError: a count is wrong.
         """
-        if self._num_tokens != sum(seq.num_tokens for seq in self):
+        if self._num_tokens != sum(map(_size, self)):
             raise RuntimeError(f"the queue counts {self._num_tokens} waiting tokens, wrongly")
-        if self._by_tenant != Counter(seq.request.tenant for seq in self):
-            raise RuntimeError("the queue counts the sequences of a tenant wrongly")
+        if self._by_tenant != Counter(seq.request.tenant for seq in self if _is_first(seq)):
+            raise RuntimeError("the queue counts the requests of a tenant wrongly")
         for queue in self._queues.values():
             queue.check_invariants()
 
@@ -162,3 +167,12 @@ class FairQueue:
 
     def _tenant(self, request: Request) -> str:
         return request.tenant if self._fair else ""
+
+
+def _is_first(seq: Sequence) -> bool:
+    return seq.index == 0
+
+
+def _size(seq: Sequence) -> int:
+    """Return the tokens of a waiting sequence that no other completion of its request counts."""
+    return seq.num_tokens if _is_first(seq) else seq.num_output_tokens

@@ -17,7 +17,12 @@ class QueuePolicy(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Total number of tokens in the waiting sequences."""
+        """Total number of tokens in the waiting sequences; a request's prompt counts once."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests whose first completion waits."""
         ...
 
     def open(self, request: Request) -> None:
@@ -65,7 +70,7 @@ class QueuePolicy(Protocol):
         ...
 
     def num_waiting_of(self, tenant: str) -> int:
-        """Return the number of waiting sequences of a tenant."""
+        """Return the number of requests of a tenant whose first completion waits."""
         ...
 
     def check_invariants(self) -> None:
