@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
-from paged_backend import LLM, engine_args
+from paged_backend import LLM
 from paged_backend.cli.options import add_engine_options, engine_options
+from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.engine_args import from_mapping, read_engine_args
 from paged_backend.values.errors import ConfigError

@@ -329,7 +329,9 @@ def test_completions_without_room_are_no_waiting_requests():
 
 def test_prompts_that_are_computed_again_are_charged_again():
     """Without a prefix cache, completions that start later cost their tenant their prompt."""
-    engine = EngineWithoutModel(max_num_seqs=1, max_num_batched_tokens=64, enable_prefix_caching=False)
+    engine = EngineWithoutModel(
+        max_num_seqs=1, max_num_batched_tokens=64, enable_prefix_caching=False
+    )
     engine.add(make_request("a", range(1, 30), n=4, max_tokens=1, ignore_eos=True, tenant="a"))
     for number in range(4):
         prompt = range(number + 2, number + 31)
