@@ -53,9 +53,13 @@ class ResponseReader:
         types = ParameterTypes(tools) if tools else None
         self._reader: _Reader
         if format.template is not None:
-            prefix = prefix if self._time.is_left else ""
+            can_read = self._time.is_left
             with self._time.spend():
-                self._reader = TemplateReader(format.template, self._output, prefix, types)
+                self._reader = TemplateReader(
+                    format.template, self._output, prefix if can_read else "", types
+                )
+            if not can_read:  # what the prompt has begun is not known
+                self._reader.stop()
         else:
             self._reader = _FormatReader(format, self._output, prefix, types)
         self._output.take()  # what the prompt has begun is no part of the answer
