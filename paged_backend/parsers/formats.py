@@ -132,18 +132,21 @@ class ReasoningFormat:
         """Return True if a prompt ends with the beginning of the reasoning."""
         return prompt.rstrip().endswith(self.begin.rstrip())
 
-    def is_open(self, prompt: str) -> bool:
-        """Return True if an answer to a prompt begins within the reasoning."""
-        return self.is_begun(prompt) or (self.is_implied and not self.is_over(prompt))
+    def is_open(self, prompt: str, *, is_continued: bool = False) -> bool:
+        """Return True if an answer to a prompt begins within the reasoning; see `is_over`."""
+        is_over = self.is_over(prompt, is_continued=is_continued)
+        return self.is_begun(prompt) or (self.is_implied and not is_over)
 
-    def is_over(self, prompt: str) -> bool:
+    def is_over(self, prompt: str, *, is_continued: bool = False) -> bool:
         """Return True if a prompt has ended the reasoning.
 
-        If reasoning is implied, text of the answer may follow its end, as where the model goes on
-        with a message.
+        Args:
+            prompt: the end of the prompt. Messages in it may mention the marks.
+            is_continued: the answer goes on with the last message of the prompt. If reasoning is
+                implied, text of the answer may then follow its end.
         """
         end = self.end.strip()
-        if self.is_implied:
+        if self.is_implied and is_continued:
             return prompt.rfind(end) > prompt.rfind(self.begin.strip())
         return prompt.rstrip().endswith(end)
 

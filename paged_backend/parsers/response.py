@@ -37,6 +37,7 @@ class ResponseReader:
         format: format of the model's answers.
         tools: the tools of the request, as OpenAI's JSON; without any, no calls are looked for.
         prefix: the end of the prompt, which may have begun the answer, as with ``<think>``.
+        is_continued: the answer goes on with the last message of the prompt.
         reading_time: limits the work on all completions of the request.
     """
 
@@ -46,6 +47,7 @@ class ResponseReader:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         prefix: str = "",
+        is_continued: bool = False,
         reading_time: ReadingTime | None = None,
     ) -> None:
         self._time = reading_time or ReadingTime()
@@ -53,11 +55,19 @@ class ResponseReader:
         types = ParameterTypes(tools) if tools else None
         self._reader: _Reader
         if format.template is not None:
-            prefix = prefix if self._time.is_left else ""
+            can_read = self._time.is_left
             with self._time.spend():
-                self._reader = TemplateReader(format.template, self._output, prefix, types)
+                self._reader = TemplateReader(
+                    format.template, self._output, prefix if can_read else "", types
+                )
+            if not can_read:  # what the prompt has begun is not known
+                self._reader.stop()
         else:
-            self._reader = _FormatReader(format, self._output, prefix, types)
+            reasoning = format.reasoning
+            in_reasoning = reasoning is not None and reasoning.is_open(
+                prefix, is_continued=is_continued
+            )
+            self._reader = _FormatReader(format, self._output, types, in_reasoning=in_reasoning)
         self._output.take()  # what the prompt has begun is no part of the answer
 
     @property
@@ -97,11 +107,15 @@ class _FormatReader:
     """Reads an answer in one of the formats that are known."""
 
     def __init__(
-        self, format: ResponseFormat, output: Output, prefix: str, types: ParameterTypes | None
+        self,
+        format: ResponseFormat,
+        output: Output,
+        types: ParameterTypes | None,
+        *,
+        in_reasoning: bool,
     ) -> None:
         self._source = Source()
         self._output = output
-        in_reasoning = format.reasoning is not None and format.reasoning.is_open(prefix)
         reader = HarmonyReader if format.is_harmony else AnswerReader
         reading = reader(self._source, output, format, types)
         self._reading: Reading[None] | None = reading.read(in_reasoning=in_reasoning)

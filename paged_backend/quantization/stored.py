@@ -113,7 +113,7 @@ def _with_scales(
     if sizes == [rows]:
         return replace(weight_format, block=(1, 0))
     shares = fused.get(layer.rpartition(".")[2], ())
-    if sizes == [len(shares)] and rows % sum(shares) == 0:
+    if shares and sizes == [len(shares)] and rows % sum(shares) == 0:
         parts = tuple(rows // sum(shares) * share for share in shares)
         return replace(weight_format, block=(1, 0), parts=parts)
     return weight_format

@@ -163,6 +163,19 @@ def test_the_completions_of_a_request_share_the_time() -> None:
     assert answers[-1] == "Hello"
 
 
+def test_an_answer_whose_prompt_was_not_read_is_content() -> None:
+    """The time of the request was used up, and more is earned later."""
+    fields = {"content": {}, "thinking": {"open": "<think>", "close": "</think>"}}
+    template = load_template({"start_anchor": "|a|", "fields": fields})
+    shared = ReadingTime()
+    shared.left_s = 0.0
+    format, text = ResponseFormat("", "", template), "I <think>see</think>it."
+    reading = ResponseReader(format, prefix="|a|<think>", reading_time=shared)
+    shared.earn(1_000_000)
+    whole = ResponseDelta.joined([reading.feed(text), reading.finish()])
+    assert (whole.content, whole.reasoning) == (text, "")
+
+
 def test_no_more_time_is_saved_up_than_the_others_may_wait() -> None:
     """Long answers have earned more, which all their ends could use at once."""
     shared = ReadingTime()

@@ -182,10 +182,15 @@ ANSWERS = {
 
 
 def read(
-    format: ResponseFormat, chunks: Sequence[str], prefix: str = "", *, is_cut: bool = False
+    format: ResponseFormat,
+    chunks: Sequence[str],
+    prefix: str = "",
+    *,
+    is_cut: bool = False,
+    is_continued: bool = False,
 ) -> ResponseDelta:
     """Join the deltas of chunks; each call must begin with its id and its name."""
-    reader = ResponseReader(format, tools=TOOLS, prefix=prefix)
+    reader = ResponseReader(format, tools=TOOLS, prefix=prefix, is_continued=is_continued)
     deltas = [reader.feed(chunk) for chunk in chunks]
     deltas.append(reader.finish(is_cut=is_cut))
     num_calls = 0
@@ -401,7 +406,7 @@ ASSISTANT = "<｜User｜>Hi</think><｜Assistant｜>"
         (f"{ASSISTANT}<think>\n", "<think>I see.</think>Yes", "Yes", "I see."),
         (f"{ASSISTANT}<think>\n\n</think>\n\n", "Yes", "Yes", ""),
         (f"{ASSISTANT}</think>", "Yes", "Yes", ""),
-        (f"{ASSISTANT}<think>I see.</think>Yes", ", so", ", so", ""),
+        (f"What is </think>?{ASSISTANT}", "I see.</think>Yes", "Yes", "I see."),
         ("<think>" * 9 + "x" * 2**20, "I see", "", "I see"),
     ],
 )
@@ -412,6 +417,21 @@ def test_deepseek_r1_reasons_first_unless_the_prompt_has_ended_that(
     for chunks in ([text], list(text)):
         whole = read(ResponseFormat("hermes", "deepseek_r1"), chunks, prompt)
         assert (whole.content, whole.reasoning) == (content, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "content", "reasoning"),
+    [
+        (f"{ASSISTANT}<think>I see.</think>Yes", ", so", ", so", ""),
+        (f"{ASSISTANT}<think>I", " see.</think>Yes", "Yes", "see."),
+        (f"What is </think>?{ASSISTANT}<think>I", " see.</think>Yes", "Yes", "see."),
+    ],
+)
+def test_deepseek_r1_goes_on_with_a_message_where_it_was(
+    prompt: str, text: str, content: str, reasoning: str
+) -> None:
+    whole = read(ResponseFormat("hermes", "deepseek_r1"), [text], prompt, is_continued=True)
+    assert (whole.content, whole.reasoning.strip()) == (content, reasoning)
 
 
 def test_arguments_arrive_as_they_are_written() -> None:

@@ -463,6 +463,18 @@ def test_scales_of_another_group_size(w4a16: Path, tmp_path: Path) -> None:
     refuse(w4a16, tmp_path, edit, f"{WEIGHT}.weight_scale has shape [128, 2]", "[128, 4]")
 
 
+def test_a_scale_without_values(tmp_path: Path) -> None:
+    folder = tmp_path / "fp8"
+    folder.mkdir()
+    config, writer = FORMATS["fp8-tensor"]
+    quantize_checkpoint(Oracle("llama3", folder).model, folder, config, whole(writer))
+
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors[f"{WEIGHT}.weight_scale"] = torch.ones(0)
+
+    refuse(folder, tmp_path, edit, f"{WEIGHT}.weight_scale has shape [0]")
+
+
 def test_a_wrong_dtype(w4a16: Path, tmp_path: Path) -> None:
     def edit(tensors: dict[str, Any]) -> None:
         name = f"{WEIGHT}.weight_packed"

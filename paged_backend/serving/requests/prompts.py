@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paged_backend.serving import fields
@@ -29,10 +29,17 @@ UTF8_BYTES = 4  # maximum number of bytes of a character
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the text that they were made from, if any."""
+    """Token ids of a prompt.
+
+    Attributes:
+        token_ids: ids of the tokens.
+        text: text that they were made from, if any.
+        is_continued: the answer goes on with the last message.
+    """
 
     token_ids: list[int]
     text: str | None
+    is_continued: bool = False
 
 
 class PromptReader:
@@ -82,7 +89,9 @@ class PromptReader:
         if name == "input_ids":
             return Prompt(fields.elements(name, tensors[name], self._limits.max_model_len), None)
         if name == "messages":
-            return self.encode(name, self._render(tensors, tools), add_special_tokens=False)
+            chat, text = self._render(tensors, tools)
+            prompt = self.encode(name, text, add_special_tokens=False)
+            return replace(prompt, is_continued=chat.continue_final_message)
         return self.encode(
             name,
             fields.string(name, tensors[name]),
@@ -105,13 +114,15 @@ class PromptReader:
         with self._measuring(sum(map(len, texts))):
             return Prompt(self._tokenizer.encode_pair(*texts), None)
 
-    def _render(self, tensors: Tensors, tools: Sequence[Mapping[str, Any]]) -> str:
+    def _render(self, tensors: Tensors, tools: Sequence[Mapping[str, Any]]) -> tuple[Chat, str]:
+        """Return a chat, and its text."""
         if self._tokenizer.chat_template is None:
             raise InvalidRequest("messages", "cannot be used: the model has no chat template")
         source = fields.string("messages", tensors["messages"])
         self._check_length("messages", len(source), self.max_json_length)
         values = fields.parse_json("messages", source, self._limits.max_json_depth)
-        return self._tokenizer.chat_template.render(Chat.from_json(values), tools)
+        chat = Chat.from_json(values)
+        return chat, self._tokenizer.chat_template.render(chat, tools)
 
     def encode(self, name: str, text: str, *, add_special_tokens: bool = True) -> Prompt:
         """Tokenize a text.

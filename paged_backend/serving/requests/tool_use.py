@@ -146,6 +146,7 @@ class ToolUse:
             self._format,
             tools=tools.definitions,
             prefix="" if is_plain else self._end_of(prompt),
+            is_continued=prompt.is_continued,
             reading_time=reading_time,
         )
 
@@ -156,10 +157,12 @@ class ToolUse:
         format = self._format.reasoning
         if format is None:
             return None
-        end = self._end_of(prompt)
-        if not format.is_begun(end) and (format.is_over(end) or not may_begin):
+        end, is_continued = self._end_of(prompt), prompt.is_continued
+        is_over = format.is_over(end, is_continued=is_continued)
+        if not format.is_begun(end) and (is_over or not may_begin):
             return None
-        return Reasoning(self._format.reasoning_parser, format.is_open(end), budget)
+        is_open = format.is_open(end, is_continued=is_continued)
+        return Reasoning(self._format.reasoning_parser, is_open, budget)
 
     def _check(self, choice: ToolChoice) -> None:
         if self._format.tools is None and self._format.template is None:
