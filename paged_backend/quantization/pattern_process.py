@@ -1,18 +1,17 @@
 """The process that matches patterns: ``python -P -m paged_backend.quantization.pattern_process``.
 
-A pattern is a regular expression in a checkpoint, which can take any amount of time for a short
-name, and Python's `re` holds the interpreter's lock meanwhile.
+A pattern is a regular expression in a checkpoint, which can take any amount of time to compile and
+for a short name, and Python holds the interpreter's lock meanwhile.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from paged_backend.sandbox.server import Answer, answer_lines
+from paged_backend.sandbox.server import Answer, answer_lines, problem
 
 TIME_LIMIT_S = 10.0  # seconds of processor time, for all names; real lists take milliseconds
 MEMORY_LIMIT = 2**28  # bytes, in addition to what the process starts with
@@ -24,15 +23,36 @@ def main() -> None:
 
 
 def _prepare() -> Callable[[Any], Answer]:
-    compiled = functools.lru_cache(maxsize=None)(re.compile)
+    """Return the function that matches a name with a list, which is sent with the first name."""
+    lists: dict[int, list[re.Pattern[str]]] = {}
 
     def answer(request: Any) -> Answer:
+        number, name = request["list"], request["name"]
         started_s = time.process_time()
-        patterns = map(compiled, request["patterns"])
-        matches = (index for index, one in enumerate(patterns) if one.match(request["name"]))
-        return {"first": next(matches, None), "seconds": time.process_time() - started_s}
+        if "patterns" in request:
+            compiled = _compiled(request["patterns"])
+            if isinstance(compiled, dict):
+                return compiled
+            lists[number] = compiled
+        elif number not in lists:
+            return {"is_unknown": True}
+        matches = (i for i, pattern in enumerate(lists[number]) if pattern.match(name))
+        first = None if name is None else next(matches, None)
+        return {"first": first, "seconds": time.process_time() - started_s}
 
     return answer
+
+
+def _compiled(patterns: Sequence[str]) -> list[re.Pattern[str]] | Answer:
+    """Return compiled patterns, or what is wrong with one of them."""
+    re.purge()  # the time of a list does not depend on the lists before it
+    compiled = []
+    for index, pattern in enumerate(patterns):
+        try:
+            compiled.append(re.compile(pattern))
+        except (re.error, RecursionError, OverflowError) as error:
+            return {**problem(str(error)), "index": index}
+    return compiled
 
 
 if __name__ == "__main__":

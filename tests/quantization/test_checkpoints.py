@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,13 @@ from paged_backend.engine.llm import LLM
 from paged_backend.quantization import patterns
 from paged_backend.quantization.patterns import PatternMatcher, Patterns
 from paged_backend.quantization.read import QUANTIZATION_METHODS, read_quantization
+from paged_backend.sandbox.client import Sandbox
+from paged_backend.sandbox.process import SandboxProcess
+from paged_backend.sandbox.server import problem
 from paged_backend.tools.demo import load_questions
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.validation import shorten
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -603,6 +608,62 @@ def test_many_names_for_expressions_that_take_long_together(
     with pytest.raises(ConfigError, match="y holds an expression that takes too long"):
         for number in range(1000):
             quick_alone.first(f"{number:018}")
+
+
+def test_expressions_that_take_long_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compiled in the process only, which has a limit and leaves this one's lock alone."""
+    monkeypatch.setattr(patterns, "TIME_LIMIT_S", 1.0)
+    slow = ["(?i)" + "[\x00-\uffff]" * 200 + str(number) for number in range(20)]
+    before_s = time.process_time()
+    with pytest.raises(ConfigError, match="y holds an expression that takes too long"):
+        Patterns(ConfigFile({}, "x"), "y", ["a", *slow], PatternMatcher())
+    assert time.process_time() - before_s < 1.0
+
+
+@pytest.mark.parametrize("wrong", ["(", "a{99999999999999999999}", r"\ud8"])
+def test_a_wrong_expression_among_others(wrong: str) -> None:
+    wanted = re.escape(f"y holds a wrong expression, {shorten(wrong)}: ")
+    with pytest.raises(ConfigError, match=wanted):
+        Patterns(ConfigFile({}, "x"), "y", ["a", wrong, "b"], PatternMatcher())
+
+
+def test_a_list_is_sent_once_to_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = PatternMatcher()
+    sent = []
+    exchange = SandboxProcess.exchange
+
+    def noting(process: SandboxProcess, line: bytes, *limits: float) -> bytes:
+        sent.append(line)
+        return exchange(process, line, *limits)
+
+    monkeypatch.setattr(SandboxProcess, "exchange", noting)
+    lists = [["x1", "a"], ["b", "x2"]]
+    first, second = (Patterns(ConfigFile({}, "x"), "y", each, matcher) for each in lists)
+    for number in range(50):
+        names = [f"a{number}", f"b{number}"]
+        assert [first.first(name) for name in names] == [1, None]
+        assert [second.first(name) for name in names] == [None, 0]
+        if number == 25:
+            (pid,) = matcher._sandbox.pids
+            psutil.Process(pid).kill()
+    assert [sum(name in line for line in sent) for name in (b"x1", b"x2")] == [2, 2]
+
+
+def test_many_names_have_a_limit_of_wall_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange takes longer than to match a quick expression."""
+    monkeypatch.setattr(patterns, "WALL_LIMIT_S", 1.0)
+    quick = Patterns(ConfigFile({}, "x"), "y", ["a"], PatternMatcher())
+    with pytest.raises(
+        ConfigError, match="could not be matched: too_slow: all names took over 1 s"
+    ):
+        for number in range(100_000):
+            quick.first(f"{number}")
+
+
+def test_expressions_that_need_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sandbox, "ask", lambda *args, **limits: problem("it needs over 256 MiB"))
+    with pytest.raises(ConfigError, match="y holds expressions .* it needs over 256 MiB"):
+        Patterns(ConfigFile({}, "x"), "y", ["a"], PatternMatcher())
 
 
 def test_options_that_contradict_the_checkpoint(w4a16: Path) -> None:
