@@ -42,6 +42,7 @@ class PatternMatcher:
             subject="expression",
             time_limit_s=TIME_LIMIT_S,
             max_processes=1,
+            answer_limit_s=WALL_LIMIT_S,  # a busy machine takes long for little processor time
         )
 
     def add(self, expressions: Sequence[str]) -> int:

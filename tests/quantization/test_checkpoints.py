@@ -592,6 +592,7 @@ def test_the_process_of_expressions_ends_with_the_load(tmp_path: Path) -> None:
         config | ignore,
         lambda layer: None if ".layers.1." in layer else writer,
     )
+    gc.collect()  # errors of earlier tests hold processes
     before = psutil.Process().children()
     engine = make_engine(tmp_path, max_num_seqs=4)
     gc.collect()
