@@ -67,10 +67,11 @@ class TritonPythonModel:
                 tensors = triton.read_tensors(request, (*INPUTS, _PARSED))
                 passed = PassThrough.from_tensor(tensors["pass_through"])
                 self._leavers.look(request, passed)
+                turn = (passed.tenant, passed.call_id)
                 work = self._work(request, tensors, passed, sender)
                 # The pieces of a stream stay in order: one that is long holds back the next.
-                if _is_long(tensors) or self._rotation.has(passed.call_id):
-                    self._rotation.put(passed.call_id, work)
+                if _is_long(tensors) or self._rotation.has(*turn):
+                    self._rotation.put(*turn, work)
                 else:
                     deque(work, maxlen=0)
             # An exception that leaves this method would fail every request of the batch.
