@@ -16,6 +16,7 @@ Slices = Iterator[None]
 """Work of which each step is a slice."""
 
 MAX_IDS_AT_ONCE = 2048  # tokens whose text is made at once, in up to 30 ms; more take turns
+MAX_CHARACTERS_AT_ONCE = 2**16  # text that is returned as it is; more takes turns
 MAX_WAITING = 1024  # works that are open; more are refused
 
 
