@@ -134,6 +134,7 @@ class PassThrough:
     prompt: str  # precedes the text of the only response
     wanted: tuple[str, ...]  # optional outputs that the client asked for
     params: SamplingParams  # when it arrives, only those that affect text
+    tenant: str = ""  # whose turns the text of a long answer takes
 
     @classmethod
     def from_tensor(cls, tensor: Array) -> PassThrough:
@@ -151,6 +152,7 @@ class PassThrough:
         """Return the tensor that travels through the model."""
         values = {
             "call_id": self.call_id,
+            "tenant": self.tenant,
             "prompt": self.prompt,
             "wanted": self.wanted,
             "params": {name: getattr(self.params, name) for name in _TEXT_FIELDS},
@@ -164,9 +166,14 @@ def _read(source: str) -> PassThrough:
     values = fields.json_object("pass_through", source, _PASS_THROUGH_DEPTH)
     try:
         params = SamplingParams.from_mapping({**values.pop("params"), "max_tokens": None})
-        return PassThrough(**values, params=params)
+        passed = PassThrough(**values, params=params)
+        if not all(
+            isinstance(part, str) for part in (passed.call_id, passed.prompt, passed.tenant)
+        ):
+            raise TypeError
     except (KeyError, TypeError) as error:
         raise InvalidRequest("pass_through", "must be what preprocess made") from error
+    return passed
 
 
 _read_again = functools.lru_cache(256)(_read)

@@ -16,7 +16,8 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
 from paged_backend.serving.requests.tool_use import PARSED
-from paged_backend.serving.rotation import MAX_IDS_AT_ONCE, Rotation
+from paged_backend.serving.rotation import MAX_CHARACTERS_AT_ONCE, MAX_IDS_AT_ONCE, Rotation
+from paged_backend.serving.text_sizes import check_sizes, num_characters, num_ids
 from paged_backend.text.text_stream import MAX_CONTEXT_IDS, Stops, StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.values import contract
@@ -36,7 +37,6 @@ _PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # text output of 
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
 _BY_COMPLETION = ("num_held_ids", "sequence_length", "num_context_ids", "num_output_tokens")
-MAX_COMPLETIONS = 64  # the highest value of max_n
 _LOOK_S = 0.001  # between checks for cancellation, which take as long as the rest of a request
 
 
@@ -67,10 +67,12 @@ class TritonPythonModel:
                 tensors = triton.read_tensors(request, (*INPUTS, _PARSED))
                 passed = PassThrough.from_tensor(tensors["pass_through"])
                 self._leavers.look(request, passed)
+                check_sizes(tensors, passed.prompt, passed.wanted)
+                turn = (passed.tenant, passed.call_id)
                 work = self._work(request, tensors, passed, sender)
                 # The pieces of a stream stay in order: one that is long holds back the next.
-                if _is_long(tensors) or self._rotation.has(passed.call_id):
-                    self._rotation.put(passed.call_id, work)
+                if _is_long(tensors, passed) or self._rotation.has(*turn):
+                    self._rotation.put(*turn, work)
                 else:
                     deque(work, maxlen=0)
             # An exception that leaves this method would fail every request of the batch.
@@ -83,7 +85,7 @@ class TritonPythonModel:
         """Answer a request, a completion at a time. The server keeps its tensors as long."""
         texts: list[str] = []
         try:
-            if _is_long(tensors):
+            if num_ids(tensors) > MAX_IDS_AT_ONCE:
                 check_lengths(tensors, self._llm.limits.max_model_len)
             for text in self._texts(tensors, passed):
                 texts.append(text)
@@ -98,8 +100,6 @@ class TritonPythonModel:
         if PARSED.isdisjoint(passed.wanted):
             return new_texts(self._llm.tokenizer, tensors, passed)
         # Only the model knows what is reasoning and what is a tool call.
-        if contract.PARSED_TEXT not in tensors:
-            raise InvalidRequest(contract.PARSED_TEXT, "is missing")
         parsed = fields.strings(contract.PARSED_TEXT, tensors[contract.PARSED_TEXT])
         return (passed.prompt + text for text in parsed)
 
@@ -109,8 +109,10 @@ def _outputs(tensors: Tensors, passed: PassThrough, texts: list[str]) -> dict[st
     return {"text_output": as_strings(texts), **passed_on}
 
 
-def _is_long(tensors: Tensors) -> bool:
-    return tensors["output_ids"].size + tensors["context_ids"].size > MAX_IDS_AT_ONCE
+def _is_long(tensors: Tensors, passed: PassThrough) -> bool:
+    if num_ids(tensors) > MAX_IDS_AT_ONCE:
+        return True
+    return num_characters(tensors, passed.prompt) > MAX_CHARACTERS_AT_ONCE
 
 
 class Leavers:
@@ -144,8 +146,6 @@ def new_texts(tokenizer: Tokenizer, tensors: Tensors, passed: PassThrough) -> It
             or a finish reason is unknown.
     """
     number = tensors["finish_reason"].size
-    if number > MAX_COMPLETIONS:
-        raise InvalidRequest("finish_reason", f"at most {MAX_COMPLETIONS} elements, got {number}")
     for name in _BY_COMPLETION:
         if tensors[name].size != number:
             raise InvalidRequest(

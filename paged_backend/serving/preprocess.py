@@ -105,6 +105,7 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
         prompt=parsed.prompt_text,
         wanted=tuple(sorted(parsed.options.wanted)),
         params=parsed.request.params,
+        tenant=parsed.request.tenant,
     ).as_tensor()
     try:
         llm.parser.check_pass_through(passed, stream=parsed.options.stream)

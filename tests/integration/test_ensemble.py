@@ -63,17 +63,19 @@ def llm(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
 
 @pytest.mark.server
 def test_only_models_that_take_messages_keep_a_process_for_them(server: Server) -> None:
-    def renderers() -> list[psutil.Process]:
+    def owners() -> set[int]:
         children = psutil.Process(server.running.pid).children(recursive=True)
-        return [child for child in children if "template_process" in " ".join(child.cmdline())]
+        return {
+            child.ppid() for child in children if "template_process" in " ".join(child.cmdline())
+        }
 
-    wanted = 3  # processes of both instances of the model, and of the first step
+    wanted = 3  # both instances of the model, and the first step; each may have a spare process
     deadline = time.monotonic() + 60
-    while len(renderers()) < wanted:
+    while len(owners()) < wanted:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     time.sleep(1.0)
-    assert len(renderers()) == wanted
+    assert len(owners()) == wanted
 
 
 # --- the ensemble with our names, and the program that calls the same steps -------------------
@@ -181,9 +183,10 @@ def test_tensors_of_the_last_step_that_contradict_each_other_are_named(
 
 def last_step(server: Server, **values: list[Any]) -> tuple[int, str]:
     """Ask the last step alone, with other values of some tensors."""
+    parts = PART | ({"parsed_text": ("BYTES", [])} if "parsed_text" in values else {})
     inputs = [
         {"name": name, "datatype": datatype, "shape": [len(data)], "data": data}
-        for name, (datatype, data) in PART.items()
+        for name, (datatype, data) in parts.items()
         for data in [values.get(name, data)]
     ]
     return post(server, "postprocess", "infer", {"inputs": inputs})
@@ -223,6 +226,24 @@ def test_the_last_step_takes_no_more_tokens_than_a_model_can_generate(server: Se
         server, output_ids=[40] * number, num_output_tokens=[number], sequence_length=[number]
     )
     assert status == 400 and "num_output_tokens: must be at most " in body
+
+
+@pytest.mark.server
+def test_the_last_step_repeats_a_prompt_no_more_often_than_there_are_completions(
+    server: Server,
+) -> None:
+    passed = {"call_id": "c", "prompt": "x" * 2_000_000, "wanted": ["reasoning"], "params": {}}
+    echo = [json.dumps(passed)]
+    status, body = last_step(server, pass_through=echo, parsed_text=["a"] * 300)
+    assert status == 400 and "parsed_text: has 300 elements for 1 completions" in body
+    number = 64
+    status, body = last_step(
+        server, pass_through=echo, parsed_text=["a"] * number, finish_reason=["None"] * number
+    )
+    problem = "pass_through: has a prompt of 2000000 characters for 64 completions, at most"
+    assert status == 400 and problem in body
+    status, body = last_step(server, pass_through=echo, parsed_text=["a"])
+    assert status == 200 and "xxxa" in body
 
 
 SLOW_STEPS = {
