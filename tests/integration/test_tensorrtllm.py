@@ -739,3 +739,19 @@ def test_names_of_the_llm_api(server: Server, client: Client) -> None:
     with InferenceServerClient(server.running.grpc_url) as grpc:
         shown = grpc.get_model_metadata("llmapi").inputs
     assert {tuple(spec.shape) for spec in shown if spec.name == "text_input"} == {(1,)}
+
+
+def test_steps_bound_a_request_and_answer_large_ones_beside_the_others(server: Server) -> None:
+    """16 texts of 450 characters, and one of 4,194,305, which would take seconds."""
+    asked = ["What does len do? " * 25 + str(row) for row in range(16)]
+    prepared = infer(server, "preprocessing", QUERY=texts(*asked), REQUEST_OUTPUT_LEN=column(4, 16))
+    ids, lengths = prepared.as_numpy("INPUT_ID"), prepared.as_numpy("REQUEST_INPUT_LEN")
+    assert ids.size > 2048  # otherwise it is answered at once
+    tokens = {"TOKENS_BATCH": ids[:, None], "SEQUENCE_LENGTH": lengths}
+    back = infer(server, "postprocessing", **tokens).as_numpy("OUTPUT")
+    assert [value.decode() for value in back] == asked
+    long = np.zeros((1, 1, 2_000_000), np.int32)
+    with pytest.raises(InferenceServerException, match="TOKENS_BATCH: each has at most .* tokens"):
+        infer(server, "postprocessing", TOKENS_BATCH=long, SEQUENCE_LENGTH=1)
+    with pytest.raises(InferenceServerException, match="QUERY: all rows have at most .* character"):
+        infer(server, "preprocessing", QUERY=text("a" * (2**22 + 1)), REQUEST_OUTPUT_LEN=4)

@@ -49,8 +49,8 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._limits = limits
         # A prompt with more characters cannot fit; it is not tokenized.
-        self._max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
-        self.max_json_length = JSON_PER_CHARACTER * self._max_text_length + JSON_BESIDES
+        self.max_text_length = limits.max_prompt_tokens * tokenizer.max_token_length
+        self.max_json_length = JSON_PER_CHARACTER * self.max_text_length + JSON_BESIDES
         self.is_slow = False  # a short text took long; then no text is short enough
 
     def check_lengths(self, tensors: Tensors) -> None:
@@ -60,8 +60,8 @@ class PromptReader:
             InvalidRequest: the prompt is too long; the error names the tensor.
         """
         for name, limit in (
-            (TEXT, self._max_text_length),
-            (TEXT_PAIR, self._max_text_length),
+            (TEXT, self.max_text_length),
+            (TEXT_PAIR, self.max_text_length),
             ("messages", self.max_json_length),
             (EMBEDDING_REQUEST, self.max_json_length),
             ("tools", self.max_json_length),
@@ -109,7 +109,7 @@ class PromptReader:
             if name not in tensors:
                 raise InvalidRequest(name, f"is missing; a score is of {TEXT} and {TEXT_PAIR}")
             text = fields.string(name, tensors[name])
-            self._check_length(name, len(text), self._max_text_length)
+            self._check_length(name, len(text), self.max_text_length)
             texts.append(text)
         with self._measuring(sum(map(len, texts))):
             return Prompt(self._tokenizer.encode_pair(*texts), None)
@@ -130,7 +130,7 @@ class PromptReader:
         Raises:
             InvalidRequest: it is too long or no valid Unicode; ``name`` is the field that has it.
         """
-        self._check_length(name, len(text), self._max_text_length)
+        self._check_length(name, len(text), self.max_text_length)
         with self._measuring(len(text)):
             (ids,) = self._tokenizer.encode_prompts([text], add_special_tokens=add_special_tokens)
         return Prompt(ids, text)

@@ -110,13 +110,18 @@ class RowSender:
         """End the row with an error."""
         if isinstance(error, InvalidRequest):
             error = self.rename(error)
-        elif isinstance(error, RequestRefused) and error.reason == "queue_full":
-            error = _FullQueue(error)
-        self.batch.fail(error)
+        self.batch.fail(with_queue_words(error))
 
     def is_cancelled(self) -> bool:
         """Return True if the engine should stop working on the row."""
         return self.batch.is_cancelled()
+
+
+def with_queue_words(error: Exception) -> Exception:
+    """Return an error of a full queue in the words of tensorrtllm_backend, and others as given."""
+    if isinstance(error, RequestRefused) and error.reason == "queue_full":
+        return _FullQueue(error)
+    return error
 
 
 class _FullQueue(RequestRefused):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +16,10 @@ from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import load_llm
+from paged_backend.serving.requests.intake import MAX_WAITING_TASKS
+from paged_backend.serving.requests.preparation import Load, Preparation, tenant_of
 from paged_backend.serving.requests.tasks import TokenizerTask
+from paged_backend.serving.rotation import MAX_IDS_AT_ONCE, Rotation
 from paged_backend.serving.tensorrtllm.arrays import (
     Outputs,
     element,
@@ -19,11 +27,13 @@ from paged_backend.serving.tensorrtllm.arrays import (
     merge,
     split_rows,
 )
+from paged_backend.serving.tensorrtllm.batch import with_queue_words
+from paged_backend.serving.tensorrtllm.lengths import check_queries, check_sequences
 from paged_backend.serving.tensorrtllm.sampling import bias_of_words
 from paged_backend.serving.tensorrtllm.specs import specs
 from paged_backend.serving.tensorrtllm.words import NO_WORD, read_texts, write_words
 from paged_backend.values.contract import TensorSpec
-from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.errors import InvalidRequest, RequestRefused, as_exception
 from paged_backend.values.sampling_params import MAX_BAD_WORDS, MAX_WORD_LENGTH
 
 _TOKENIZE = TokenizerTask("tokenize", is_charged=False)
@@ -33,7 +43,7 @@ _PADDING = dict.fromkeys(_WORD_LISTS.values(), NO_WORD)
 
 
 class _Step:
-    """A step that answers each request at once."""
+    """A step that answers small requests at once, and large ones on a thread."""
 
     inputs: ClassVar[tuple[TensorSpec, ...]]
     outputs: ClassVar[tuple[TensorSpec, ...]]
@@ -48,20 +58,48 @@ class _Step:
         self._llm = load_llm(args)
         self._is_batched = is_batched(args)
 
-    def finalize(self) -> None:
-        """End properly."""
-        self._llm.leave()
-
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[Any]) -> None:
         """Answer each request separately."""
-        return [triton.respond(partial(self._answer, request)) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                tensors = triton.read_tensors(request, self.inputs)
+                rows = split_rows(tensors, is_batched=self._is_batched)
+                tenant = tenant_of({}, triton.read_parameters(request))
+                self._start(tensors, self._answer(rows, sender), tenant)
+            # An exception that leaves this method would fail every request of the batch.
+            except Exception as error:
+                triton.send_only(sender, triton.error_response(with_queue_words(error)))
 
-    def _answer(self, request: Any) -> Outputs:
-        tensors = triton.read_tensors(request, self.inputs)
-        rows = split_rows(tensors, is_batched=self._is_batched)
-        return merge([self._row(row) for row in rows], padding=_PADDING)
+    def _start(self, tensors: Tensors, work: Iterator[None], tenant: str) -> None:
+        """Do the work now or later."""
+        raise NotImplementedError
 
-    def _row(self, tensors: Tensors) -> Outputs:
+    def _answer(self, rows: list[Tensors], sender: Any) -> Iterator[None]:
+        """Answer a request, a slice at a time."""
+        answers: list[Outputs] = []
+        try:
+            self._check(rows)
+            for row in rows:
+                for part in self._parts(row):
+                    answers.append(part)
+                    yield
+            answer = triton.response(merge(answers, padding=_PADDING))
+        except BaseException as error:  # a tokenizer's may be no Exception
+            answer = triton.error_response(as_exception(error))
+        with contextlib.suppress(Exception):  # the server may have ended the request already
+            triton.send_only(sender, answer)
+
+    def _check(self, rows: list[Tensors]) -> None:
+        """Refuse what is too long.
+
+        Raises:
+            InvalidRequest: naming the tensor.
+        """
+        raise NotImplementedError
+
+    def _parts(self, tensors: Tensors) -> Iterator[Outputs]:
+        """Return the parts of a row's answer; each is a slice of the work."""
         raise NotImplementedError
 
 
@@ -85,7 +123,27 @@ class Preprocessing(_Step):
         *specs("TYPE_FP32", -1, "EMBEDDING_BIAS"),
     )
 
-    def _row(self, tensors: Tensors) -> Outputs:
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer of the pipeline's model."""
+        super().initialize(args)
+        self._preparation = Preparation(self._llm.config.max_waiting_tokens)
+
+    def finalize(self) -> None:
+        """Answer the waiting requests, and end properly."""
+        self._preparation.close()
+        self._llm.leave()
+
+    def _start(self, tensors: Tensors, work: Iterator[None], tenant: str) -> None:
+        if self._preparation.num_waiting >= MAX_WAITING_TASKS:
+            problem = f"{MAX_WAITING_TASKS} requests wait to be tokenized; retry after 1 s"
+            raise RequestRefused("queue_full", problem)
+        load = replace(Load.of(tensors, ""), is_slow=self._llm.parser.prompts.is_slow)
+        self._preparation.run(load, partial(_finish, work), tenant)
+
+    def _check(self, rows: list[Tensors]) -> None:
+        check_queries(rows, self._llm.parser.prompts.max_text_length)
+
+    def _parts(self, tensors: Tensors) -> Iterator[Outputs]:
         for name in _OFF:
             if name in tensors and tensors[name].any():
                 raise InvalidRequest(name, "is not supported")
@@ -93,7 +151,7 @@ class Preprocessing(_Step):
         end_id = self._end_id(tensors)
         pad_id = fields.single("PAD_ID", tensors["PAD_ID"]) if "PAD_ID" in tensors else end_id
         output_length = fields.single("REQUEST_OUTPUT_LEN", tensors["REQUEST_OUTPUT_LEN"])
-        return {
+        yield {
             "INPUT_ID": ids[None],
             "REQUEST_INPUT_LEN": element(len(ids)),
             # For models with an encoder, of which there are none: the one token stands for nothing.
@@ -156,19 +214,36 @@ class Postprocessing(_Step):
     )
     outputs = specs("TYPE_STRING", -1, "OUTPUT")
 
-    def _row(self, tensors: Tensors) -> Outputs:
-        lengths = tensors["SEQUENCE_LENGTH"].reshape(-1).tolist()
-        tokens = tensors["TOKENS_BATCH"]
-        if len(tokens) != len(lengths):
-            raise InvalidRequest(
-                "SEQUENCE_LENGTH", f"has {len(lengths)} elements for {len(tokens)} sequences"
-            )
-        return {"OUTPUT": as_strings(map(self._text, tokens.tolist(), lengths))}
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer of the pipeline's model."""
+        super().initialize(args)
+        self._rotation = Rotation("paged-long-texts")
+        self._numbers = count()
 
-    def _text(self, token_ids: list[int], length: int) -> str:
-        if not 0 <= length <= len(token_ids):
-            raise InvalidRequest(
-                "SEQUENCE_LENGTH", f"must be from 0 to {len(token_ids)}, got {length}"
-            )
-        self._llm.limits.check_token_ids("TOKENS_BATCH", token_ids[:length])
-        return self._llm.tokenizer.decode(token_ids[:length])
+    def finalize(self) -> None:
+        """Answer what is open, and end properly."""
+        self._rotation.close()
+        self._llm.leave()
+
+    def _start(self, tensors: Tensors, work: Iterator[None], tenant: str) -> None:
+        # A sequence takes time even if it has no tokens.
+        size = tensors["TOKENS_BATCH"].size + tensors["SEQUENCE_LENGTH"].size
+        if size > MAX_IDS_AT_ONCE:
+            self._rotation.put(tenant, f"{next(self._numbers)}", work)
+        else:
+            _finish(work)
+
+    def _check(self, rows: list[Tensors]) -> None:
+        check_sequences(rows, self._llm.limits)
+
+    def _parts(self, tensors: Tensors) -> Iterator[Outputs]:
+        yield {"OUTPUT": as_strings([])}  # there may be no sequence
+        lengths = tensors["SEQUENCE_LENGTH"].reshape(-1).tolist()
+        for row, length in zip(tensors["TOKENS_BATCH"], lengths, strict=True):
+            token_ids = row[:length].tolist()
+            self._llm.limits.check_token_ids("TOKENS_BATCH", token_ids)
+            yield {"OUTPUT": as_strings([self._llm.tokenizer.decode(token_ids)])}
+
+
+def _finish(work: Iterator[None]) -> None:
+    deque(work, maxlen=0)
