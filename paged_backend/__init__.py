@@ -6,8 +6,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+from paged_backend.values import (
+    errors,
+    outputs,
+    pooling_params,
+    sampling_params,
+    structured_outputs,
+)
 from paged_backend.values.errors import (
     ConfigError,
     EngineDead,
@@ -25,6 +33,7 @@ from paged_backend.values.outputs import (
 )
 from paged_backend.values.pooling_params import PoolingParams
 from paged_backend.values.sampling_params import SamplingParams
+from paged_backend.values.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from paged_backend.engine.llm import LLM
@@ -43,8 +52,13 @@ __all__ = [
     "RequestRefused",
     "SamplingParams",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
     "TokenLogprobs",
 ]
+
+# Modules that have been public under shorter names, as vLLM's `vllm.sampling_params` is.
+for _module in (errors, outputs, pooling_params, sampling_params, structured_outputs):
+    sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
 
 
 def __getattr__(name: str) -> object:

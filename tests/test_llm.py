@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -204,3 +206,17 @@ def test_a_model_of_embeddings_has_no_defaults_and_does_not_read_the_file(recomm
     assert LLM(str(folder), task="embed").get_default_sampling_params() == SamplingParams()
     with pytest.raises(ConfigError, match="generation_config.json: temperature must be a number"):
         LLM(str(folder))
+
+
+def test_public_modules_have_short_names() -> None:
+    code = (
+        "from paged_backend.structured_outputs import StructuredOutputsParams as theirs\n"
+        "from paged_backend.sampling_params import SamplingParams\n"
+        "from paged_backend.outputs import RequestOutput\n"
+        "import paged_backend, sys\n"
+        "assert theirs is paged_backend.StructuredOutputsParams\n"
+        "assert SamplingParams is paged_backend.SamplingParams\n"
+        "assert RequestOutput is paged_backend.RequestOutput\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
