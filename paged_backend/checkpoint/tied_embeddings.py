@@ -1,4 +1,4 @@
-"""How files store an embedding and an output layer that config.json calls tied."""
+"""Finds the stored tensors of an embedding and an output layer that config.json calls tied."""
 
 from __future__ import annotations
 

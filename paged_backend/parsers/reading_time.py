@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 # Processor time for the answers of a request, beyond which the rest of them is text. The readers
-# take a few microseconds a character; texts full of what may be calls, and the regular expressions
-# of a checkpoint, can take more.
+# take a few microseconds a character. Texts full of possible calls can take more, and so can a
+# checkpoint's regular expressions.
 READING_S = 0.25
 READING_S_PER_CHARACTER = 50e-6
 # Long answers save up time that a pause of the interpreter may take; the ends of all completions

@@ -15,7 +15,7 @@ from paged_backend.values.validation import shorten
 MAX_LENGTH = 2**10  # characters of an expression
 # Wall-clock time of all calls. Each takes 0.25 ms, and a large model has 70,000 names.
 WALL_LIMIT_S = 120.0
-_SEARCH_S = 0.5  # for each half of a list, when the expression is looked for that takes too long
+_SEARCH_S = 0.5  # processor time for half of a list in the search for the slow expression
 _HALF = -1  # the number of the list that is half of another one
 
 

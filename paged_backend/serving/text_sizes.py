@@ -1,4 +1,4 @@
-"""How much text a request to ``postprocess`` may ask for, before any of it is made."""
+"""Limits on the text that a request to ``postprocess`` asks for; checked before any is made."""
 
 from __future__ import annotations
 

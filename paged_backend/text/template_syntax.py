@@ -18,7 +18,7 @@ _MAX_KEPT = 32  # templates whose arguments are kept; a model has two or four
 class _Generation(Extension):
     """The tag ``generation`` of transformers, around what the assistant said."""
 
-    tags = {"generation"}  # noqa: RUF012  # Jinja's declaration
+    tags = {"generation"}  # Jinja's declaration
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

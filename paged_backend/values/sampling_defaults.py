@@ -34,7 +34,7 @@ class SamplingDefaults:
     top_p: float | None = None
     min_p: float | None = None
     max_tokens: int | None = None
-    max_tokens_limit: int | None = None  # the operator's; requests for more tokens get so many
+    max_tokens_limit: int | None = None  # the operator's cap on max_tokens of each request
 
     def values(self, max_output_tokens: int) -> dict[str, Any]:
         """Return the values that there are, by the names of the parameters.

@@ -80,7 +80,7 @@ MORE_LAYERS = Harm(many_layers(10**7), LAYERS.format(10**7))
 
 
 class Outcome(NamedTuple):
-    """How the loads of all checkpoints ended, by their kind, and what happened meanwhile."""
+    """Outcomes of loading each kind of checkpoint, and what happened to others meanwhile."""
 
     loads: dict[str, tuple[int, str]]
     """The status, and the reason if it is an error."""

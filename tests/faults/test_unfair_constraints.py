@@ -65,7 +65,7 @@ class Served:
 
 
 def is_working(process: psutil.Process) -> bool:
-    """Whether a process uses processor time."""
+    """Return True if a process uses processor time."""
     before = processor_s(process.pid)
     time.sleep(0.2)
     return processor_s(process.pid) > before

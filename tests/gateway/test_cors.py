@@ -76,7 +76,7 @@ def test_a_page_can_read_answers_and_errors(gateway_for_a_page):
 
 
 def ask_wrongly(gateway: Gateway, request: bytes) -> http.client.HTTPResponse:
-    """Send bytes that are no valid request, and read the answer."""
+    """Send bytes that are not a valid request, and read the answer."""
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection:
         connection.sendall(request)
         answer = http.client.HTTPResponse(connection)

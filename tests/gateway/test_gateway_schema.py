@@ -98,7 +98,7 @@ BODIES: list[tuple[type[SamplingFields], dict[str, Any]]] = [
 def test_what_a_client_leaves_out_is_left_to_the_model(
     model: type[SamplingFields], body: dict[str, Any]
 ) -> None:
-    """The model may have defaults of its own; a value that is neutral is a value."""
+    """The model may have its own defaults, so an explicit neutral value must be sent."""
     known = [name for name in SAMPLING if name in model.model_fields]
     for values in (body, body | dict.fromkeys(known)):
         sent = model.model_validate(values).engine_fields()
