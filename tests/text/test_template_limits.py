@@ -129,8 +129,8 @@ def rendering(client: TemplateClient, source: str) -> Iterator[tuple[psutil.Proc
     thread.join()
 
 
-# A good part of the processor time that a template may take.
-SLOW = "{% for a in range(4000) %}{% for b in range(4000) %}{% endfor %}{% endfor %}done"
+# Long enough to be met while it runs; a fraction of what a template may take, also on a slow machine.
+SLOW = "{% for a in range(4000) %}{% for b in range(1500) %}{% endfor %}{% endfor %}done"
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
