@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,3 +42,25 @@ def client(server: Server) -> Iterator[Client]:
 
     with Client(server.running.grpc_url, "paged_llm", timeout=60) as client:
         yield client
+
+
+@pytest.fixture(autouse=True, scope="session")
+def tokenizer_process() -> Iterator[None]:
+    """Let one process read the tokenizers of all tests, because its start takes a second."""
+    from paged_backend.sandbox.client import Sandbox
+    from paged_backend.text import resolution
+
+    idle: list[Sandbox] = []
+
+    class Kept(Sandbox):
+        def close(self) -> None:
+            idle.append(self)
+
+    def take(*args: Any, **options: Any) -> Sandbox:
+        return idle.pop() if idle else Kept(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolution, "Sandbox", take)
+        yield
+    for sandbox in idle:
+        Sandbox.close(sandbox)

@@ -172,8 +172,8 @@ def test_completions_that_fill_a_lexer_together_go_on_with_another(compiler, mon
 
 
 def test_a_grammar_that_needs_too_many_states_alone_allows_no_token(compiler, monkeypatch):
-    monkeypatch.setattr(limits, "FEW_LEXER_STATES", 9_000)
-    monkeypatch.setattr(limits, "LEXER_STATES", 9_000)
+    monkeypatch.setattr(limits, "FEW_LEXER_STATES", 2_500)
+    monkeypatch.setattr(limits, "LEXER_STATES", 2_500)
     state = matcher(compiler, MANY_STATES)
     rng = random.Random(0)
     while any(mask := state.mask()) or state.is_stuck:

@@ -96,9 +96,9 @@ def save(tokenizer, folder, *, begins=True, template=TEMPLATE):
 
 def make(material, prompt_format, **values):
     options = WorkloadOptions(
-        num_prompts=30, prompt_format=prompt_format, input_len="uniform:min=30,max=400", **values
+        num_prompts=10, prompt_format=prompt_format, input_len="uniform:min=30,max=400", **values
     )
-    as_ids = WorkloadOptions(num_prompts=30, input_len=options.input_len, **values)
+    as_ids = WorkloadOptions(num_prompts=10, input_len=options.input_len, **values)
     lengths = [len(request.prompt) for request in make_requests(as_ids, material)]
     return make_requests(options, material), lengths
 
