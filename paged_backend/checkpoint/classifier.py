@@ -28,7 +28,7 @@ class ClassifierSpec:
 
     Attributes:
         activation: makes a score of its output.
-        token_ids: the tokens (no, yes) whose rows of the output layer form the head; None if the
+        token_ids: the tokens (no, yes); their rows of the output layer form the head. None if the
             checkpoint has a head.
     """
 

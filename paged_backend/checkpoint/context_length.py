@@ -17,7 +17,7 @@ def rope_type(section: ConfigFile) -> str:
     """Return the kind of a rotary embedding: transformers 5 has ``rope_type`` in place of ``type``.
 
     Raises:
-        ConfigError: it is no string.
+        ConfigError: it is not a string.
     """
     return section.text("rope_type" if "rope_type" in section else "type", "default")
 

@@ -22,7 +22,7 @@ from paged_backend.values.validation import shorten
 _PLAIN = ("bert", "distilbert", "electra", "albert", "modernbert", "nomic_bert", "eurobert", "gte")
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 ENCODERS = (*_PLAIN, *_AFTER_PADDING)
-# Those whose rerankers are supported: the texts of a pair differ by nothing but their places.
+# Encoders with supported rerankers: the texts of a pair differ by nothing but their places.
 _RERANKERS = ("roberta", "xlm-roberta", "camembert")
 
 
@@ -37,7 +37,7 @@ class EncoderConfig:
         max_position_embeddings: tokens of the longest prompt.
         max_seq_length: tokens of the longest prompt that sentence-transformers computes, or that
             the tokenizer is made for; None if there is no such length.
-        padding_id: the token from whose id on positions are counted; None if they begin at 0.
+        padding_id: positions are counted from this token's id on; None if they begin at 0.
         dtype: dtype of the checkpoint.
         file: config.json.
         classifier: the head of a reranker; None if the model makes embeddings.
@@ -57,7 +57,7 @@ class EncoderConfig:
 
 
 def is_encoder(checkpoint: Path) -> bool:
-    """Return True for an encoder, by its ``model_type``, that is no causal language model."""
+    """Return True for an encoder by its ``model_type``, unless it is a causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     file = ConfigFile.read(checkpoint / "config.json")
@@ -123,7 +123,7 @@ def _read_classifier(file: ConfigFile, config: Any) -> ClassifierSpec:
 def _find_class(file: ConfigFile) -> tuple[str, bool]:
     """Return the class to load, and whether it is a reranker's.
 
-    It is that of the model without a head, if the head predicts tokens.
+    If the head predicts tokens, it is the class of the model without a head.
     """
     from transformers.models.auto import modeling_auto as auto
 

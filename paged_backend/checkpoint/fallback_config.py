@@ -86,7 +86,7 @@ def load_fallback_config(checkpoint: Path) -> FallbackConfig:
 
 
 def _rope_sections(file: ConfigFile, config: Any) -> list[ConfigFile]:
-    """Return the keys of the rotary embeddings whose scaling may extend the positions.
+    """Return the keys of the rotary embeddings with a scaling that may extend the positions.
 
     Those of Gemma 3 include the scaling in ``max_position_embeddings``.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from paged_backend.values.json_file import read_json
 from paged_backend.values.regular_file import check_regular
 
-MAX_TOKENIZER_BYTES = 2**27  # tokenizer.json or vocabulary; those of Gemma 3 have 2**25
+MAX_TOKENIZER_BYTES = 2**27  # tokenizer.json or vocabulary; Gemma 3's have 2**25
 
 _TOKENIZER = "tokenizer.json"  # parsed by a library that bounds the nesting itself
 _WEIGHTS = (".safetensors", ".safetensors.index.json")  # checked by the reader of the weights

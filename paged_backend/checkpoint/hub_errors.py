@@ -32,7 +32,7 @@ def hub_errors(repository: HubRepository) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # those of the HTTP client and of hf_xet have no common base
+    except Exception as error:  # errors of the HTTP client and of hf_xet have no common base
         raise _explained(repository, error) from error
 
 

@@ -17,7 +17,7 @@ from paged_backend.checkpoint.moe import (
 )
 
 _SCORINGS = {scoring.value: scoring for scoring in (Scoring.SOFTMAX, Scoring.SIGMOID)}
-# Two keys for the number of experts: transformers 5 renames that of Qwen when it saves a model.
+# Two keys for the number of experts: transformers 5 renames Qwen's when it saves a model.
 _NUM_EXPERTS = ("num_experts", "num_local_experts")
 
 

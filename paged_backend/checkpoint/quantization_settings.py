@@ -36,7 +36,7 @@ def settings_beside_config(folder: Path) -> ConfigFile | None:
     methods = list(dict.fromkeys(map(method_of, files)))
     if len(methods) > 1:
         raise files[0].error(
-            "quant_method", f"is {methods[0]}, but another file beside it says {methods[1]}"
+            "quant_method", f"is {methods[0]}, but another file next to it says {methods[1]}"
         )
     return files[0] if files else None
 
@@ -54,7 +54,7 @@ def method_of(settings: ConfigFile) -> str:
     """Return the method that settings name, or that their keys show; empty if neither.
 
     Raises:
-        ConfigError: the name is no string.
+        ConfigError: the name is not a string.
     """
     method = settings.text("quant_method", "").lower()
     if method:

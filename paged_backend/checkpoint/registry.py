@@ -36,7 +36,7 @@ class Architecture:
         head_dim: where config.json has none; None stands for hidden_size / num_heads.
         tied_embeddings: where config.json does not say whether they are.
         own_keys: keys of config.json that `variant` reads, and that other families refuse.
-        activation: the key of the MLP's activation, whose other values only transformers computes.
+        activation: the key of the MLP's activation; only transformers computes other values of it.
         tensors: the tensors that a checkpoint of a shape holds.
         model: the class that implements :class:`~paged_backend.models.base.Model`, as
             ``module:Class``; it is imported when a model is loaded, as it needs torch.

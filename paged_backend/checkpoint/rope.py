@@ -163,7 +163,7 @@ def _yarn_scale(scaling: ConfigFile, factor: float) -> float:
 def _long_rope(section: ConfigFile, head_dim: int, unscaled: Tensor, max_positions: int) -> Rope:
     """LongRoPE: a divisor for each frequency, others for models that serve long texts.
 
-    The choice depends on the length that a model serves, not on that of a sequence, whose keys in
+    The choice depends on the length that a model serves, not on a sequence's length: its keys in
     the cache would have to change when it grows. vLLM chooses the same way.
 
     Ding et al., "LongRoPE" (2024).

@@ -22,7 +22,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.regular_file import open_regular
 from paged_backend.values.validation import shorten
 
-MAX_HEADER_BYTES = 2**26  # that of a model with 61 layers of 384 experts in one file takes a third
+MAX_HEADER_BYTES = 2**26  # for a model with 61 layers of 384 experts in one file, it has a third
 _SIZE_BYTES = 8  # size of the number before the header
 
 
@@ -61,7 +61,7 @@ class SafetensorsFiles:
 
 @contextmanager
 def open_tensors(file: Path) -> Iterator[Any]:
-    """Open a safetensors file as the library does, whose errors within the block are converted.
+    """Open a safetensors file as the library does, and convert its errors within the block.
 
     Raises:
         ConfigError: the file is not a regular one, truncated or damaged.

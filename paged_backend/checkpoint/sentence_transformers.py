@@ -65,7 +65,7 @@ def read_max_length(checkpoint: Path) -> int | None:
     """Read the number of tokens after which sentence-transformers cuts a text off, if it does.
 
     Raises:
-        ConfigError: it is no positive integer.
+        ConfigError: it is not a positive integer.
     """
     file = checkpoint / _TRANSFORMER
     if not has_modules(checkpoint) or not file.exists():
@@ -113,7 +113,7 @@ def _modules(file: Path) -> tuple[list[str], list[str]]:
         )
     if Path(paths[1]).name != paths[1]:
         raise ConfigError(
-            f"{file}: the path of Pooling must be a folder beside the file, got {shorten(paths[1])}"
+            f"{file}: the path of Pooling must be a folder next to it, got {shorten(paths[1])}"
         )
     return kinds, paths
 

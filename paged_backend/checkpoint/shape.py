@@ -86,7 +86,7 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Everything in which decoders differ beside their sizes; the defaults are Llama's.
+    """Everything but sizes in which decoders differ; the defaults are Llama's.
 
     Attributes:
         biases: the linear layers that have a bias.

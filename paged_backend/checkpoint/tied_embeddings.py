@@ -59,5 +59,5 @@ def only_output_layer(names: Container[str]) -> bool:
 
 
 def as_output_layer(parameters: Mapping[str, Parameter]) -> Mapping[str, Parameter]:
-    """Return the memory of a model's tensors with that of the embedding by the other name."""
+    """Return the memory of a model's tensors, with the embedding's also by its second name."""
     return {OUTPUT_LAYER if name == EMBEDDING else name: parameters[name] for name in parameters}

@@ -13,11 +13,11 @@ from paged_backend.values.validation import shorten
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_INDEX_BYTES = 2**26  # that of a model with 61 layers of 384 experts in FP8 takes a quarter
+MAX_INDEX_BYTES = 2**26  # the index of a model with 61 layers of 384 experts in FP8 takes a quarter
 
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
-# Files beside the weights of a model: adapters, the state of a training, and the same weights once
+# Files next to the weights of a model: adapters, the state of a training, and the same weights once
 # more with the names of Mistral's own library.
 _OTHERS = (
     *("adapter_*", "adapter.*", "optimizer*", "scheduler*", "scaler*", "training_args*"),

@@ -143,7 +143,7 @@ class _CallWriter:
             return literals.repeated(f"{key} {literals.anything()}")
         for name in properties:
             if not _IDENTIFIER.fullmatch(name):
-                raise SchemaError(f"the property {name} is no name in Python")
+                raise SchemaError(f"the property {name} is not a name in Python")
         return literals.members(schema, "{}=".format, literals.value)
 
     def _elements(self, schema: Mapping[str, Any]) -> str:

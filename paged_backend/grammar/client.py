@@ -14,7 +14,7 @@ from paged_backend.values.errors import InvalidRequest, RequestRefused
 from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.validation import shorten
 
-MAX_CACHED = 256  # constraints whose grammar is remembered
+MAX_CACHED = 256  # constraints with a remembered grammar
 MAX_CACHED_LENGTH = 2**24  # characters of these grammars
 MAX_FAILED = 256  # constraints that took too much time and are not tried again for WINDOW_S
 MAX_PROBLEM_LENGTH = 300  # characters

@@ -18,7 +18,7 @@ from paged_backend.values.request import Request
 if TYPE_CHECKING:  # imported with the vocabulary
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_SHARED = 32  # grammars whose matcher is kept for later requests
+MAX_SHARED = 32  # grammars with a matcher that is kept for later requests
 
 Key = tuple[str, ...]
 """What requests that share a matcher have in common; the grammar is the last part."""
@@ -135,7 +135,7 @@ class GrammarCompiler:
         return self._shared.add(key, more_items, matcher)
 
     def _renew(self, key: Key, more_items: bool) -> tuple[LLMatcher, SharedLexer]:
-        """Return a matcher whose lexer is not full, and the lexer; any thread may call this.
+        """Return a matcher with a lexer that is not full, and the lexer; any thread may call this.
 
         Args:
             key: key of the grammar.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 
-MAX_ACCOUNTS = 2**10  # accounts of tenants without jobs; what the others have spent is forgotten
+MAX_ACCOUNTS = 2**10  # accounts of tenants without jobs that are kept; further ones are forgotten
 
 
 class _Job(NamedTuple):

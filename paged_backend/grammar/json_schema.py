@@ -28,7 +28,7 @@ JSON_ON_ONE_LINE: dict[str, Any] = {
 }
 # Options of llguidance. The first two would weaken schemas, which can ask for them themselves under
 # "x-guidance". Without \u among the escapes, each name of a property can be written in one way
-# only; with it, "\u0061" would be one of the additional properties beside a property "a".
+# only; with it, "\u0061" would be an additional property next to a property "a".
 STRICT_OPTIONS: JsonCompileOptions = {
     "lenient": False,
     "coerce_one_of": False,
@@ -69,7 +69,7 @@ def _no_constant(name: str) -> None:
 
 
 def checked_schema(schema: Any, *, disable_additional_properties: bool = False) -> dict[str, Any]:
-    """Return a copy of the schema whose keywords llguidance enforces or refuses.
+    """Return a copy of the schema with keywords that llguidance enforces or refuses.
 
     Args:
         schema: a JSON value.
@@ -126,7 +126,7 @@ def _check_min_properties(schema: Mapping[str, Any]) -> None:
 
 
 def _check_number_format(schema: Mapping[str, Any]) -> None:
-    """Refuse a format of numbers that is not known; llguidance looks at those of strings only."""
+    """Refuse a format of numbers that is not known; llguidance looks at formats of strings only."""
     name, types = schema.get("format"), types_of(schema)
     known = name in INTEGER_FORMATS or name in _FORMATS_OF_ANY_NUMBER
     if isinstance(name, str) and not known and "string" not in types and types & _NUMBERS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llguidance import LLParserLimits
 
-# The work of a lexer is counted in "fuel", that of a parser in items of Earley's algorithm. The
+# The work of a lexer is counted in "fuel", the work of a parser in items of Earley's algorithm. The
 # limits are 4 times what the schemas in tests/grammar/data need: 24,500 of fuel, 1,520 items in a
 # step and 299 in a row. The time of a mask grows with the square of the items: it can be 0.4 s.
 STEP_LEXER_FUEL = 200_000

@@ -225,7 +225,7 @@ def properties_of(schema: Schema) -> Mapping[str, Any] | None:
         properties = {}
     for name in schema.get("required", ()):
         if properties is None or name not in properties:
-            raise SchemaError(f"the keyword required names {name}, which is no property")
+            raise SchemaError(f"the keyword required names {name}, which is not a property")
     return properties
 
 

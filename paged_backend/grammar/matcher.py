@@ -39,9 +39,9 @@ class Matcher:
         eos_token_ids: tokens that end the output. They are allowed where it is complete.
         stop_token_ids: more tokens of this kind.
         ignore_eos: end the output only where the grammar allows nothing else.
-        renew: returns another matcher at the start of the output, whose lexer has room for more
-            states, and that lexer. Copies of a matcher share a lexer, which has a limited number of
-            states. With True, the matcher must have room for more items.
+        renew: returns another matcher at the start of the output, with a lexer that has room for
+            more states, and that lexer. Copies of a matcher share a lexer, which has a limited
+            number of states. With True, the matcher must have room for more items.
         lexer: what copies of the matcher share; a new one by default.
     """
 
@@ -110,7 +110,7 @@ class Matcher:
         return True
 
     def _skip_forced(self, token_ids: list[int]) -> None:
-        """Keep the forced tokens after these: to compute those of a long text takes 10 ms."""
+        """Keep the forced tokens after these: computing them for a long text takes 10 ms."""
         for token_id in token_ids:
             if not self._forced or self._forced.popleft() != token_id:
                 self._forced = None

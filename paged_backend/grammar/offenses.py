@@ -11,7 +11,7 @@ from paged_backend.values.validation import shorten
 
 WINDOW_S = 60.0  # for which an offense counts
 MAX_OFFENSES = 3  # offenses of a tenant in the window; its other new constraints are refused then
-MAX_TENANTS = 2**12  # whose offenses are remembered; the oldest are forgotten first
+MAX_TENANTS = 2**12  # with remembered offenses; the oldest are forgotten first
 # Processor time of a new constraint without a tenant while there are many offenses without one. All
 # such clients cannot be refused for what one of them does. Real schemas take milliseconds.
 SHORT_LIMIT_S = 0.1

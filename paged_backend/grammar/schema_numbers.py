@@ -1,4 +1,4 @@
-"""Refuses keywords about numbers whose values llguidance would not enforce exactly."""
+"""Refuses values of keywords about numbers that llguidance would not enforce exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_backend.grammar.schema_walk import SchemaError, leaves
 _MAX_INTEGER = 2**63 - 1
 _MIN_INTEGER = -(2**63) + 1024  # the smallest float above -2**63
 _MAX_EXACT = 2**53  # from here on, a float plus 1 may be the same float
-_MAX_PRODUCT = 2**32  # product of numbers whose common multiple llguidance computes
+_MAX_PRODUCT = 2**32  # product of numbers for which llguidance computes a common multiple
 _KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 # The smallest and the largest number of each format of integers; OpenAPI defines these formats.
@@ -97,7 +97,7 @@ def _check_narrow_ranges(parts: Sequence[dict[str, Any]]) -> None:
 
 
 def _check_common_multiples(parts: Sequence[dict[str, Any]]) -> None:
-    """Refuse values of ``multipleOf`` whose common multiple could be too large for llguidance."""
+    """Refuse values of ``multipleOf`` with a common multiple too large for llguidance."""
     values = {_decimal(part["multipleOf"]) for part in parts if "multipleOf" in part}
     if len(values) < 2 or not any(name in part for part in parts for name in _COMBINING):
         return

@@ -9,7 +9,7 @@ from paged_backend.grammar.schema_walk import SchemaError, follow
 
 
 def check_recursion(schema: dict[str, Any], parts: Sequence[dict[str, Any]]) -> None:
-    """Refuse a schema whose documents would be infinite.
+    """Refuse a schema if all of its documents would be infinite.
 
     Args:
         schema: the whole schema.
@@ -34,7 +34,7 @@ def check_recursion(schema: dict[str, Any], parts: Sequence[dict[str, Any]]) -> 
 
 
 def _is_finite(part: Mapping[str, Any], schema: dict[str, Any], finite: set[int]) -> bool:
-    """Return True if the schema has a finite document, as far as the other ones are known."""
+    """Return True if the schema has a finite document, as far as the other schemas are known."""
 
     def known(value: Any) -> bool:
         return not isinstance(value, dict) or id(value) in finite

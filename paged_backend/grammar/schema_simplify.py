@@ -29,7 +29,7 @@ _OF_OBJECTS = (
 _OF_ARRAYS = ("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems")
 _LEAST = ("minItems", "minLength", "minProperties")
 _CONDITION = ("if", "then", "else")
-# Keywords beside which "unevaluated" depends on what other schemas evaluate.
+# With these keywords in a schema, "unevaluated" depends on what other schemas evaluate.
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies")
 _EMPTY: Schema = {"patternProperties": {}, "allOf": []}
 # Formats of strings, which say nothing about other values, and those that any string has.

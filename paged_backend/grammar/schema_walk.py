@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 MAX_DEPTH = 128  # levels of the schema
-# Keywords whose value is a schema, a list of schemas, or an object of schemas.
+# Keywords that hold a schema, a list of schemas, or an object of schemas.
 _SCHEMA = ("items", "additionalItems", "additionalProperties")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED_SCHEMAS = ("properties", "patternProperties")

@@ -57,7 +57,7 @@ class Calls:
     def read(self) -> Reading[str]:
         """Read what follows the mark that opens calls, up to the next mark.
 
-        What is no call is content; what is between a call and the mark at its end is dropped.
+        Text that is not a call is content. Text between a call and the mark at its end is dropped.
 
         Returns:
             The mark; empty at the end of the answer, and after a call without a mark at its end.
@@ -150,7 +150,7 @@ class Calls:
         return name
 
     def _whole_json_call(self) -> Reading[None]:
-        """Read a call whose arguments come before its name, or that has none."""
+        """Read a call with its arguments before its name, or without a name."""
         source = self._source
         if (yield from source.peek()) != "{":
             source.refuse()

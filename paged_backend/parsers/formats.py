@@ -1,7 +1,7 @@
 """The formats of tool calls and reasoning of model families, named as vLLM names their parsers.
 
-Each format has two sides. The ``marks`` are what a reader looks for; the other attributes say how a
-grammar writes the same text.
+Each format has two sides. The ``marks`` are what a reader looks for; all further attributes say how
+a grammar writes the same text.
 """
 
 from __future__ import annotations

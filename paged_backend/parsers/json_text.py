@@ -104,10 +104,10 @@ def read_value(
 def read_object_call(
     source: Source, is_tool: Callable[[str], bool]
 ) -> Reading[tuple[str, str] | None]:
-    """Take a call whose arguments come before its name, or that has none.
+    """Take a call with its arguments before its name, or without a name.
 
-    Its arguments may have any length. An object without arguments is no long call, so that no more
-    than ``MAX_HEAD_LENGTH`` characters of it are kept back.
+    Its arguments may have any length. An object without arguments is not a long call, so that no
+    more than ``MAX_HEAD_LENGTH`` characters of it are kept back.
 
     Args:
         source: the answer; an object is next.
@@ -115,11 +115,11 @@ def read_object_call(
             that an object without arguments is a call only of a tool that exists.
 
     Returns:
-        The name and the arguments as JSON; None if this is no call, whose text then comes next in
+        The name and the arguments as JSON; None if this is not a call; its text then comes next in
         the source.
 
     Raises:
-        NotACallError: this is no call, and too long to be read again.
+        NotACallError: this is not a call, and it is too long to be read again.
     """
     parts: list[str] = []
     length = 0

@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are in Python's or Gemma's notation; nothing is executed."""
+"""Reads calls with arguments in Python's or Gemma's notation; nothing is executed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_python_calls(source: Source, output: Output, end: str) -> Reading[None]
         end: a mark that may come after the list.
 
     Raises:
-        NotACallError: something is no call.
+        NotACallError: a part of the text is not a call.
     """
     source.begin_head()
     yield from source.run(SPACE)
@@ -103,7 +103,7 @@ def read_gemma_call(
         quote: text before and after strings.
 
     Raises:
-        NotACallError: this is no call.
+        NotACallError: this is not a call.
     """
     source.begin_head()
     yield from source.expect("call:")

@@ -33,7 +33,7 @@ class Notation:
 
     Attributes:
         quotes: texts around strings; the longest first, if one begins another.
-        raw_quotes: those of ``quotes`` within which a backslash is a character like any other.
+        raw_quotes: the members of ``quotes`` within which a backslash is an ordinary character.
         read_escape: reads what follows a backslash in other strings.
         has_bare_keys: keys of objects need no quotes.
         joins_strings: strings that follow each other are one.
@@ -238,7 +238,7 @@ def _put_code(source: Source, put: Put, length: int, base: int) -> Reading[None]
     if not digits or (base == 16 and len(digits) < length) or int(digits, base) > sys.maxunicode:
         source.refuse()
     code = int(digits, base)
-    # A surrogate is no character; JSON can name it.
+    # A surrogate is not a character, but JSON can name it.
     put(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else escaped(chr(code)))
 
 

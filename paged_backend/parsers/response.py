@@ -68,7 +68,7 @@ class ResponseReader:
                 prefix, is_continued=is_continued
             )
             self._reader = _FormatReader(format, self._output, types, in_reasoning=in_reasoning)
-        self._output.take()  # what the prompt has begun is no part of the answer
+        self._output.take()  # what the prompt has begun does not belong to the answer
 
     @property
     def num_calls(self) -> int:

@@ -1,6 +1,6 @@
 """Values of parameters that a model writes as text, by the schemas of the tools.
 
-The rules are those of transformers' ``ResponseParser``.
+The rules are the same as in transformers' ``ResponseParser``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _own_types(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _resolved(reference: str, root: Any) -> Any:
-    """Return what a local reference refers to; None if there is no such thing."""
+    """Return what a local reference refers to; None if it refers to nothing."""
     if not reference.startswith("#"):
         return None
     found = root

@@ -1,7 +1,7 @@
 """Reads answers by a checkpoint's own ``response_template``, within limits of time.
 
 A ``response_template`` is by the author of the model: its regular expressions may take any time.
-The rules are those of transformers' ``ResponseParser``, which has no limits.
+The rules are the same as in transformers' ``ResponseParser``, which has no limits.
 """
 
 from __future__ import annotations

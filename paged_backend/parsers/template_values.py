@@ -42,7 +42,7 @@ def calls_of(
         types: types of the tools' parameters, to which strings are converted.
 
     Raises:
-        ValueError: the text is no call, or reading it would take too long.
+        ValueError: the text is not a call, or reading it would take too long.
         KeyError: as above.
         TypeError: as above.
         RecursionError: as above.

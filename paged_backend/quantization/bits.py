@@ -1,4 +1,4 @@
-"""Numbers of a few bits, packed one after the other into 32-bit words, low bits first."""
+"""Numbers of a few bits, packed in sequence into 32-bit words, low bits first."""
 
 from __future__ import annotations
 

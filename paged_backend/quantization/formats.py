@@ -17,7 +17,7 @@ EMBEDDING = "model.embed_tokens"  # the layer's name if it is also the output la
 
 
 class FormatError(ValueError):
-    """A stored tensor whose values contradict the format; the text names the tensor's suffix."""
+    """A stored tensor has values that contradict the format; the text names the tensor's suffix."""
 
 
 class WeightFormat(Protocol):

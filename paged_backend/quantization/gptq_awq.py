@@ -95,7 +95,7 @@ def _modules_in_block(config: ConfigFile) -> list[str]:
 
 
 def _overrides(config: ConfigFile) -> _Overrides:
-    """Read ``dynamic``, whose keys are expressions; "-:" leaves layers as they are."""
+    """Read ``dynamic``. Its keys are expressions; "-:" leaves layers as they are."""
     dynamic = config.section("dynamic") or config.with_only()
     keys = list(dynamic.keys())
     if len(keys) > MAX_PATTERNS:
@@ -128,5 +128,5 @@ def _either(config: ConfigFile, key: str, old_key: str) -> str:
 
 
 def _is_converted(layer: str, output_layer: bool) -> bool:
-    """Return whether a layer is quantized by default: those of the decoder's blocks are."""
+    """Return whether a layer is quantized by default: layers of the decoder's blocks are."""
     return layer.startswith(BLOCKS) or (output_layer and layer != EMBEDDING)

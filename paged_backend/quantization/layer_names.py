@@ -21,7 +21,7 @@ class LayerNames:
         names: whole names, or parts of names if `in_parts`.
         patterns: expressions that the beginning of a name matches; None for none.
         wildcards: the same, made of wildcards, which match in linear time.
-        in_parts: whether a name stands for all layers in whose names its parts follow each other.
+        in_parts: whether a name stands for all layers with its parts, in order, in their names.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LayerNames:
             matcher: matcher of the checkpoint, if it has several lists of expressions.
 
         Raises:
-            ConfigError: it is no list of strings, or an expression is wrong.
+            ConfigError: it is not a list of strings, or an expression is wrong.
         """
         names, found = _divided(config, key, lambda name: name.startswith(_REGEX))
         expressions = [expression.removeprefix(_REGEX) for expression in found]
@@ -70,7 +70,7 @@ class LayerNames:
         Regular expressions after "re:" are read, too.
 
         Raises:
-            ConfigError: it is no list of strings, or an expression is wrong.
+            ConfigError: it is not a list of strings, or an expression is wrong.
         """
         whole = cls.read(config, key)
         return cls(whole._names, whole._patterns, in_parts=True)
@@ -82,7 +82,7 @@ class LayerNames:
         Names without one stand for modules and the layers in them, too.
 
         Raises:
-            ConfigError: it is no list of strings.
+            ConfigError: it is not a list of strings.
         """
         names, expressions = _divided(config, key, lambda name: any(c in name for c in "*?["))
         wildcards = [re.compile(translate(expression)) for expression in expressions]

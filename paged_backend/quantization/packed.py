@@ -1,4 +1,4 @@
-"""Weights whose values are packed into 32-bit words: compressed-tensors, GPTQ and AWQ."""
+"""Weights with values that are packed into 32-bit words: compressed-tensors, GPTQ and AWQ."""
 
 from __future__ import annotations
 

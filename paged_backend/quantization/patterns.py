@@ -111,7 +111,7 @@ class Patterns:
         config: the object that has the key.
         key: what messages name.
         expressions: the expressions.
-        matcher: matches those of the whole checkpoint.
+        matcher: matches the expressions of the whole checkpoint.
 
     Raises:
         ConfigError: one is too long or wrong, or they take too long to compile.

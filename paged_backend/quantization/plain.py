@@ -1,4 +1,4 @@
-"""Weights that are stored one number per element, with scales beside them."""
+"""Weights that are stored one number per element, with separate scales."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlainFormat:
         symmetric: whether all zero points are 0, and none are stored.
         rounds_inputs: see :class:`~paged_backend.quantization.forms.Encoding`.
         parts: rows of the layers that a tool has fused into this one, each with one scale; then
-            `block` is that of single rows, which have the scale of their part. Empty for none.
+            `block` is a single row's: a row has the scale of its part. Empty for none.
     """
 
     dtype: torch.dtype

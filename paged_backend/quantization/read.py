@@ -68,7 +68,7 @@ def read_quantization(folder: Path, config: ConfigFile) -> Quantization | None:
     headers = stored_headers(folder)
     is_float = headers and not holds_quantized(headers)
     if section is None and is_float and quantization.kv_cache_dtype == "auto":
-        return None  # a tool has left the file beside weights in floating point
+        return None  # a tool has left the file next to weights in floating point
     return as_stored(quantization, headers, fused_layers(config))
 
 

@@ -26,7 +26,7 @@ class Rounding(Protocol):
 class IntegerRounding:
     """Rounding to the nearest integer from -2**(bits - 1) to 2**(bits - 1) - 1.
 
-    The scales are those of compressed-tensors: the largest value of a group lies in the middle
+    The scales are the same as compressed-tensors': the largest value of a group lies in the middle
     between the largest numbers of both signs.
 
     Attributes:

@@ -67,7 +67,7 @@ def as_stored(quantization: Quantization, headers: Headers, fused: FusedLayers) 
     Args:
         quantization: what the configuration says.
         headers: headers of the files.
-        fused: layers whose parts may have scales of their own.
+        fused: layers with parts that may have scales of their own.
     """
 
     def format_of(layer: str) -> WeightFormat | None:

@@ -40,7 +40,7 @@ class QuantizedWeight:
         return weight * self._spread(self.scales)
 
     def channel_scales(self) -> Tensor:
-        """Return the scales [outputs] float32 of a weight whose rows have one scale each."""
+        """Return the scales [outputs] float32 of a weight with one scale for each row."""
         assert self.zeros is None and self.groups is None
         assert self.block[1] >= self.values.shape[1]
         return self._spread_rows(self.scales)[:, 0].float()

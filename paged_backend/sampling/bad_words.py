@@ -1,4 +1,4 @@
-"""Finds the last tokens of bad words whose other tokens a sequence has just produced."""
+"""Finds bad words of which a sequence has just produced all tokens but the last."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NONE: Ints = np.empty((0, 2), np.int64)
 
 
 class _Node:
-    """Words whose middle is the path to this node, from its last token to its first."""
+    """Words with a middle that is the path to this node, from its last token to its first."""
 
     __slots__ = ("endings", "following")
 
     def __init__(self) -> None:
-        self.following: dict[int, _Node] = {}  # by the token before those of the path
+        self.following: dict[int, _Node] = {}  # by the token before the tokens of the path
         # [n, 2] the last two tokens of the words of this node and of those on the path to it
         self.endings = _NONE
 
@@ -54,7 +54,7 @@ class BadWords:
                 nodes.append(child)
 
     def endings(self, token_ids: Sequence[int], start: int, end: int) -> Ints:
-        """Return the last two tokens of the words whose other tokens precede a position.
+        """Return the last two tokens of each word if its earlier tokens precede a position.
 
         Args:
             token_ids: tokens of a sequence; the one at `end` and later ones are not read.

@@ -23,7 +23,7 @@ _LOWEST = np.int32(-(2**31))
     error_model="numpy",
 )
 def apply_masks(logits: Any, rows: Any, words: Any) -> None:
-    """Set the logits of tokens whose bit is 0 to minus infinity, in place.
+    """Set the logits of tokens with bit 0 to minus infinity, in place.
 
     Args:
         logits: [any, vocab_size].
@@ -71,7 +71,7 @@ def _largest(bits: Any, word: Any) -> Any:
     error_model="numpy",
 )
 def argmax_allowed(logits: Any, rows: Any, words: Any, tokens: Any) -> None:
-    """Find the first of the largest logits whose bit is 1.
+    """Find the first of the largest logits among tokens with bit 1.
 
     Args:
         logits: [any, vocab_size].

@@ -33,7 +33,7 @@ class Sampler:
         self._adjuster = LogitAdjuster(eos_token_ids)
 
     def sample_greedily(self, logits: Tensor, samples: Sequence[SampleSpec]) -> dict[int, int]:
-        """Return the tokens of the greedy rows whose logits no parameter changes, by row.
+        """Return the tokens of the greedy rows with logits that no parameter changes, by row.
 
         ``logits`` [R, vocab] float32 is not written. Row ``i`` belongs to ``samples[i]``.
         """

@@ -32,7 +32,7 @@ class TokenCounts:
     """The tokens before the token to sample.
 
     Args:
-        spec: a sample of the sequence, whose earlier tokens are counted at once.
+        spec: a sample of the sequence; its earlier tokens are counted at once.
         vocab_size: number of token ids.
     """
 

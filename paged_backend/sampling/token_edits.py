@@ -91,7 +91,7 @@ class TokenEdits:
     def _forbid(
         self, logits: Tensor, endings: list[tuple[int, NDArray[np.int64]]], last_tokens: Tensor
     ) -> None:
-        """Forbid the second token of each pair in the rows whose last token is the first."""
+        """Forbid the second token of each pair in rows that end with the first."""
         pairs = np.concatenate([pairs for _, pairs in endings])
         owners = np.repeat([row for row, _ in endings], [len(pairs) for _, pairs in endings])
         row_ids, needed, token_ids = (

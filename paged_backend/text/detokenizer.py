@@ -15,7 +15,7 @@ together with the tokens before it.
 
 The text of a completion continues its prompt's: it is what decoding both together adds to the text
 of the prompt. So the last tokens of the prompt are the context of a completion's first tokens, as
-in vLLM. A tokenizer that drops the first space of a text thereby keeps that of an answer.
+in vLLM. A tokenizer that drops the first space of a text thereby keeps an answer's first space.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Detokenizer:
         tokenizer: tokenizer of the model.
         skip_special_tokens: leave special tokens out.
         kept_special_ids: special tokens that are not left out.
-        prompt: the tokens before the first ones, whose text is not returned.
+        prompt: the tokens before the first ones; their text is not returned.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class _Window:
         return text
 
     def _cut(self) -> str:
-        """Return the text of all pending tokens but those of an incomplete character."""
+        """Return the text of all pending tokens, except the tokens of an incomplete character."""
         data = [self._bytes(token_id) for token_id in self._pending]
         first, missing = len(data), len(_unfinished(b"".join(data)))
         while missing > 0:

@@ -20,7 +20,7 @@ _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
 # The fields that may have reasoning; the first that says something counts. They are LangChain's,
 # Anthropic's and Mistral's, vLLM's, and OpenAI's.
 _REASONING_FIELDS = ("reasoning", "thinking", "text", "content", "summary")
-# Roles whose messages may have no content: null, or no field.
+# Messages of these roles may lack content: null, or no field.
 _MAY_BE_EMPTY = ("assistant", "tool")
 
 Message: TypeAlias = dict[str, Any]
@@ -58,7 +58,7 @@ def _message(name: str, value: object) -> Message:
     calls = message.pop("tool_calls", [])
     if not isinstance(calls, list):
         raise InvalidRequest(f"{name}.tool_calls", f"must be a list, got {shorten(calls)}")
-    if calls:  # an empty list is no call, but many templates only ask whether there is a list
+    if calls:  # an empty list has no call, but many templates only ask whether there is a list
         message["tool_calls"] = [
             _call(f"{name}.tool_calls[{index}]", call) for index, call in enumerate(calls)
         ]
@@ -100,7 +100,7 @@ def _read_reasoning(name: str, message: Message) -> None:
 
 
 def _is_null(part: object, kind: object) -> bool:
-    """Return True for a part whose text is null, unlike one without a text."""
+    """Return True for a part with a text that is null, but not for one without a text."""
     if not isinstance(part, dict) or not isinstance(kind, str):
         return False
     field = _TEXT_PARTS.get(kind)
@@ -108,7 +108,7 @@ def _is_null(part: object, kind: object) -> bool:
 
 
 def _reasoning(name: str, part: Message) -> str:
-    """Return the text of a part of reasoning; empty if it says nothing, as beside encrypted one."""
+    """Return the text of a part of reasoning; empty if it says nothing, as if it is encrypted."""
     given = [field for field in _REASONING_FIELDS if field in part]
     if not given:
         raise InvalidRequest(f"{name}.text", "must be a string")

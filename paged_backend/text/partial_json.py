@@ -1,4 +1,4 @@
-"""Completes a JSON object whose end is missing."""
+"""Completes a JSON object that lacks its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _CLOSERS = {"{": "}", "[": "]"}
-# A string, whose end may be missing, or a character that opens, closes or separates values.
+# A string, possibly without its end, or a character that opens, closes or separates values.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)|[{}\[\],]', re.DOTALL)
 MAX_LENGTH = 2**16  # characters; completing takes milliseconds
 _LONGEST_ESCAPE = 12  # characters of an escaped surrogate pair

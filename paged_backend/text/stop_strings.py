@@ -99,7 +99,7 @@ class StopAutomaton:
 
 @lru_cache(_NUM_KEPT)
 def automaton_of(stop_strings: tuple[str, ...]) -> StopAutomaton:
-    """Return the automaton of stop strings; those of the last calls are kept."""
+    """Return the automaton of stop strings; the automata of the last calls are kept."""
     return StopAutomaton(stop_strings)
 
 

@@ -38,7 +38,7 @@ def read_template(file: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        ConfigError: it cannot be read, is no regular file, too large, or not UTF-8.
+        ConfigError: it cannot be read, is not a regular file, is too large, or is not UTF-8.
     """
     return read_text(file, MAX_JSON_BYTES)
 

@@ -1,6 +1,6 @@
 """Finds out in which form a chat template reads the content of messages and the arguments of calls.
 
-Templates of text models take content as a string, those of others (Llama Guard, models of images)
+Templates of text models take content as a string, other templates (Llama Guard, models of images)
 as a list of parts, some either one, depending on the role. A template that gets the wrong form
 often prints nothing in its place, without an error. So each form is tried: a short conversation
 that no client can choose is rendered, and its text is looked for in the prompt. Only where neither
@@ -84,7 +84,7 @@ class TemplateForms:
         self._by_role: dict[str, ContentForm | None] = {}
 
     def fit(self, message: Message) -> Message:
-        """Return a message whose content has a form that the template reads.
+        """Return a message with its content in a form that the template reads.
 
         Instructions of a developer become the system's if the template does not read that role.
         """

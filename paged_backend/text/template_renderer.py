@@ -15,7 +15,7 @@ from paged_backend.text.messages import Message
 from paged_backend.text.template_forms import TOOL, TemplateForms
 from paged_backend.values.options.chat_template import AUTO_FORMAT
 
-_MAX_FORMS = 32  # templates whose forms are kept; a model has two or four
+_MAX_FORMS = 32  # templates with remembered forms; a model has two or four
 
 
 class TemplateRenderer:

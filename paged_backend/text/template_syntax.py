@@ -12,7 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _CONTENT = "content"
-_MAX_KEPT = 32  # templates whose arguments are kept; a model has two or four
+_MAX_KEPT = 32  # templates with remembered arguments; a model has two or four
 
 
 class _Generation(Extension):

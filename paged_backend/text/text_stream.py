@@ -28,7 +28,7 @@ class TextDelta:
 class StreamState(NamedTuple):
     """The state that a stateless detokenizer needs to continue a stream."""
 
-    context_ids: list[int]  # the last tokens, at the beginning those of the prompt
+    context_ids: list[int]  # the last tokens, at the beginning the prompt's
     num_held: int  # number of the last of these that may belong to a stop string
     num_tokens: int  # length of the completion so far
 
@@ -95,7 +95,7 @@ class TextStream:
         tokenizer: tokenizer of the model.
         params: sampling parameters of the request.
         kept_special_ids: special tokens that are part of the text in any case.
-        prompt: tokens before the completion, whose text its own continues.
+        prompt: tokens before the completion; the completion's text continues theirs.
         stops: stop strings of the request, if another stream has them too.
     """
 

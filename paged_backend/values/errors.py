@@ -32,7 +32,7 @@ class InvalidRequest(PagedError, ValueError):
 
     @classmethod
     def verbatim(cls, field: str, message: str) -> InvalidRequest:
-        """An error whose exact text is part of a contract."""
+        """An error with an exact text that is part of a contract."""
         error = cls(field, message)
         error.args = (message,)
         return error
@@ -69,7 +69,7 @@ class CrashLimit(PagedError, RuntimeError):
 
 
 class EngineDead(PagedError, RuntimeError):
-    """There is no engine, and none was restarted in time."""
+    """The engine has ended, and no other was started in time."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"engine_dead: {problem}")

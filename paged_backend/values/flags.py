@@ -18,7 +18,7 @@ def add_flags(
     leave_out: Collection[str] = (),
     alias: Callable[[str, str], str] = lambda name, value: value,
 ) -> None:
-    """Add a flag for each field of a dataclass whose fields are made by ``validation.checked``.
+    """Add a flag for each field of a dataclass with fields made by ``validation.checked``.
 
     Args:
         group: where the flags are added.

@@ -32,7 +32,7 @@ class _Written:
 
 
 class LineLimit(logging.Filter):
-    """Passes ``MAX_LINES`` lines of each kind in ``INTERVAL_S`` seconds, and counts the others.
+    """Passes ``MAX_LINES`` lines of each kind in ``INTERVAL_S`` seconds, and counts further lines.
 
     Lines are of one kind if they have the same text before their arguments are filled in. The first
     line of a kind after others were left out says how many.
@@ -97,7 +97,7 @@ def log_to_stderr(level: str) -> None:
 def write_internal_error(error: BaseException) -> None:
     """Write the type and place of an internal error of one request to stderr.
 
-    This also works in models whose process has no handler for ``LOG``.
+    This also works in models in a process that has no handler for ``LOG``.
     """
     record = LOG.makeRecord(LOG.name, logging.ERROR, "", 0, "internal error: %s", (), None)
     record.args = (place_of(error),)

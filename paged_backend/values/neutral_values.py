@@ -31,7 +31,7 @@ SAMPLING: dict[str, Neutral] = {
     "early_stopping": ((False,), _BEAMS),
     "logits_processors": (([],), _CODE),
     **dict.fromkeys(("extra_args", "vllm_xargs"), (({},), _CODE)),
-    "detokenize": ((True,), "return_output_ids returns token ids beside the text"),
+    "detokenize": ((True,), "return_output_ids returns token ids in addition to the text"),
     "output_kind": ((0,), "stream chooses what the responses hold"),
     "output_text_buffer_length": ((0,), "it follows from the stop strings"),
     "stream_interval": ((), "it is an option of the server"),

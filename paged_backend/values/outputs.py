@@ -16,7 +16,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens or max_model_len
     ABORT = "abort"  # cancelled by its client
-    # No token satisfied both the grammar and the other parameters, or the grammar took too long.
+    # No token satisfied the grammar and all other parameters, or the grammar took too long.
     ERROR = "error"
 
 
@@ -100,7 +100,7 @@ class EngineView:
     block_size: int
     num_blocks: int  # the null block included
     sequences: list[SequenceView]
-    cached_block_ids: list[int]  # free blocks whose content can still be found
+    cached_block_ids: list[int]  # free blocks with content that can still be found
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class EngineStats:
     block_size: int
     num_blocks: int  # 0 without a KV cache
     num_used_blocks: int
-    num_cached_blocks: int  # free blocks whose content can still be found
+    num_cached_blocks: int  # free blocks with content that can still be found
     # Tokens stored in used blocks, shared ones counted once; each KV cache group stores a token.
     num_used_slots: int
     num_preemptions: int
@@ -158,7 +158,7 @@ class EngineStats:
 class QueueState(NamedTuple):
     """The occupancy of the queue, for admission control."""
 
-    num_waiting: int  # requests whose first completion waits
+    num_waiting: int  # requests with a first completion that waits
     num_waiting_tokens: int
     num_free_seqs: int  # number of sequences that may start
 

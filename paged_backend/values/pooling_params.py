@@ -16,9 +16,9 @@ MAX_DIMENSIONS = 2**16
 class PoolingType(StrEnum):
     """The hidden states of a prompt that become its embedding; the names are vLLM's."""
 
-    LAST = "last"  # those of the last token
+    LAST = "last"  # the last token's
     MEAN = "mean"  # the mean over all tokens
-    CLS = "cls"  # those of the first token
+    CLS = "cls"  # the first token's
 
 
 class Pooling(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from paged_backend.values.sampling_params import SamplingParams
 from paged_backend.values.validation import Rule
 
-# The names of generation_config.json, which are transformers', and those of the parameters. vLLM
+# The names of generation_config.json, which are transformers', and of the parameters. vLLM
 # takes the same ones; it ignores `do_sample`, too.
 PARAMETERS = {
     **{name: name for name in ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")},

@@ -71,7 +71,7 @@ def _without_other_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _neutral_beside(values: Mapping[str, Any]) -> dict[str, Neutral]:
-    """Return the parameters that this engine lacks, with what is neutral beside the others."""
+    """Return the parameters that this engine lacks, with neutral values for all others."""
     spaces = (True,) if values.get("skip_special_tokens") is False else (True, False)
     return SAMPLING | {
         "best_of": ((values.get("n") or 1,), "all n answers are returned"),

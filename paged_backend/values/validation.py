@@ -1,4 +1,4 @@
-"""Checks of untrusted values, declared beside the field that they concern.
+"""Checks of untrusted values, declared at the field that they concern.
 
 A dataclass field made by :func:`checked` carries its rule; :func:`check_fields` applies the rules
 of all fields and reports the first violation, with the field's name and its allowed range.

@@ -1,7 +1,7 @@
 """The values of keys that a config.json may leave out, where they differ from Llama's.
 
-transformers writes every key, but older files, and those of other tools, leave out keys whose value
-is the default of the family's class in transformers. These are the defaults of version 5.
+transformers writes every key, but older files, and files of other tools, leave out keys if the
+value is the default of the family's class in transformers. These are the defaults of version 5.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class ActivationKey(NamedTuple):
     """The key of config.json with the activation of the MLP, and its names that we implement.
 
-    They are names in transformers of one function, whose implementations round differently.
+    They are names in transformers of one function, with implementations that round differently.
     """
 
     key: str
@@ -90,7 +90,7 @@ def one_window(config: ConfigFile, num_layers: int, default: int | None = None) 
 def rope_section(config: ConfigFile, **defaults: Any) -> ConfigFile:
     """Return the keys of the rotary embedding, from either form that transformers writes.
 
-    Version 5 writes ``rope_parameters``; older files have ``rope_scaling`` beside the other keys.
+    Version 5 writes ``rope_parameters``; older files have ``rope_scaling`` next to the other keys.
 
     Args:
         config: the file.

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, whose norms follow attention and MLP, and OLMoE.
+"""OLMo 2 and 3, with norms that follow attention and MLP, and OLMoE.
 
 All of them norm the queries and the keys of a token as a whole.
 """

@@ -50,7 +50,7 @@ def qwen3_moe(config: ConfigFile, num_layers: int) -> Variant:
 
 
 def _moe_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
-    """Read which layers have experts; the others have an MLP."""
+    """Read which layers have experts; all other layers have an MLP."""
     dense = config.value("mlp_only_layers") or []
     is_list = isinstance(dense, list) and len(dense) <= num_layers
     if not is_list or not all(type(layer) is int for layer in dense):

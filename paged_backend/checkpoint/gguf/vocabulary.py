@@ -59,7 +59,7 @@ def special_token(metadata: ConfigFile, name: str, tokens: list[str]) -> int | N
     """Return the id of the special token with a name such as ``eos``; None if there is none.
 
     Raises:
-        ConfigError: there is no token with this id.
+        ConfigError: no token has this id.
     """
     key = f"tokenizer.ggml.{name}_token_id"
     if metadata.value(key) is None:

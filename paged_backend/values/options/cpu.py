@@ -37,7 +37,7 @@ class CpuOptions:
         """Check what a `Rule` cannot express.
 
         Raises:
-            ConfigError: ``cpu_cores`` is no list of cores.
+            ConfigError: ``cpu_cores`` is not a list of cores.
         """
         if self.cpu_cores is not None and not (_CORES.fullmatch(self.cpu_cores) and self.cores):
             raise option_error(

@@ -14,7 +14,7 @@ class LifetimeOptions:
     step_timeout_s: float = checked(
         60.0,
         Rule(float, 2, 86400),
-        "an engine whose step takes longer is considered hung: it is killed and restarted",
+        "an engine is considered hung if a step takes longer: it is killed and restarted",
     )
     engine_restart_timeout_s: float = checked(
         120.0,

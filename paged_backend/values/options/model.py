@@ -67,7 +67,7 @@ class ModelOptions:
         None,
         Rule(str, max_length=256, optional=True),
         "makes a reranker of a model that generates: two tokens, such as no,yes; a score is the "
-        "probability of the second one beside the first one",
+        "probability of the second one, compared with the first one",
     )
     device: str = checked(
         "auto", Rule(str, choices=("auto", "cpu", "cuda")), "auto uses a GPU if there is one"
