@@ -489,7 +489,7 @@ def random_walks(backend: tokenizers.Tokenizer, folder: Path) -> Iterator[Runnin
 @pytest.mark.parametrize(
     ("kind", "number"),
     [
-        ("byte_level", 300),
+        ("byte_level", 100),
         *(pytest.param(kind, 1000, marks=pytest.mark.soak) for kind in TOKENIZERS),
     ],
 )
