@@ -46,7 +46,7 @@ def first_of_tile(rows, N: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.conste
     Programs that run together form a block of a few tiles in both directions, so that they find
     most of what they read in the cache.
     """
-    FEATURE_TILES: tl.constexpr = tl.cdiv(N, FEATURES)
+    FEATURE_TILES: tl.constexpr = triton.cdiv(N, FEATURES)
     first_of_band = tl.program_id(0) // (_BAND * FEATURE_TILES) * _BAND
     index = tl.program_id(0) % (_BAND * FEATURE_TILES)
     row_tiles = tl.minimum(tl.cdiv(rows, ROWS) - first_of_band, _BAND)
@@ -204,7 +204,7 @@ def _add_splits_kernel(
     TILE: tl.constexpr,
 ):
     """One program: a part of one row."""
-    TILES: tl.constexpr = tl.cdiv(N, TILE)
+    TILES: tl.constexpr = triton.cdiv(N, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     first = tl.program_id(0) % TILES * TILE
     features = first + tl.arange(0, TILE)

@@ -32,7 +32,7 @@ def _gated_activation_kernel(
 ):
     """One program: one tile of one row."""
     wait_for_launch_before(DEPENDENT)
-    TILES: tl.constexpr = tl.cdiv(WIDTH, TILE)
+    TILES: tl.constexpr = triton.cdiv(WIDTH, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     columns = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
     inside = columns < WIDTH
