@@ -245,12 +245,12 @@ def launch_matmul(
     sum_dtype: torch.dtype = torch.float32,
     **constants: object,
 ) -> Tensor:
-    """Launch a product for checked arguments, and what adds its splits; return [rows, N].
+    """Launch a product for checked arguments and the sum of its splits; return [rows, N].
 
     Args:
         kernel: called with `x`, the operands, an output, the epilogue's tensors and the number of
-            rows; its constants are N, K, SPLIT_SIZE, SPLITS (those of a program), PARTIAL, ROWS,
-            FEATURES and `constants`.
+            rows; its constants are N, K, SPLIT_SIZE, SPLITS (splits that one program computes),
+            PARTIAL, ROWS, FEATURES and `constants`.
         x: [rows, K].
         operands: the weights and what belongs to them.
         num_features: N.

@@ -194,7 +194,7 @@ def packed_matmul(
         zero_points: [N, ceil(groups * bits / 32)] int32, packed like the weights.
         bias: [N].
         bits: 4 or 8.
-        float8: the numbers are those of float8_e4m3fn.
+        float8: True if the numbers are float8_e4m3fn, False if they are integers.
 
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout, or there are no

@@ -13,7 +13,7 @@ from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
 
 _MAX_TILE = 16384  # elements that a program keeps in registers: 32 per thread
-_GROUP_TILE = 2048  # elements of a program whose groups are small
+_GROUP_TILE = 2048  # elements of a program if a row has several groups
 
 
 @triton.jit
