@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo
 PARALLEL := -n logical --maxprocesses 4
+# Releases of Triton that the kernels support: the one of torch 2.11, and the one of 2.12 and 2.13.
+TRITONS := 3.6.0 3.7.1
 
-.PHONY: install lock demo serve test soak ecosystem lint clean gpu gpu-test gpu-test-kernels \
-  gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others gpu-kernels-attention \
-  gpu-kernels-products gpu-kernels-dense gpu-engine gpu-engine-peer gpu-small
+.PHONY: install lock demo serve test compile-kernels soak ecosystem lint clean gpu gpu-test \
+  gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others \
+  gpu-kernels-attention gpu-kernels-products gpu-kernels-dense gpu-engine gpu-engine-peer gpu-small
 
 install: $(VENV)/.installed
 
@@ -49,6 +51,17 @@ test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not gpu and not soak and server"
+
+# Compiles all kernels for all architectures with each release of Triton, without a GPU. What Triton's
+# cache has is not compiled again.
+compile-kernels: $(TRITONS:%=compile-kernels-%)
+
+compile-kernels-%: .triton/%/.installed
+	PYTHONPATH=$(CURDIR)/.triton/$* $(BIN)/python -m paged_kernels.aot --check
+
+$(TRITONS:%=.triton/%/.installed): .triton/%/.installed: | install
+	$(BIN)/python -m pip install --no-deps --upgrade --target .triton/$* triton==$*
+	touch $@
 
 # Faults and load for longer than a test may take; the soak itself runs SOAK_MINUTES (default 20).
 soak: install
@@ -119,5 +132,5 @@ gpu-small:
 	$(LIMIT) 265 $(BENCH) loadtest/models/smollm2-135m --dtype bfloat16 --context 1024,7680 --json $(RESULTS)/decode-smollm2-135m.json
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .triton build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from packaging.requirements import Requirement
 from paged_kernels import aot
-from paged_kernels.catalogue import CASES
+from paged_kernels.catalogue import CASES, Case
 from paged_kernels.device import INTERPRETED, device_of
 from paged_kernels.tuning import decode_config
 
@@ -234,9 +236,9 @@ def scale(rows: int, *, size: int = 64, offset: int = 0) -> torch.Tensor:
     return y
 
 
-def product(num_warps: int) -> None:
-    a, b, c = (torch.empty(128, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    _product[(1,)](a, b, c, 128, num_warps=num_warps, num_stages=2)
+def product(num_warps: int, size: int = 128) -> None:
+    a, b, c = (torch.empty(size, size, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    _product[(1,)](a, b, c, size, num_warps=num_warps, num_stages=2)
 
 
 def only(launches: list[aot.Launch]) -> aot.Launch:
@@ -283,6 +285,43 @@ def test_resources_are_read_from_what_was_compiled(arch, instruction):
     assert 65536 <= fitting.shared < 66560
     used = [name for name in TENSOR_CORES.values() if fitting.instructions[name]]
     assert used == [instruction]
+
+
+def test_a_failed_compilation_names_case_architecture_release_and_reason(monkeypatch):
+    case = Case("product", "96", lambda num_rows: product(4, size=96))
+    monkeypatch.setitem(CASES, case.name, case)
+    with pytest.raises(RuntimeError) as raised:
+        aot.measure(case.name, 90)
+    first, *reasons = str(raised.value).splitlines()
+    assert first == f"product, 96, sm_90, with Triton {triton.__version__} does not compile:"
+    assert any("power of 2" in line for line in reasons)
+
+
+def test_a_check_shows_each_step_and_ends_with_the_release(monkeypatch, capsys):
+    case = CASES["norm, 4096 bf16"]
+    monkeypatch.setattr(aot, "CASES", {case.name: case})
+    summary = aot.check()
+    release = f"Triton {triton.__version__}"
+    steps = [
+        f"{number}/3 {case.name}, sm_{arch}, with {release}"
+        for number, arch in enumerate(case.archs, 1)
+    ]
+    assert capsys.readouterr().err.splitlines() == steps
+    assert summary.startswith(
+        f"{release} compiles all 1 configurations of the kernels: 3 binaries for "
+    )
+
+
+def test_each_supported_release_of_triton_is_compiled_with():
+    """`make compile-kernels` knows the releases, and pyproject.toml the range that they span."""
+    root = Path(__file__).parent.parent
+    makefile, project = ((root / name).read_text() for name in ("Makefile", "pyproject.toml"))
+    releases = re.search(r"^TRITONS := (.*)$", makefile, re.MULTILINE)[1].split()
+    minors = [int(release.split(".")[1]) for release in releases]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    asked = map(Requirement, tomllib.loads(project)["project"]["optional-dependencies"]["engine"])
+    (supported,) = [package.specifier for package in asked if package.name == "triton"]
+    assert set(map(str, supported)) == {f">=3.{minors[0]}", f"<3.{minors[-1] + 1}"}
 
 
 def test_spills_are_seen():

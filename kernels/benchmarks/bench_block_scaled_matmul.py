@@ -1,4 +1,4 @@
-"""Benchmark of products of FP8 with scales for blocks beside torch's in bfloat16."""
+"""Benchmark of products of FP8 with scales for blocks, compared with torch's in bfloat16."""
 
 from __future__ import annotations
 

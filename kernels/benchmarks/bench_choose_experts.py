@@ -1,4 +1,4 @@
-"""Benchmark of the choice of 8 of 128 experts beside torch's softmax and top-k."""
+"""Benchmark of the choice of 8 of 128 experts, compared with torch's softmax and top-k."""
 
 from __future__ import annotations
 

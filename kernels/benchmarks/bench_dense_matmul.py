@@ -1,4 +1,4 @@
-"""Benchmark of products of 16-bit numbers for few rows beside torch's, with and without SiLU."""
+"""Benchmark of 16-bit products for few rows, with and without SiLU, compared with torch's."""
 
 from __future__ import annotations
 

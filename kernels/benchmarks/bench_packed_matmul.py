@@ -1,4 +1,4 @@
-"""Benchmark of products with packed weights of 4 and 8 bits beside torch's in bfloat16."""
+"""Benchmark of products with packed weights of 4 and 8 bits, compared with torch's in bfloat16."""
 
 from __future__ import annotations
 

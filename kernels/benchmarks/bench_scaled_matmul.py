@@ -1,4 +1,4 @@
-"""Benchmark of products of int8 and FP8 beside torch's in bfloat16."""
+"""Benchmark of products of int8 and FP8, compared with torch's in bfloat16."""
 
 from __future__ import annotations
 

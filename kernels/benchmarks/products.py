@@ -1,4 +1,4 @@
-"""Products with the weights of Llama-3-8B, beside torch's product of the same shape in bfloat16."""
+"""Products with the weights of Llama-3-8B, and torch's product of the same shape in bfloat16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from measure import Bench, Call, Work
 from torch import Tensor
 
 OUT_DTYPE = torch.bfloat16
-_FEW_ROWS = 64  # whose time is that of reading the weights
+_FEW_ROWS = 64  # up to here, reading the weights takes nearly all of the time
 
 Make = Callable[[Bench, int, int, int], Call]
 """Returns a call for rows, N and K."""

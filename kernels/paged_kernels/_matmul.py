@@ -46,7 +46,7 @@ def first_of_tile(rows, N: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.conste
     Programs that run together form a block of a few tiles in both directions, so that they find
     most of what they read in the cache.
     """
-    FEATURE_TILES: tl.constexpr = tl.cdiv(N, FEATURES)
+    FEATURE_TILES: tl.constexpr = triton.cdiv(N, FEATURES)
     first_of_band = tl.program_id(0) // (_BAND * FEATURE_TILES) * _BAND
     index = tl.program_id(0) % (_BAND * FEATURE_TILES)
     row_tiles = tl.minimum(tl.cdiv(rows, ROWS) - first_of_band, _BAND)
@@ -204,7 +204,7 @@ def _add_splits_kernel(
     TILE: tl.constexpr,
 ):
     """One program: a part of one row."""
-    TILES: tl.constexpr = tl.cdiv(N, TILE)
+    TILES: tl.constexpr = triton.cdiv(N, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     first = tl.program_id(0) % TILES * TILE
     features = first + tl.arange(0, TILE)
@@ -245,12 +245,12 @@ def launch_matmul(
     sum_dtype: torch.dtype = torch.float32,
     **constants: object,
 ) -> Tensor:
-    """Launch a product for checked arguments, and what adds its splits; return [rows, N].
+    """Launch a product for checked arguments and the sum of its splits; return [rows, N].
 
     Args:
         kernel: called with `x`, the operands, an output, the epilogue's tensors and the number of
-            rows; its constants are N, K, SPLIT_SIZE, SPLITS (those of a program), PARTIAL, ROWS,
-            FEATURES and `constants`.
+            rows; its constants are N, K, SPLIT_SIZE, SPLITS (splits that one program computes),
+            PARTIAL, ROWS, FEATURES and `constants`.
         x: [rows, K].
         operands: the weights and what belongs to them.
         num_features: N.

@@ -66,7 +66,7 @@ def _load_zeros(
     else:
         feature = tl.arange(0, FEATURES)
         group = tl.minimum(block, GROUPS - 1)
-        pointers = zero_points_ptr + group // PER_WORD + feature * tl.cdiv(GROUPS, PER_WORD)
+        pointers = zero_points_ptr + group // PER_WORD + feature * triton.cdiv(GROUPS, PER_WORD)
         words = tl.load(pointers, mask=feature < num_features, other=0)
         zeros = ((words >> (group % PER_WORD * BITS)) & (2**BITS - 1)).to(tl.float32)
     return zeros + _FIRST_INTEGER
@@ -104,7 +104,7 @@ def _sum_split(
 ):
     """Return the sums [FEATURES, ROWS] over one split of K, scaled unless there is one group."""
     PER_WORD: tl.constexpr = 32 // BITS
-    WORDS: tl.constexpr = tl.cdiv(K, PER_WORD)
+    WORDS: tl.constexpr = triton.cdiv(K, PER_WORD)
     begin = split * SPLIT_SIZE
     total = tl.zeros([FEATURES, ROWS], tl.float32)
     # Scales are loaded a group ahead: the loop's pipeline has only what is multiplied.
@@ -154,11 +154,11 @@ def _packed_matmul_kernel(
     first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
     x_ptr += first_row.to(tl.int64) * K
     PER_WORD: tl.constexpr = 32 // BITS
-    packed_ptr += first_feature.to(tl.int64) * tl.cdiv(K, PER_WORD)
+    packed_ptr += first_feature.to(tl.int64) * triton.cdiv(K, PER_WORD)
     if scales_ptr is not None:
         scales_ptr += first_feature.to(tl.int64) * GROUPS
     if zero_points_ptr is not None:
-        zero_points_ptr += first_feature.to(tl.int64) * tl.cdiv(GROUPS, PER_WORD)
+        zero_points_ptr += first_feature.to(tl.int64) * triton.cdiv(GROUPS, PER_WORD)
     num_rows, num_features = rows - first_row, N - first_feature
     first_split = tl.program_id(1)
     total = tl.zeros([FEATURES, ROWS], tl.float32)
@@ -194,7 +194,7 @@ def packed_matmul(
         zero_points: [N, ceil(groups * bits / 32)] int32, packed like the weights.
         bias: [N].
         bits: 4 or 8.
-        float8: the numbers are those of float8_e4m3fn.
+        float8: True if the numbers are float8_e4m3fn, False if they are integers.
 
     Raises:
         ArgumentError: an argument has the wrong shape, dtype, device or layout, or there are no

@@ -8,7 +8,7 @@ not suffice (many equal logits, or filters that keep thousands of tokens), the s
 row instead.
 
 The search for a threshold compares the values with several pivots at once and is exact: weights are
-summed as integers, so sums do not depend on their order and the threshold is that of a sort.
+summed as integers, so sums do not depend on their order and a sort would find the same threshold.
 
 NaN counts as minus infinity, and plus infinity as the largest finite number.
 """

@@ -4,7 +4,8 @@ Inside `record`, the public wrappers accept tensors on the "meta" device, and th
 recorded instead of executed. Triton's own just-in-time path then compiles each recorded launch,
 with a substitute for the current device, so no signature is written by hand.
 
-``python -m paged_kernels.aot`` compiles the catalog and prints the table in COMPILED.md.
+``python -m paged_kernels.aot`` compiles the catalog and prints the table in COMPILED.md. With
+``--check`` it prints no table: ``make compile-kernels`` calls it so with each release of Triton.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
+import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -223,18 +227,60 @@ def measure(case: str, arch: int) -> dict[Key, Resources]:
     """Compile every binary that a catalog case needs.
 
     Raises:
-        RuntimeError: compilation failed. The reason is included as text because, unlike some
-            compiler exceptions, text survives the return from a worker process.
+        RuntimeError: compilation failed. The message names the case, the architecture, the release
+            of Triton and the reasons. They are included as text because, unlike some compiler
+            exceptions, text survives the return from a worker process.
     """
     try:
         return {key: launch.resources() for key, launch in binaries(case, arch).items()}
     except Exception as error:
-        raise RuntimeError(f"{case}, sm_{arch}: {error!r}") from error
+        reasons = "".join(traceback.format_exception(error, limit=0))
+        raise RuntimeError(f"{_described(case, arch)} does not compile:\n{reasons}") from error
+
+
+def _described(case: str, arch: int) -> str:
+    return f"{case}, sm_{arch}, with Triton {triton.__version__}"
 
 
 def compilers() -> ProcessPoolExecutor:
     """Return a pool of two processes for `measure`; each compilation uses one core."""
     return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+
+
+def compile_catalog() -> Iterator[tuple[str, dict[Key, Resources]]]:
+    """Compile the catalog for all architectures, and write each step to the standard error.
+
+    Yields:
+        The name of a case, and its binaries for one architecture.
+
+    Raises:
+        RuntimeError: compilation failed, or a kernel does not fit its device.
+    """
+    asked = [(case.name, arch) for case in CASES.values() for arch in case.archs]
+    with compilers() as pool:
+        found = pool.map(measure, *zip(*asked, strict=True))
+        for number, ((case, arch), measured) in enumerate(zip(asked, found, strict=True), 1):
+            for resources in measured.values():
+                if not resources.fits:
+                    raise RuntimeError(f"{_described(case, arch)} does not fit: {resources}")
+            print(f"{number}/{len(asked)} {_described(case, arch)}", file=sys.stderr, flush=True)
+            yield case, measured
+
+
+def check() -> str:
+    """Compile the catalog and return a line that says so.
+
+    Raises:
+        RuntimeError: compilation failed, or a kernel does not fit its device.
+    """
+    started = time.monotonic()
+    keys = [key for _, measured in compile_catalog() for key in measured]
+    seconds = time.monotonic() - started
+    return (
+        f"Triton {triton.__version__} compiles all {len(CASES)} configurations of the kernels: "
+        f"{len(set(keys))} binaries for {', '.join(f'sm_{arch}' for arch in DEVICES)} "
+        f"in {seconds:.0f} s.\n"
+    )
 
 
 def table() -> str:
@@ -243,15 +289,10 @@ def table() -> str:
     Raises:
         RuntimeError: compilation failed, or a kernel does not fit its device.
     """
-    asked = [(case.name, arch) for case in CASES.values() for arch in case.archs]
-    with compilers() as pool:
-        found = pool.map(measure, *zip(*asked, strict=True))
-        rows: dict[Key, str] = {}
-        for (case, _), measured in zip(asked, found, strict=True):
-            for key, resources in measured.items():
-                if not resources.fits:
-                    raise RuntimeError(f"{case} does not fit: {resources}")
-                rows.setdefault(key, row(case, resources))
+    rows: dict[Key, str] = {}
+    for case, measured in compile_catalog():
+        for key, resources in measured.items():
+            rows.setdefault(key, row(case, resources))
     return "\n".join([*_HEADER, *rows.values(), ""])
 
 
@@ -292,8 +333,14 @@ def main() -> None:
         description="Compile every kernel and tell what the compiler makes of it.",
     )
     parser.add_argument("--write", metavar="FILE", type=Path, help="write there, not to the screen")
+    parser.add_argument(
+        "--check", action="store_true", help="no table: only say whether all compiles"
+    )
     arguments = parser.parse_args()
-    text = table()
+    try:
+        text = check() if arguments.check else table()
+    except RuntimeError as error:
+        parser.exit(1, f"{error}\n")
     if arguments.write is None:
         print(text, end="")
     else:

@@ -23,7 +23,7 @@ class AttentionParams:
     k_scale: Tensor | None = None  # [num_kv_heads] float32; key = stored key * scale
     v_scale: Tensor | None = None  # [num_kv_heads] float32; value = stored value * scale
     # [num_blocks, 2, num_kv_heads, block_size] float32 instead: a scale for each token and head,
-    # those of the keys first, at the places of the tokens in the cache
+    # scales of the keys first, at the places of the tokens in the cache
     kv_scales: Tensor | None = None
 
     def check(self, q: Tensor, kv_cache: Tensor) -> None:

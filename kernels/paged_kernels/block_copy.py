@@ -37,7 +37,7 @@ def _copy_blocks_kernel(
     TILE: tl.constexpr,
 ):
     """One program: every `num_programs`-th tile, ordered by layer, pair, and word of a block."""
-    TILES: tl.constexpr = tl.cdiv(WORDS, TILE)
+    TILES: tl.constexpr = triton.cdiv(WORDS, TILE)
     for tile in range(tl.program_id(0), num_tiles, num_programs):
         pair = tile // TILES % num_pairs
         layer = (tile // TILES // num_pairs).to(tl.int64)

@@ -55,7 +55,7 @@ def _sum_split(
     BLOCK: tl.constexpr,
 ):
     """Return the scaled sums [FEATURES, ROWS] over one split of K."""
-    BLOCKS: tl.constexpr = tl.cdiv(K, BLOCK)
+    BLOCKS: tl.constexpr = triton.cdiv(K, BLOCK)
     begin = split * SPLIT_SIZE
     total = tl.zeros([FEATURES, ROWS], tl.float32)
     # Scales are loaded a block ahead: the loop's pipeline has only what is multiplied.
@@ -92,7 +92,7 @@ def _block_scaled_matmul_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program: one tile, all splits of K or one. A tile's features share a block's scale."""
-    BLOCKS: tl.constexpr = tl.cdiv(K, BLOCK)
+    BLOCKS: tl.constexpr = triton.cdiv(K, BLOCK)
     first_row, first_feature = first_of_tile(rows, N, ROWS, FEATURES)
     x_ptr += first_row.to(tl.int64) * K
     w_ptr += first_feature.to(tl.int64) * K

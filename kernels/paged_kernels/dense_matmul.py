@@ -1,4 +1,4 @@
-"""Products of 16-bit numbers for few rows, whose time is that of reading the weights.
+"""Products of 16-bit numbers for few rows: nearly all of their time goes to reading the weights.
 
 K is split among programs if there are too few features to keep every multiprocessor busy. The
 gated activation of a feed-forward layer is applied to the sums, which saves a launch and a round

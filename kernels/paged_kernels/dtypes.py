@@ -11,7 +11,7 @@ QUANTIZED_DTYPES = (torch.float8_e4m3fn, torch.int8)  # with scales
 
 
 def check_float8(name: str, dtype: torch.dtype, arch: int) -> None:
-    """Check that a device of compute capability `arch` has `dtype`, that of the argument `name`.
+    """Check that a device of compute capability `arch` has the `dtype` of the argument `name`.
 
     Raises:
         ArgumentError: the dtype is float8_e4m3fn and the device does not have it.

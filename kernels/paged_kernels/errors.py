@@ -54,7 +54,7 @@ def check_tensor(
     *,
     contiguous: bool = True,
 ) -> None:
-    """Check a tensor's shape (`None` allows any size), dtype, device (that of `like`) and layout.
+    """Check a tensor's shape (`None` allows any size), dtype, device (as `like`'s) and layout.
 
     Without `contiguous` only the last dimension must be dense. Every tensor must start at a
     multiple of 16 bytes, and without `contiguous` so must every row.

@@ -190,7 +190,7 @@ def _add_experts_kernel(
     outputs_ptr, weights_ptr, out_ptr, N: tl.constexpr, TOP_K: tl.constexpr, TILE: tl.constexpr
 ):
     """One program: a part of one row."""
-    TILES: tl.constexpr = tl.cdiv(N, TILE)
+    TILES: tl.constexpr = triton.cdiv(N, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     columns = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
     inside = columns < N

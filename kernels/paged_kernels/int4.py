@@ -1,6 +1,6 @@
 """The layout of 4-bit weights: eight to an int32, the first in the lowest bits.
 
-It is that of `weight_packed` in checkpoints that compressed-tensors wrote as `pack-quantized`.
+It equals `weight_packed` in checkpoints that compressed-tensors wrote as `pack-quantized`.
 """
 
 from __future__ import annotations

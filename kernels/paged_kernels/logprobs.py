@@ -121,7 +121,7 @@ def _logprobs_kernel(
 class LogProbs(NamedTuple):
     """Natural logarithms of probabilities; rows with nothing requested are uninitialized."""
 
-    sampled: Tensor  # [rows] float32, those of the sampled tokens
+    sampled: Tensor  # [rows] float32, of the sampled tokens
     ranks: Tensor  # [rows] int32: tokens at least as likely as the sampled one, including itself
     top_tokens: Tensor  # [rows, width] int32, likeliest first, lower ids first among equals
     top: Tensor  # [rows, width] float32
@@ -132,7 +132,7 @@ def logprobs(
 ) -> LogProbs:
     """Compute log-probabilities of the sampled tokens and of the top tokens.
 
-    They are those of the given logits, with no temperature or filter. vLLM reports those of the
+    They follow from the given logits, with no temperature or filter. vLLM reports the ones of the
     model's own logits: pass these, or a copy of them if penalties have changed them since.
 
     Args:

@@ -23,7 +23,7 @@ from paged_kernels.splits import SplitPlan
 
 @dataclass(frozen=True, slots=True)
 class CascadePlan:
-    """Blocks that all decodes of a step share, and those of each one; made once for all layers."""
+    """Plans for the blocks that all decodes share and for their own; made once for all layers."""
 
     shared_table: Tensor  # [1, max_blocks] int32
     shared_lens: Tensor  # [1] int32
@@ -57,7 +57,7 @@ def paged_attention(
             (e4m3) or int8; already holds the keys of `q`'s own tokens.
         block_table: [num_seqs, max_blocks] int32; entries past a sequence's last block
             and before the window of its first query are ignored.
-        seq_lens: [num_seqs] int32, number of keys per sequence, including those of `q`'s tokens.
+        seq_lens: [num_seqs] int32, number of keys per sequence, including the keys of `q`'s tokens.
         query_start_loc: [num_seqs + 1] int32.
         params: options of the attention scores.
         num_decodes: number of leading sequences with exactly one query token, which take the
@@ -65,7 +65,7 @@ def paged_attention(
         plan: plan of the decodes, if several layers share it: from
             :func:`paged_kernels.plan_decode`, or from :func:`plan_cascade` if the decodes begin
             with the same blocks.
-        prompt_plan: plan of the others, likewise: from :func:`paged_kernels.plan_prefill`.
+        prompt_plan: plan of all sequences but the decodes: from :func:`paged_kernels.plan_prefill`.
         out: like `q`, filled and returned; contiguous if blocks are shared.
         lse: [num_tokens, num_heads] float32, filled with the natural log-sum-exp of the scores;
             None if blocks are shared.

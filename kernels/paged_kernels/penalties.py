@@ -36,7 +36,7 @@ def _penalties_kernel(
     TILE: tl.constexpr,
 ):
     """One program: one chunk of one row."""
-    CHUNKS: tl.constexpr = tl.cdiv(VOCAB, CHUNK)
+    CHUNKS: tl.constexpr = triton.cdiv(VOCAB, CHUNK)
     row = (tl.program_id(0) // CHUNKS).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot < 0:

@@ -13,13 +13,13 @@ from paged_kernels.dtypes import MODEL_DTYPES, QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
 
 _MAX_TILE = 16384  # elements that a program keeps in registers: 32 per thread
-_GROUP_TILE = 2048  # elements of a program whose groups are small
+_GROUP_TILE = 2048  # elements of a program if a row has several groups
 
 
 @triton.jit
 def _load(x_ptr, groups, columns, num_groups, K: tl.constexpr, GROUP: tl.constexpr):
     """Load these columns of each group in float32; also return their offsets and the mask."""
-    GROUPS: tl.constexpr = tl.cdiv(K, GROUP)
+    GROUPS: tl.constexpr = triton.cdiv(K, GROUP)
     first = (groups % GROUPS * GROUP)[:, None]
     offsets = (groups // GROUPS * K)[:, None] + first + columns[None, :]
     inside = (groups < num_groups)[:, None] & (columns < GROUP)[None, :]

@@ -11,7 +11,7 @@ from paged_kernels.dtypes import QUANTIZED_DTYPES, check_float8
 from paged_kernels.errors import check, check_tensor
 from paged_kernels.tuning import scaled_matmul_config
 
-_MAX_INT8_WIDTH = 2**31 // 2**14 - 1  # columns whose products certainly fit into an int32
+_MAX_INT8_WIDTH = 2**31 // 2**14 - 1  # most columns for which no sum overflows an int32
 _BLOCK_K = 128
 
 

@@ -32,7 +32,7 @@ def _gated_activation_kernel(
 ):
     """One program: one tile of one row."""
     wait_for_launch_before(DEPENDENT)
-    TILES: tl.constexpr = tl.cdiv(WIDTH, TILE)
+    TILES: tl.constexpr = triton.cdiv(WIDTH, TILE)
     row = (tl.program_id(0) // TILES).to(tl.int64)
     columns = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)
     inside = columns < WIDTH
@@ -66,7 +66,7 @@ def silu_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 def gelu_tanh_and_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute gelu(gate) * up; gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))).
 
-    Arguments, result and errors are those of `silu_and_mul`.
+    Arguments, result and errors are as in `silu_and_mul`.
     """
     return _gated_activation(gate_up, out, gelu=True)
 

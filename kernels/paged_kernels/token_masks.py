@@ -19,7 +19,7 @@ def _token_masks_kernel(
     logits_ptr, rows_ptr, masks_ptr, VOCAB: tl.constexpr, WORDS: tl.constexpr, TILE: tl.constexpr
 ):
     """One program: one tile of one row that has a mask."""
-    TILES: tl.constexpr = tl.cdiv(VOCAB, TILE)
+    TILES: tl.constexpr = triton.cdiv(VOCAB, TILE)
     mask = (tl.program_id(0) // TILES).to(tl.int64)
     row = tl.load(rows_ptr + mask).to(tl.int64)
     tokens = tl.program_id(0) % TILES * TILE + tl.arange(0, TILE)

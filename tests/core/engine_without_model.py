@@ -1,7 +1,7 @@
 """A scheduler over a pool whose blocks hold token ids instead of K and V.
 
 What a sequence would attend to is read through its block table, so a wrong block, a missed copy
-or a stale cache shows as a wrong token. The worker's side is told by encoded messages alone. With
+or a stale cache shows as a wrong token. The worker's side knows encoded messages alone. With
 `async_scheduling` a step is scheduled before the tokens of the previous one are known, as on a
 device that must never wait.
 """
@@ -346,7 +346,7 @@ class EngineWithoutModel:
                     self.content[block_id][slot] = token
 
     def _check_arrays(self, plan: ScheduledBatch) -> None:
-        """The arrays of continued decodes are those of slices."""
+        """Check that continued decodes give the same arrays as slices."""
         batch = self.inputs.build(plan)
         builder = InputBatchBuilder(self.block_size, self.num_groups)
         wanted = builder.build(ScheduledBatch.of(list(plan.all_sequences())))

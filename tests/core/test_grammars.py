@@ -1,4 +1,4 @@
-"""Constrained sequences: after any history the tokens are those of a sequence alone."""
+"""Constrained sequences: after any history they have the tokens that each would get alone."""
 
 from __future__ import annotations
 

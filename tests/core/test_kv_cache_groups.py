@@ -28,7 +28,7 @@ def test_groups_of_well_known_models():
     assert sizes(gemma_3_4b) == [*[(1024, 5)] * 5, (1024, 4), (None, 5)]
 
 
-def test_a_window_that_no_sequence_exceeds_is_none():
+def test_a_window_as_long_as_the_longest_sequence_is_ignored():
     assert sizes([4096, None], max_model_len=4096) == [(None, 2)]
 
 
@@ -156,7 +156,7 @@ def hits_of_model(
     budget=st.integers(1, 20),
     order=st.randoms(use_true_random=False),
 )
-def test_hits_are_those_of_a_simple_model(windows, length, evicted, budget, order):
+def test_prefix_hits_equal_a_simple_model(windows, length, evicted, budget, order):
     block_size, num_groups = 4, len(windows)
     layout = KVCacheLayout(block_size, budget, windows)
     kv = KVCacheManager(200, layout, enable_prefix_caching=True, hash_key=HASH_KEY)

@@ -26,7 +26,7 @@ def compute(kv: KVCacheManager, seq: Sequence, new_tokens: list[int] = ()) -> No
     seq.num_computed_tokens += count
 
 
-def test_the_example_of_a_window() -> None:
+def test_block_tables_and_free_list_of_the_windowed_example() -> None:
     kv = KVCacheManager(9, KVCacheLayout(4, 16, (None, 5)), enable_prefix_caching=True)
 
     def free() -> list[int]:
@@ -48,7 +48,7 @@ def test_the_example_of_a_window() -> None:
     assert (*tables(b), free()) == ([1, 3, 5], [0, 4, 6], [7, 8, 2])
 
 
-def test_the_worked_example() -> None:
+def test_block_tables_and_free_list_of_the_worked_example() -> None:
     kv = KVCacheManager(6, KVCacheLayout(4, 16), enable_prefix_caching=True)
 
     def free() -> list[int]:

@@ -1,4 +1,4 @@
-"""The scheduler's policy, told as short stories."""
+"""The scheduler's policy in short scenarios."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_requests_of_one_step_share_the_prefix_that_the_step_computes():
     engine.run()
 
 
-def test_the_last_come_is_preempted_and_returns_first():
+def test_the_newest_sequence_is_preempted_and_still_completes():
     engine = EngineWithoutModel(num_blocks=7, max_model_len=24, enable_prefix_caching=False)
     for name in "abc":
         engine.add(make_request(name, [ord(name) % 50] * 7, max_tokens=12, ignore_eos=True))
@@ -238,7 +238,7 @@ def test_lower_priorities_come_first_and_equal_ones_in_turn():
     assert firsts == ["d", "a", "c", "b"]
 
 
-def test_the_least_urgent_gives_up_its_blocks():
+def test_the_sequence_of_the_lowest_priority_is_preempted():
     """The one that came last, unless another has a higher number."""
     for priority, preempted in ((0, "c"), (5, "b")):
         engine = EngineWithoutModel(num_blocks=7, max_model_len=24, enable_prefix_caching=False)
@@ -252,7 +252,7 @@ def test_the_least_urgent_gives_up_its_blocks():
         assert engine.scheduler.stats().num_preemptions > 0
 
 
-def test_what_gave_up_its_blocks_is_told_once():
+def test_a_sequence_that_gives_up_its_blocks_is_sent_as_freed_once():
     engine = EngineWithoutModel(num_blocks=7, max_model_len=24, enable_prefix_caching=False)
     for name in "abc":
         engine.add(make_request(name, [ord(name) % 50, 2, 3, 4, 5], max_tokens=9, ignore_eos=True))
@@ -264,7 +264,7 @@ def test_what_gave_up_its_blocks_is_told_once():
     assert len(released) == 3 + engine.scheduler.stats().num_preemptions
 
 
-def test_nothing_may_be_left_once_all_requests_have_ended():
+def test_check_empty_raises_if_blocks_are_held_after_all_requests():
     engine = EngineWithoutModel()
     engine.add(make_request("r", [1, 2, 3], max_tokens=2))
     engine.run()
@@ -314,8 +314,8 @@ def test_a_request_of_many_completions_leaves_the_places_of_others_alone():
     engine.scheduler.check_empty()
 
 
-def test_completions_without_room_are_no_waiting_requests():
-    """Their prompt is that of a request that was accepted; others would be refused for it."""
+def test_completions_without_room_do_not_count_as_waiting_requests():
+    """Their request was accepted before, and they must not cause the refusal of new requests."""
     engine = EngineWithoutModel(max_num_seqs=4, max_num_batched_tokens=64)
     engine.add(make_request("a", range(1, 30), n=2, max_tokens=9, ignore_eos=True))
     engine.add(make_request("b", range(1, 20), n=4, max_tokens=9, ignore_eos=True))

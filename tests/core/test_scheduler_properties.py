@@ -79,7 +79,7 @@ actions = st.lists(
     fair=st.booleans(),
     make_drafter=drafters,
 )
-def test_any_history_keeps_the_books_and_the_tokens(
+def test_block_counts_and_tokens_are_right_after_any_history(
     actions, extra_blocks, windows, budget, chunked, caching, async_scheduling, fair, make_drafter
 ):
     budget = budget if chunked else max(budget, MAX_MODEL_LEN)

@@ -1,4 +1,4 @@
-"""Fairness among tenants, told as short stories, and its bound."""
+"""Fairness among tenants in short scenarios, and its bound."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_cached_tokens_of_a_prompt_cost_nothing():
     assert firsts(engine) == ["first", "a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-def test_nobody_saves_up_turns():
+def test_a_tenant_does_not_gain_turns_while_it_has_no_requests():
     """One who comes late, or comes back, takes turns from then on."""
     engine = make_engine(max_num_seqs=1)
     ask(engine, "b0", "b")
@@ -90,7 +90,7 @@ def test_nobody_saves_up_turns():
     assert firsts(engine)[10:17] == ["a9", "b1", "new", "a10", "b2", "a11", "b3"]
 
 
-def test_who_had_more_than_the_others_is_remembered_while_they_wait():
+def test_a_tenant_that_was_served_more_still_waits_when_it_comes_back():
     """So that it does not help to send everything at once and to be gone in between."""
     engine = make_engine(max_num_seqs=4)
     for number in range(3):
@@ -108,7 +108,7 @@ def test_who_had_more_than_the_others_is_remembered_while_they_wait():
     assert firsts(engine).index("again") - num_begun >= lead // cost_each - 4
 
 
-def test_priorities_go_first_whoever_asks():
+def test_priorities_come_before_fairness():
     engine = make_engine(max_num_seqs=1)
     for number in range(3):
         ask(engine, f"a{number}", "a", priority=-1)
@@ -117,7 +117,7 @@ def test_priorities_go_first_whoever_asks():
     assert firsts(engine) == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
-def test_weights_are_shares():
+def test_tenants_are_served_in_proportion_to_their_weights():
     engine = make_engine(max_num_seqs=4, tenant_weights={"gold": 3.0})
     for number in range(300):
         ask(engine, f"g{number}", "gold", max_tokens=6)
@@ -144,7 +144,7 @@ def flood_and_quiet(**options):
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
-def test_a_tenant_with_all_seats_gives_one_up(async_scheduling):
+def test_a_tenant_with_all_seats_is_preempted_for_another(async_scheduling):
     engine, num_steps = flood_and_quiet(async_scheduling=async_scheduling)
     assert num_steps <= 3
     assert engine.scheduler.stats().num_preemptions == 1
@@ -153,13 +153,13 @@ def test_a_tenant_with_all_seats_gives_one_up(async_scheduling):
         assert engine.tokens[name, 0] == expected_tokens(request, 1, 64)
 
 
-def test_nobody_gives_up_a_seat_where_tenants_are_not_told_apart():
+def test_no_sequence_is_preempted_for_a_tenant_without_fairness():
     engine, num_steps = flood_and_quiet(fair=False)
     assert num_steps > 40
     assert engine.scheduler.stats().num_preemptions == 0
 
 
-def test_a_tenant_with_all_blocks_gives_some_up():
+def test_a_tenant_with_all_blocks_is_preempted_for_another():
     engine = make_engine(num_blocks=40, max_num_seqs=8, max_num_batched_tokens=64)
     for number in range(6):
         ask(engine, f"a{number}", "a", num_prompt_tokens=20, max_tokens=20)
@@ -173,7 +173,7 @@ def test_a_tenant_with_all_blocks_gives_some_up():
     engine.run()
 
 
-def test_a_tenant_that_was_served_less_gives_nothing_up():
+def test_a_tenant_that_was_served_less_is_not_preempted():
     """It would be the next in turn, before the one that it made way for."""
     engine = make_engine(
         num_blocks=14, max_num_seqs=4, max_num_batched_tokens=4, tenant_weights={"b": 3.0}
@@ -185,7 +185,7 @@ def test_a_tenant_that_was_served_less_gives_nothing_up():
     engine.run()
 
 
-def test_two_that_both_have_enough_to_do_seldom_drive_out_each_other():
+def test_two_busy_tenants_seldom_preempt_each_other():
     engine = make_engine(num_blocks=400, max_num_seqs=8, max_num_batched_tokens=64)
     for number in range(200):
         ask(engine, f"a{number}", "a", max_tokens=3 + number % 7)
@@ -216,7 +216,7 @@ def long_prompt_under_way(**fields):
 
 
 @pytest.mark.parametrize("fair", [True, False])
-def test_a_prompt_under_way_does_not_hold_up_another_tenant(fair):
+def test_another_tenant_overtakes_a_prompt_under_way_only_with_fairness(fair):
     engine = long_prompt_under_way(fair=fair)
     ask(engine, "b", "b", num_prompt_tokens=10)
     engine.step()  # a tenant that is new stands behind one who has no more and came before
@@ -241,7 +241,7 @@ def test_long_prompts_of_two_tenants_go_on_in_turn():
     assert firsts(engine)[-1] == "later"
 
 
-def test_a_prompt_under_way_does_not_hold_up_what_is_more_urgent():
+def test_a_request_of_higher_priority_overtakes_a_prompt_under_way():
     engine = long_prompt_under_way()
     ask(engine, "urgent", "a", num_prompt_tokens=10, priority=-1)
     ask(engine, "idle", "b", num_prompt_tokens=1, priority=1)
@@ -251,7 +251,7 @@ def test_a_prompt_under_way_does_not_hold_up_what_is_more_urgent():
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [16, 60])
-def test_a_flood_of_long_prompts_leaves_others_their_turn(num_prompt_tokens):
+def test_a_flood_of_long_prompts_does_not_delay_other_tenants(num_prompt_tokens):
     """The newcomer waits for the step under way, not for a prompt of the flood."""
     engine = make_engine(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=16)
     waits = []
@@ -290,7 +290,7 @@ def test_service_of_two_backlogged_tenants_differs_by_a_constant_at_most(a, b, w
             num_prompt_tokens, max_tokens = shapes[number % len(shapes)]
             fields = {"num_prompt_tokens": num_prompt_tokens, "max_tokens": max_tokens}
             ask(engine, f"{tenant}{number}", tenant, **fields)
-    # The one ahead is served what it runs; of the other, prompts that run are not yet counted.
+    # One may be ahead by all that it runs, and running prompts of the other are not yet counted.
     longest = max(p for p, _ in a + b) + max(m for _, m in a + b)
     bound = 2 * num_seqs * longest / min(1.0, weight)
     while {seq.request.tenant for seq in engine.scheduler.sequences.waiting} == {"a", "b"}:

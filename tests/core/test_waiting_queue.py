@@ -1,4 +1,4 @@
-"""The queue beside a model of it that keeps everything and sorts each time."""
+"""The queue, compared with a simple model that keeps everything and sorts each time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ actions = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(actions=actions, fair=st.booleans())
-def test_the_queue_equals_a_naive_one(actions, fair):
+def test_the_queue_equals_a_simple_model(actions, fair):
     queue, naive = FairQueue(WEIGHTS, fair=fair), NaiveQueue(fair)
     running, num_come = {}, 0
     for action, what, how in actions:
@@ -152,7 +152,7 @@ def sizes(queue):
     )
 
 
-def test_nothing_first_of_an_empty_queue():
+def test_the_first_of_an_empty_queue_is_a_lookup_error():
     with pytest.raises(LookupError):
         FairQueue({}, fair=True).first()
 
@@ -167,7 +167,7 @@ def test_tenants_that_are_served_once_and_priorities_are_forgotten():
     assert not queue._queues and sizes(queue) < 200
 
 
-def test_tenants_beside_one_that_waits_for_long_are_forgotten():
+def test_tenants_are_forgotten_while_another_waits_for_long():
     """Also those who were served, which puts them behind it, and those who gave up waiting."""
     queue = FairQueue({}, fair=True)
     come(queue, 0, tenant="patient")
@@ -180,7 +180,7 @@ def test_tenants_beside_one_that_waits_for_long_are_forgotten():
     assert sizes(queue) < MAX_DEBTORS + 200
 
 
-def test_waiting_again_and_again_in_vain_leaves_nothing_behind():
+def test_tenants_that_come_and_go_unserved_are_forgotten():
     queue = FairQueue({}, fair=True)
     come(queue, 0, priority=-1)
     come(queue, 1, tenant="other")
@@ -190,7 +190,7 @@ def test_waiting_again_and_again_in_vain_leaves_nothing_behind():
     assert sizes(queue) < 500
 
 
-def test_many_that_wait_cost_each_as_little_as_few():
+def test_admitting_a_sequence_does_not_take_longer_with_many_tenants():
     """Keys that are looked at for each sequence that is admitted, with 10 tenants and with 1000."""
     looks = {}
     for num_tenants in (10, 1000):

@@ -1,4 +1,4 @@
-"""Well-behaved callers beside an abusive one: four streams, and new requests in turn."""
+"""Well-behaved callers at the time of an abuse: four streams, and new requests in turn."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Harm:
         self._signal(signal.SIGTERM)
 
     def burst(self) -> None:
-        """The last requests end beside what follows."""
+        """Start a burst of calls; the last of them may still run during the next fault."""
         self._begin(BURST_FACTOR * self._num_callers, MIXED, for_s=BURST_S)
 
     def vanish(self) -> None:

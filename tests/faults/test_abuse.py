@@ -1,8 +1,8 @@
-"""A client that abuses a server, and the streams and new requests of others beside it.
+"""A client that abuses a server, and the latencies of other clients at the same time.
 
-Latencies are compared with those of an undisturbed time of the same run, just before. The time to
-a new request's first token is asserted. The gaps within streams are printed beside those next to a
-process that only uses a core: on two cores, which clients and server share, that alone shows.
+They are compared with the latencies just before, without abuse. The time to a new request's first
+token is asserted. The gaps within streams are only printed, together with the gaps while a process
+merely uses a core: clients and server share two cores, so that such a process shows, too.
 """
 
 from __future__ import annotations

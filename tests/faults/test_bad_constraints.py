@@ -97,7 +97,7 @@ def refuse(address: str, request: Request) -> None:
 
 
 @pytest.mark.parametrize("interface", [*TRITON, *GATEWAY])
-def test_bad_requests_by_http_are_refused_beside_good_streams(
+def test_bad_requests_by_http_are_refused_while_good_streams_run(
     served: Served, interface: str
 ) -> None:
     form = (TRITON | GATEWAY)[interface]
@@ -116,7 +116,9 @@ def test_bad_requests_by_http_are_refused_beside_good_streams(
 
 
 @pytest.mark.parametrize("model", [MODEL, "llm", "llm_bls"])
-def test_bad_requests_by_grpc_are_refused_beside_good_streams(served: Served, model: str) -> None:
+def test_bad_requests_by_grpc_are_refused_while_good_streams_run(
+    served: Served, model: str
+) -> None:
     with good_streams(served), Client(served.server.grpc_url, model, timeout=60) as client:
         for bad in BAD.values():
             with pytest.raises(InvalidRequest) as caught:

@@ -147,7 +147,9 @@ def test_a_name_used_again_is_the_new_call(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [16, pytest.param(504, marks=pytest.mark.soak)])
-def test_so_it_is_after_an_engine_has_died_of_the_call(server: RunningServer, number: int) -> None:
+def test_a_name_used_again_after_its_call_ended_the_engine_is_the_new_call(
+    server: RunningServer, number: int
+) -> None:
     """Requests that fail with their engine, 56 at a time, and then requests of the same names."""
     at_once = min(number, 56)
 

@@ -136,7 +136,7 @@ def test_an_unloaded_model_takes_no_more_calls_and_ends_those_that_it_has(tmp_pa
 
 
 @pytest.mark.soak
-def test_a_new_version_takes_over_beside_the_calls_of_the_old_one(tmp_path: Path) -> None:
+def test_a_new_version_takes_over_while_the_old_one_ends_its_calls(tmp_path: Path) -> None:
     asks = [greedy(i, 1800) for i in range(8)]
     with serve_demo_with_log(tmp_path, *EXPLICIT) as (server, log):
         with Crowd(server, asks) as crowd:

@@ -13,7 +13,7 @@ from servers import LOAD_TIMEOUT_S, MODEL, engine_of, kill_engine, metrics, serv
 pytestmark = pytest.mark.server
 
 
-def test_open_requests_go_on_with_the_next_engine(tmp_path: Path) -> None:
+def test_open_embedding_requests_go_on_with_the_next_engine(tmp_path: Path) -> None:
     prompts = [[3 + index] * (5 + 150 * index) for index in range(12)]
     options = {"task": "embed", "pooling_type": "mean", "max_num_batched_tokens": 64}
     with (

@@ -126,7 +126,7 @@ def quiet_under(folder: Path, halves: int, policy: str, *, flooded: bool) -> Ten
     return quiet
 
 
-def test_a_flood_does_not_drown_another_tenant(tmp_path: Path) -> None:
+def test_a_flood_of_one_tenant_does_not_delay_another(tmp_path: Path) -> None:
     alone = quiet_under(tmp_path, 1, "fair", flooded=False)
     fair = quiet_under(tmp_path, 2, "fair", flooded=True)
     unfair = quiet_under(tmp_path, 2, "priority", flooded=True)

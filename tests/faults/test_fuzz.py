@@ -1,4 +1,4 @@
-"""Generated requests at four interfaces, beside good streams: nothing breaks or leaks.
+"""Generated requests at four interfaces while good streams run: nothing breaks or leaks.
 
 `FUZZ_SEEDS=1,2,3 FUZZ_MINUTES=10` are the defaults of the long one. Rounds of a seed are the same
 each time: `FUZZ_SEEDS=2:17` sends round 17 of seed 2 once, which is how a finding is repeated.
@@ -217,7 +217,7 @@ class Fuzz:
 
     @contextmanager
     def good_streams(self) -> Iterator[None]:
-        """Four streams at the four interfaces, one after the other while the block lasts."""
+        """Keep a good stream running at each of the four interfaces while the block lasts."""
         done = threading.Event()
         asks = (self._by_grpc, self._by_http, self._by_chat, self._by_completion)
 
@@ -435,7 +435,7 @@ def report(fuzz: Fuzz, *held: dict[str, Holding]) -> str:
 def run_and_settle(
     fuzz: Fuzz, seeds: Sequence[str], duration_s: float, *, again: bool = False
 ) -> dict[str, Holding]:
-    """Send rounds beside good streams; what is held when all of them have ended.
+    """Send rounds while good streams run; return what is held when all of them have ended.
 
     The streams go on for a moment, as a thread may keep its last request until the next one.
     """
@@ -459,7 +459,7 @@ def judge(fuzz: Fuzz, before: dict[str, Holding], *later: dict[str, Holding]) ->
     assert fuzz.good.total() > 0
 
 
-def test_a_round_of_requests_at_each_door(tmp_path: Path) -> None:
+def test_a_round_of_generated_requests_at_each_interface(tmp_path: Path) -> None:
     with fuzzed(tmp_path) as fuzz:
         before = run_and_settle(fuzz, [f"{WARM_UP_SEED}:0"], 0)
         run_and_settle(fuzz, [f"{WARM_UP_SEED}:0"], 0)
@@ -468,7 +468,9 @@ def test_a_round_of_requests_at_each_door(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(60 * (MINUTES * (1 + WARM_UP_PART + AGAIN_PART) + 10))
-def test_minutes_of_requests_at_each_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_of_generated_requests_at_each_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is held is compared around requests that were all sent before.
 
     Caches, heaps and gRPC's pools of threads grow up to what is needed, and rare requests need more

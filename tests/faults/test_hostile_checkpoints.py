@@ -154,7 +154,9 @@ def end_large_processes(server: Server) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", HARMS)
-def test_a_server_refuses_to_load_it_and_says_why(kind: str, outcome: Outcome) -> None:
+def test_a_server_refuses_to_load_a_hostile_checkpoint_and_says_why(
+    kind: str, outcome: Outcome
+) -> None:
     status, reason = outcome.loads[kind]
     assert status == 400, reason
     assert HARMS[kind].problem in reason and "\n" not in reason
@@ -166,7 +168,7 @@ def test_loads_neither_fill_the_memory_nor_stop_another_model(outcome: Outcome) 
     assert outcome.slowest_s < MAX_ANSWER_S
 
 
-def test_serve_refuses_it_in_one_line(outcome: Outcome) -> None:
+def test_serve_refuses_a_hostile_checkpoint_in_one_line(outcome: Outcome) -> None:
     command = outcome.command
     assert (command.returncode, command.stdout) == (2, "")
     problem = re.escape(MORE_LAYERS.problem)

@@ -1,7 +1,7 @@
-"""Grammars that compile fast and then take long: other streams hardly notice, their client is told.
+"""Grammars that compile fast and then take long: they are refused, and hardly delay other streams.
 
-The gaps of a stream beside a hostile request are compared with those beside an honest one of the
-same size, in the same run.
+The gaps of a stream are measured during a hostile request and during an honest one of the same
+size, in the same run, and compared.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_each_interface_names_the_reason(gateway: Gateway, name: str) -> None:
+def test_each_interface_names_the_reason_that_a_grammar_is_refused(
+    gateway: Gateway, name: str
+) -> None:
     path, fields = REQUESTS[name]
     reason = "structured_outputs: the grammar needs too much work for one token"
     constraint = {"structured_outputs": {"grammar": TOO_MUCH_WORK}}

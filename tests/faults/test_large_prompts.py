@@ -126,7 +126,7 @@ def asked(calls: Stream, tenant: str) -> str:
     return calls.answers(1)[0]
 
 
-def test_more_text_than_may_wait_is_refused(server: RunningServer) -> None:
+def test_text_beyond_max_waiting_tokens_is_refused(server: RunningServer) -> None:
     with stream(server) as calls:
         for number in range(4 * MANY):
             calls.ask(LONG, tenant=f"waiting-{number}")
@@ -153,7 +153,7 @@ def test_prompts_of_callers_that_have_left_are_not_tokenized(server: RunningServ
         )
 
 
-def test_processes_of_chat_templates_that_are_stopped_hold_up_nobody(
+def test_chats_are_answered_while_processes_of_chat_templates_are_stopped(
     server: RunningServer,
 ) -> None:
     messages = [{"role": "user", "content": "What does len do?"}]

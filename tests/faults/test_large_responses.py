@@ -64,7 +64,7 @@ def check(status: int, values: dict[str, Any]) -> None:
     assert np.isfinite(values["context_logits"]).all()
 
 
-def test_a_stream_goes_on_beside_them_and_the_server_gives_its_memory_back(
+def test_large_responses_neither_stop_a_stream_nor_keep_memory(
     server: RunningServer,
 ) -> None:
     ask(server, LONG[:100])
@@ -100,7 +100,9 @@ def test_a_stream_goes_on_beside_them_and_the_server_gives_its_memory_back(
     assert grown_mib < 150
 
 
-def test_their_requests_go_on_after_an_engine_has_ended(server: RunningServer) -> None:
+def test_requests_with_large_responses_go_on_after_an_engine_has_ended(
+    server: RunningServer,
+) -> None:
     engines = metrics(server)["engine_restarts_total"]
     with ThreadPoolExecutor(MANY) as pool:
         asked = [pool.submit(ask, server, prompt) for prompt in prompts()]

@@ -34,7 +34,7 @@ def lines_of(log: Path) -> list[str]:
 
 
 @pytest.mark.server
-def test_a_start_an_end_and_a_refusal(tmp_path: Path) -> None:
+def test_the_log_has_a_start_an_end_of_the_engine_and_a_refusal(tmp_path: Path) -> None:
     blocks = 8 * 16 * bytes_of_a_token()
     options = {"max_model_len": 100, "kv_cache_memory_bytes": blocks, "max_waiting_requests": 1}
     with (

@@ -113,7 +113,9 @@ async def back_after(server: RunningServer, normal_s: float) -> float:
     ("seconds", "is_timed"),
     [(4.0, False), pytest.param(60.0, True, marks=pytest.mark.soak)],  # timed on a quiet machine
 )
-def test_ten_times_too_much(tmp_path: Path, seconds: float, is_timed: bool) -> None:
+def test_excess_requests_are_refused_fast_at_ten_times_the_load(
+    tmp_path: Path, seconds: float, is_timed: bool
+) -> None:
     with serve_demo(tmp_path, max_num_seqs=SEATS, max_waiting_requests=QUEUE) as server:
         rate = asyncio.run(measured_rate(server))
         outcomes, back_s = asyncio.run(burst(server, FACTOR * rate, seconds))

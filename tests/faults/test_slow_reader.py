@@ -72,7 +72,7 @@ def gaps_of(call: WireCall) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_slow_reader_holds_up_nobody(tmp_path: Path, wire: str) -> None:
+def test_a_slow_reader_delays_no_other_stream(tmp_path: Path, wire: str) -> None:
     with serve_demo(tmp_path, max_num_seqs=FAST + 1) as server:
 
         async def measured(kind: str | None) -> tuple[float, int]:

@@ -1,7 +1,7 @@
-"""Others hardly notice a client whose requests cause more work than their size shows.
+"""Other callers hardly notice a client that sends requests of more work than their size shows.
 
 Each abuse lasts 20 s. The gaps within four streams, and the times of new requests to their first
-token, are compared with those beside an honest load of as many requests and tokens, just after. A
+token, are measured again during an honest load of as many requests and tokens, and compared. A
 single shape is chosen with ``UNBOUNDED_WORK="ambiguous grammars, n 16"``; several by semicolons.
 """
 
@@ -88,7 +88,9 @@ class Load:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
-def test_others_hardly_notice(name: str, served: tuple[RunningServer, Gateway]) -> None:
+def test_other_callers_hardly_notice_requests_of_hidden_work(
+    name: str, served: tuple[RunningServer, Gateway]
+) -> None:
     server, gateway = served
     plain = doors_of(server, gateway, "good-key")
     constrained = replace(plain[-1], fields=plain[-1].fields | {"response_format": ANSWER_FORMAT})

@@ -133,7 +133,7 @@ def test_a_constraint_is_checked_though_all_processes_were_lost(
 
 
 @pytest.mark.timeout(120)
-def test_a_constraint_whose_process_is_ended_while_it_works_is_not_to_blame(
+def test_a_constraint_is_refused_as_process_lost_if_its_process_is_killed(
     served: Served,
 ) -> None:
     """Each process is killed as soon as it works for long, so that the request is refused."""

@@ -125,7 +125,7 @@ def steady(server: RunningServer) -> Holdings:
 @pytest.mark.parametrize(
     ("number", "growth"), [(100, None), pytest.param(5000, 0.05, marks=pytest.mark.soak)]
 )
-def test_clients_that_vanish_leave_nothing(
+def test_clients_that_vanish_leave_no_requests_blocks_or_memory(
     tmp_path: Path, number: int, growth: float | None
 ) -> None:
     with serve_demo(tmp_path, instances=2, max_num_seqs=SEATS) as server:

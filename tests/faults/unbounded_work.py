@@ -1,4 +1,4 @@
-"""Clients whose requests cause far more work than their size shows, and honest clients beside them.
+"""Hostile requests, which cause far more work than their size shows, and honest ones to compare.
 
 ``python unbounded_work.py SHAPE KIND SECONDS REQUESTS TOKENS TRITON_HTTP GATEWAY KEY`` sends the
 requests of a shape in a separate process, so that its own work is not measured as the server's.

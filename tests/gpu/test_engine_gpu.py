@@ -28,7 +28,7 @@ def test_greedy_tokens_equal_transformers(family, enforce_eager, tmp_path):
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_chunks_and_preemption(async_scheduling, tmp_path):
+def test_tokens_with_chunks_and_preemption_equal_transformers(async_scheduling, tmp_path):
     oracle = Oracle("llama3", tmp_path)
     block_bytes = 16 * 2**20 // make_engine(tmp_path, device="cuda").executor.info.num_blocks
     engine = make_engine(
@@ -50,7 +50,7 @@ QUANTIZED = {"fp8": "W8A8 fp8", "int8": "W8A8 int8", "int4": "W4A16"}
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_quantized_weights(quantization, tmp_path):
-    """Tokens depend neither on the batch nor on graphs; most are those of dequantized weights."""
+    """Tokens depend neither on the batch nor on graphs; most equal those of dequantized weights."""
     form = QUANTIZED[quantization]
     if form == "W8A8 fp8" and torch.cuda.get_device_capability() < (8, 9):
         form = "W8A16 fp8"

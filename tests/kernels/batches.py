@@ -1,4 +1,4 @@
-"""Ragged batches over a paged cache whose every unused slot is poisoned with NaN."""
+"""Ragged batches over a paged cache; every unused slot holds NaN, so that a read of it shows."""
 
 from __future__ import annotations
 

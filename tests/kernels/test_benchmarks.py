@@ -106,7 +106,7 @@ def test_shared_keys_count_once(full: SimpleNamespace) -> None:
     assert shared.block_table[:, 2].unique().numel() == 3
 
 
-def test_blocks_of_a_batch_are_its_own(full: SimpleNamespace) -> None:
+def test_sequences_of_a_batch_share_no_blocks(full: SimpleNamespace) -> None:
     batch = attention.Batch(full, [17, 1, 32])
     used = [
         int(i) for row, count in zip(batch.block_table, (2, 1, 2), strict=True) for i in row[:count]
@@ -114,7 +114,7 @@ def test_blocks_of_a_batch_are_its_own(full: SimpleNamespace) -> None:
     assert sorted(used) == list(range(batch.num_blocks))
 
 
-def test_gathered_keys_are_those_of_the_table(bench: Bench) -> None:
+def test_gathered_keys_equal_the_keys_in_the_blocks(bench: Bench) -> None:
     batch = attention.Batch(bench, [20 * 512] * 2)
     layer = batch.layer()
     k, v = batch.gathered(layer)
@@ -126,7 +126,7 @@ def test_gathered_keys_are_those_of_the_table(bench: Bench) -> None:
         assert torch.equal(torch.stack([k[seq, :, key], v[seq, :, key]]), stored)
 
 
-def test_ragged_lengths_are_compared_with_as_many_keys() -> None:
+def test_ragged_lengths_are_compared_with_even_ones_of_as_many_keys() -> None:
     module = importlib.import_module("bench_paged_decode")
     for lengths in module.RAGGED_LENGTHS.values():
         even = module.evened(lengths)
@@ -238,7 +238,9 @@ def test_compilations_after_the_warm_up_are_counted(bench: Bench) -> None:
     assert bench.as_json()[-1]["met"] is False
 
 
-def test_what_fails_to_run_is_told(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peer_that_fails_is_printed_with_its_reason(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
         raise RuntimeError("no compiler\nand a long trace")
 
@@ -247,7 +249,7 @@ def test_what_fails_to_run_is_told(bench: Bench, capsys: pytest.CaptureFixture[s
     assert line.split() == "FlexAttention did not run: RuntimeError: no compiler".split()
 
 
-def test_the_search_finds_a_combination() -> None:
+def test_the_search_finds_the_cheapest_configuration() -> None:
     def cost(config: DecodeConfig) -> float:
         if config.tile == 128 and config.num_warps == 4:
             return float("inf")  # does not fit
@@ -312,7 +314,7 @@ def test_each_row_is_kept_when_a_benchmark_is_killed_or_hangs(
     assert [entry.name for entry in file.parent.iterdir()] == ["kernels.json"]
 
 
-def test_figures_of_all_are_collected(tmp_path: Path) -> None:
+def test_run_all_collects_the_figures_of_each_benchmark(tmp_path: Path) -> None:
     file = tmp_path / "results" / "kernels.json"
     command = ["run_all.py", "--quick", "--only", "silu_and_mul", "--json", str(file)]
     path = os.pathsep.join([str(KERNELS.parent), os.environ.get("PYTHONPATH", "")])

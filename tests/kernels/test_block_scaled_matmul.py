@@ -75,7 +75,7 @@ def test_takes_rows_as_they_are_quantized(device: torch.device) -> None:
     assert (out - exact).norm() / exact.norm() < 0.04  # 3 bits of a fraction
 
 
-def test_a_row_does_not_depend_on_their_number(device: torch.device) -> None:
+def test_a_row_does_not_depend_on_the_number_of_rows(device: torch.device) -> None:
     call = random_call(MANY_ROWS, *WIDE, device)
 
     def product(rows: int) -> Tensor:

@@ -29,7 +29,7 @@ def cascades(monkeypatch) -> list[int]:
     return noted
 
 
-def test_tokens_are_the_same(cascades, tmp_path):
+def test_tokens_are_the_same_with_and_without_cascades(cascades, tmp_path):
     oracle = Oracle("smollm", tmp_path, num_hidden_layers=1, intermediate_size=40)
 
     def engine(**options: object) -> Engine:
@@ -43,7 +43,7 @@ def test_tokens_are_the_same(cascades, tmp_path):
             **options,
         )
 
-    # The last prompt is computed beside the decodes of the others, and shares their blocks.
+    # The last prompt runs in one step with the decodes of earlier ones and shares their blocks.
     work: Work = [(PREFIX + [5], 6), (PREFIX + [9, 8], 5), (PREFIX + [4] * 20, 4)]
     answers = []
     for disabled in (True, False):

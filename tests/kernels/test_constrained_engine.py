@@ -1,4 +1,4 @@
-"""Constrained answers of the engine on the Triton kernels: those of the CPU's platform."""
+"""Constrained answers of the engine with the Triton kernels equal those of the CPU's platform."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def expected(folder: Path) -> Answers:
 
 
 @pytest.mark.parametrize("steps", ["ahead", "padded"])
-def test_constrained_answers_are_those_of_a_cpu(folder, expected, steps):
+def test_constrained_answers_equal_those_of_the_cpu(folder, expected, steps):
     """With steps scheduled ahead, and with steps padded to the shapes of graphs."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     engine = constrained_engine(folder, device, async_scheduling=steps == "ahead")

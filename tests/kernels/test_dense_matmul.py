@@ -40,7 +40,7 @@ def check(out: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None
 
 
 def check_gated(out: Tensor, x: Tensor, gate_up: Tensor) -> None:
-    """An error of gate or up is an error of at most 1.1 times the other one."""
+    """Compare with float64: errors of gate and up count at most 1.1 times the other factor."""
     expected = reference.dense_matmul_silu_and_mul(x, gate_up)
     gate, up = reference.dense_matmul(x, gate_up).abs().chunk(2, dim=1)
     of_gate, of_up = reference.dense_matmul(x.abs(), gate_up.abs()).chunk(2, dim=1)
@@ -73,7 +73,7 @@ def test_gated_equals_the_reference(
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_row_does_not_depend_on_their_number(gated: bool, device: torch.device) -> None:
+def test_a_row_does_not_depend_on_the_number_of_rows(gated: bool, device: torch.device) -> None:
     assert matmul_splits(*WIDE)[0] == 3
     x, w = random_operands(MANY_ROWS, *WIDE, torch.bfloat16, device)
     product = dense_matmul_silu_and_mul if gated else dense_matmul

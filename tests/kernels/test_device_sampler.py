@@ -1,4 +1,4 @@
-"""Sampling on the device beside sampling on the host, from the same requests."""
+"""Sampling on the device, compared with sampling on the host from the same requests."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Sequences:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_tokens_are_those_of_the_host(device, padding):
+def test_tokens_equal_those_of_the_host(device, padding):
     sampler = DeviceSampler(
         len(SETTINGS) + 3, VOCAB, EOS, Transfer(device, pinned=device.type == "cuda")
     )

@@ -54,7 +54,7 @@ def run(engine: Engine) -> dict[str, bytes | None]:
 @pytest.mark.parametrize(
     ("kind", "async_scheduling"), [("last", True), ("mean", False), ("mean", True), ("cls", True)]
 )
-def test_embeddings_are_those_of_transformers(folder, model, kind, async_scheduling):
+def test_embeddings_of_a_decoder_equal_transformers(folder, model, kind, async_scheduling):
     pooled = [
         run(
             engine_for(
@@ -75,7 +75,7 @@ def test_embeddings_are_those_of_transformers(folder, model, kind, async_schedul
             torch.testing.assert_close(torch.from_numpy(vector), wanted, rtol=0, atol=1e-5)
 
 
-def test_warming_up_leaves_nothing_behind(folder, model):
+def test_warming_up_leaves_no_pooled_sums(folder, model):
     engine = engine_for(folder, max_num_batched_tokens=16)
     runner = engine.executor.model_runner
     runner.warm_up()
@@ -87,7 +87,7 @@ def test_warming_up_leaves_nothing_behind(folder, model):
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_an_encoder(tmp_path, async_scheduling):
+def test_embeddings_of_an_encoder_equal_transformers(tmp_path, async_scheduling):
     model = make_encoder("roberta", tmp_path)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     engine = encoder_engine(
@@ -106,7 +106,7 @@ def test_an_encoder(tmp_path, async_scheduling):
         )
 
 
-def test_a_reranker(tmp_path):
+def test_scores_of_a_reranker_equal_transformers(tmp_path):
     model = make_reranker("smollm", tmp_path, num_hidden_layers=2, intermediate_size=40)
     wanted = torch.tensor(classifier_scores(model, tmp_path)).sigmoid().tolist()
     device = "cuda" if torch.cuda.is_available() else "cpu"

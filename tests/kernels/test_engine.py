@@ -42,7 +42,7 @@ def short(count: int, seed: int = 0) -> Work:
     return [(prompt[:30], min(limit, 6)) for prompt, limit in mixed_work(count, seed)]
 
 
-def test_warming_up_leaves_nothing_behind(oracle):
+def test_warming_up_does_not_change_later_tokens(oracle):
     engine = engine_for(oracle, max_num_seqs=2, max_num_batched_tokens=32)
     engine.executor.model_runner.warm_up()
     engine.executor.model_runner.run_largest()
@@ -88,14 +88,14 @@ def test_no_option_of_a_request_needs_an_operation_that_the_warm_up_has_not_run(
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_mixed_lengths_come_and_go(oracle, async_scheduling):
+def test_requests_of_mixed_lengths_equal_transformers(oracle, async_scheduling):
     engine = engine_for(oracle, async_scheduling=async_scheduling)
     work = short(6)
     oracle.confirm(work, tokens_of(run(engine, work)))
     assert engine.stats().num_used_blocks == 0
 
 
-def test_prompts_in_chunks(oracle):
+def test_prompts_in_chunks_equal_transformers(oracle):
     engine = engine_for(oracle, max_num_batched_tokens=7)
     work = short(3, seed=1)
     oracle.confirm(work, tokens_of(run(engine, work)))
@@ -113,7 +113,7 @@ def test_prefix_hits(oracle):
 
 # Together they have all that a family may have: see `Variant`.
 @pytest.mark.parametrize("family", ["gemma2", "glm4", "olmo3"])
-def test_families(tmp_path, family):
+def test_families_equal_transformers(tmp_path, family):
     oracle = Oracle(family, tmp_path, intermediate_size=40)
     work = short(2, seed=3)
     oracle.confirm(work, tokens_of(run(engine_for(oracle), work)))
@@ -284,7 +284,7 @@ def test_seeded_tokens_do_not_depend_on_the_batch(oracle):
     assert together["b"] != alone
 
 
-def test_bfloat16_is_near(tmp_path):
+def test_most_tokens_of_bfloat16_equal_float32(tmp_path):
     """Tokens may differ where two are almost as likely; most do not."""
     oracle = Oracle("qwen3", tmp_path, **TINY)
     work = [(prompt[:24], 4) for prompt, _ in mixed_work(3)]
@@ -310,7 +310,7 @@ def test_a_preempted_sequence_keeps_its_settings(oracle):
     assert crowded == {r.request_id: drawn(engine_for(oracle), [r])[r.request_id] for r in requests}
 
 
-def test_forks_go_their_own_ways(oracle):
+def test_completions_of_a_request_differ_whether_or_not_they_share_a_block(oracle):
     """They share a block, or not, by its size alone; the tokens are the same."""
     answers = []
     for block_size in (8, 16):
@@ -437,7 +437,7 @@ def test_only_steps_whose_logits_a_request_changes_are_sampled_again(oracle, mon
     assert steps_again(temperature=0) == 0
 
 
-def test_small_steps_send_little(oracle, monkeypatch):
+def test_steps_of_decodes_use_smaller_buffers_than_prompts(oracle, monkeypatch):
     """Decodes have buffers without room for a prompt; both kinds of steps take turns."""
     monkeypatch.setattr(step_inputs, "captured_shapes", lambda *_: [StepShape.decodes(4)])
     engine = engine_for(oracle, max_num_batched_tokens=2048)

@@ -93,7 +93,7 @@ def test_all_rows_choose_one_expert(rows: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, device: torch.device) -> None:
+def test_a_row_does_not_depend_on_other_rows(dtype: torch.dtype, device: torch.device) -> None:
     call = random_call(180, 2, 1, 70, 40, dtype, device, bias=True)
     size = dtype.itemsize
     configs = {experts_config(-(-rows // 2), size) for rows in (1, 17, 64, 180)}

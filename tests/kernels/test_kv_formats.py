@@ -1,4 +1,4 @@
-"""Every format of the KV cache on the GPU path, beside the attention of the torch platform.
+"""Every format of the KV cache on the GPU path, compared with the torch platform's attention.
 
 Both store the same numbers, so the engine gives the same tokens with either of them.
 """
@@ -70,7 +70,7 @@ def all_answers(engine: Engine) -> list[object]:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8_per_token_head"])
-def test_tokens_are_those_of_torchs_attention(oracle, kv_cache_dtype, monkeypatch):
+def test_tokens_equal_those_with_torchs_attention(oracle, kv_cache_dtype, monkeypatch):
     kernels = all_answers(engine_for(oracle, kv_cache_dtype))
     monkeypatch.setattr(
         GpuPlatform, "attention", lambda self, *sizes: TorchAttention(*sizes, self.device)
@@ -132,7 +132,7 @@ def attended(
 
 
 @pytest.mark.parametrize(("dtype", "scales"), FORMATS)
-def test_a_layer_is_that_of_torchs_attention(device, dtype, scales):
+def test_a_layer_equals_torchs_attention(device, dtype, scales):
     spec = KVCacheSpec((KVCacheGroup(None, (0, 1)),), KV_HEADS, DIM, BLOCK, dtype, scales)
     sinks = torch.tensor([0.5, 1.0, -1.0, 2.0], device=device)
     layer = replace(make_layer(scales, device), softcap=2.0, window=9, sinks=sinks)
@@ -141,7 +141,7 @@ def test_a_layer_is_that_of_torchs_attention(device, dtype, scales):
     torch.testing.assert_close(kernels, wanted, atol=2e-5, rtol=2e-5)
 
 
-def test_scales_of_a_checkpoint_are_no_matter_to_other_formats(device):
+def test_scales_of_a_checkpoint_do_not_change_an_unquantized_cache(device):
     """A checkpoint may have scales and its cache be stored in the dtype of the model."""
     spec = KVCacheSpec((KVCacheGroup(None, (0, 1)),), KV_HEADS, DIM, BLOCK, torch.float32)
     with_scales, without = (

@@ -62,7 +62,9 @@ def test_logprobs(kind: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_logits_of_16_bits_are_those_numbers(dtype: torch.dtype, device: torch.device) -> None:
+def test_logits_of_16_bits_give_the_logprobs_of_the_same_float32(
+    dtype: torch.dtype, device: torch.device
+) -> None:
     logits = torch.stack([logits_of("peaked", 5003) for _ in range(2)]).to(dtype)
     found = run_logprobs(logits, [17, 5002], [5, 20], 20, device)
     check_logprobs(found, 0, logits[0].float(), 17, 5)
@@ -76,7 +78,7 @@ def test_logprobs_of_ties_that_overflow_the_stacks(device: torch.device) -> None
     check_logprobs(found, 1, logits[1], 7, 4)
 
 
-def test_logprobs_where_little_is_possible(device: torch.device) -> None:
+def test_logprobs_of_impossible_tokens_are_minus_infinity(device: torch.device) -> None:
     inf = math.inf
     logits = torch.tensor([[-inf, 2.0, -inf, math.nan, 2.0], [-inf] * 5])
     found = run_logprobs(logits, [0, 0], [4, 2], 4, device)

@@ -21,7 +21,7 @@ def parts(device, rows=5, heads=3, dim=80, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [64, 80, 256])
-def test_weights_are_those_of_the_log_sum_exps(device, dtype, dim):
+def test_weights_follow_from_the_log_sum_exps(device, dtype, dim):
     arguments = parts(device, rows=7, dim=dim, dtype=dtype)
     out = torch.full_like(arguments[0], torch.nan)
     assert merge_attention(*arguments, out=out) is out

@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer on the GPU platform, beside the platform of plain torch."""
+"""A mixture-of-experts layer on the GPU platform, compared with plain torch."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ def test_cascade_reads_shared_blocks_once(device, cache_dtype):
     assert_close(got, batch.wanted(params)[0], batch.dtype)
 
 
-def test_cascade_beside_the_chunk_of_a_prompt(device):
+def test_a_cascade_and_the_chunk_of_a_prompt_in_one_batch(device):
     batch = Batch([(1, 40), (1, 33), (5, 37)], shared_blocks=2, device=device)
     step, params = (batch.kv_cache, batch.block_table, batch.seq_lens), batch.params()
     decodes = batch.kv_cache, batch.block_table[:2], batch.seq_lens[:2]
@@ -451,7 +451,7 @@ def check_refused(batch: Batch, name: str, value: object) -> None:
         )
 
 
-def test_what_cascades_cannot_take(device):
+def test_arguments_that_cascades_cannot_take_are_refused_by_name(device):
     batch = Batch([(1, 100), (1, 120)], shared_blocks=2, device=device)
     step = batch.q, batch.kv_cache, batch.block_table, batch.seq_lens
     plan = plan_cascade(*step, num_shared_blocks=2)

@@ -39,8 +39,8 @@ ALIGNED = {"hidden_size": 192, "head_dim": 64, "num_attention_heads": 2, "num_ke
 class Case:
     """A checkpoint, and what is made of it on the device.
 
-    `bound` is the allowed difference between the logits and those of float32 arithmetic on the
-    dequantized weights: the root of its mean square, as a part of their standard deviation.
+    `bound` limits the difference from the logits that float32 arithmetic on the dequantized weights
+    gives: its root mean square, divided by the standard deviation of these logits.
     """
 
     config: dict[str, Any]
@@ -77,7 +77,7 @@ CASES = {
         GPTQ_CONFIG | {"bits": 4, "group_size": 32},
         gptq(4, 32, act_order=True),
         "float16",
-        # The writer has another order for each part, which those of q, k and v cannot be.
+        # The writer orders the inputs of each part differently, so q, k and v cannot be fused.
         {"W4A16": 2, "dequantized": 2},
         12.8,
         EXACT,
@@ -190,7 +190,7 @@ def test_a_float_checkpoint_stays_quantized_as_it_is_loaded(
     confirm(oracle, engine, bound, dtype=dtype, quantization=quantization)
 
 
-def test_what_no_kernel_multiplies_is_dequantized(tmp_path: Path) -> None:
+def test_weights_that_no_kernel_multiplies_are_dequantized(tmp_path: Path) -> None:
     """The products of 16-bit inputs have no float32; the start line says so."""
     oracle = Oracle("qwen2", tmp_path, **SIZES)
     config, writer = AWQ_CONFIG | {"group_size": 32}, awq(32)

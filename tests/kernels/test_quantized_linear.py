@@ -1,4 +1,4 @@
-"""Products with weights that stay quantized on a device, beside the weights that they stand for."""
+"""Products with weights that stay quantized on a device, compared with dequantized weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def random_weight(encoding: Encoding, outputs: int) -> QuantizedWeight:
 
 
 def check(out: Tensor, x: Tensor, dense: Tensor, encoding: Encoding) -> None:
-    """Compare with float64; inputs that are rounded add their error to that of the dtype."""
+    """Compare with float64; rounded inputs add their error to the rounding of the dtype."""
     magnitude = x.double().abs() @ dense.abs().t()
     allowed = BOUNDS[out.dtype] * magnitude + 1e-6
     if encoding.rounds_inputs:
@@ -91,7 +91,7 @@ def test_fused_parts(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_groups_of_inputs_that_are_no_neighbors(bits: int, device: torch.device) -> None:
+def test_groups_of_inputs_that_are_not_adjacent(bits: int, device: torch.device) -> None:
     encoding = Encoding(INT8, (1, 64), bits, zero_points=True)
     plain = random_weight(encoding, 50)
     groups = (torch.arange(INPUTS) // 64)[torch.randperm(INPUTS)]
@@ -109,7 +109,7 @@ def test_groups_of_inputs_that_are_no_neighbors(bits: int, device: torch.device)
     assert stacked([uneven]) is None
 
 
-def test_int8_is_that_of_the_reference(device: torch.device) -> None:
+def test_int8_equals_the_reference(device: torch.device) -> None:
     weight = random_weight(Encoding(INT8, (1, 0)), 70)
     linear = quantized_product(WeightForm.W8A8_INT8, weight, None, F32, device)
     x = torch.randint(-126, 127, (17, INPUTS)).float()
@@ -137,13 +137,13 @@ def test_int8_is_that_of_the_reference(device: torch.device) -> None:
         (Encoding(INT8, (1, 0), bits=5), [64], 64, ["W8A16 int8"]),
     ],
 )
-def test_forms_of_an_encoding(
+def test_an_encoding_has_the_forms_that_its_shape_allows(
     encoding: Encoding, outputs: list[int], inputs: int, forms: list[str]
 ) -> None:
     assert [form.value for form in encoding.forms(outputs, inputs)] == forms
 
 
-def test_forms_of_a_device() -> None:
+def test_a_device_has_the_forms_that_its_dtypes_allow() -> None:
     assert set(weight_forms(BF16, fp8=True)) == set(WeightForm)
     older = set(weight_forms(F16, fp8=False))
     assert older == {

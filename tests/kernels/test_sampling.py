@@ -97,7 +97,7 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("kind", ["peaked", "flat", "coarse", "descending", "masked"])
-def test_draws_are_those_of_a_sort(kind: str, device: torch.device) -> None:
+def test_draws_equal_those_of_a_sort(kind: str, device: torch.device) -> None:
     logits = torch.stack([logits_of(kind, 5003) for _ in PARAMS])
     state = state_of(PARAMS, seeds=[-(2**63), -1, 0, 2**40 + 3, 2**63 - 1, *range(6)])
     found = run(logits, state, device)
@@ -106,7 +106,9 @@ def test_draws_are_those_of_a_sort(kind: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_logits_of_16_bits_are_those_numbers(dtype: torch.dtype, device: torch.device) -> None:
+def test_logits_of_16_bits_give_the_tokens_of_the_same_float32(
+    dtype: torch.dtype, device: torch.device
+) -> None:
     logits = torch.stack([logits_of("peaked", 5003) for _ in PARAMS]).to(dtype)
     logits[0, 7], logits[1, 8] = math.nan, math.inf
     state = state_of(PARAMS)
@@ -122,7 +124,7 @@ def test_any_vocabulary(vocab: int, device: torch.device) -> None:
     assert found == [drawn(row, state, slot, [5])[0] for slot, row in enumerate(logits)]
 
 
-def test_stacks_that_overflow(device: torch.device) -> None:
+def test_tokens_are_right_when_stacks_overflow(device: torch.device) -> None:
     """Ties of more tokens than the stacks hold, and one lane that needs all their depth."""
     vocab = 2048 * 9 + 5
     logits = torch.stack([torch.zeros(vocab), logits_of("strided", vocab)]).repeat(2, 1)
@@ -131,7 +133,7 @@ def test_stacks_that_overflow(device: torch.device) -> None:
     assert found == [drawn(row, state, slot, [5])[0] for slot, row in enumerate(logits)]
 
 
-def test_stacks_hold_what_reaches_the_bound(stacks: Stacks, device: torch.device) -> None:
+def test_stacks_hold_all_tokens_that_reach_the_bound(stacks: Stacks, device: torch.device) -> None:
     row = torch.randn(1, 9000)
     row[0, [3, 2055, 4100, 8000, 8999]] = torch.tensor([9.0, 8.0, 7.0, 6.0, 6.0])
     run(row, state_of([(1.0, 4, 1.0, 0.0)]), device)
@@ -172,7 +174,7 @@ def test_padding_is_left_alone(device: torch.device) -> None:
     assert run(logits, state, device, slots=[-1, 0, 0, -1]) == [UNTOUCHED, 99, 0, UNTOUCHED]
 
 
-def test_the_first_of_the_largest(device: torch.device) -> None:
+def test_of_equal_largest_logits_the_first_is_chosen(device: torch.device) -> None:
     logits = torch.zeros(2, 5000)
     logits[0, [4000, 2500, 2501]] = 1
     logits[1, :2] = torch.tensor([-0.0, 0.0])
@@ -180,7 +182,7 @@ def test_the_first_of_the_largest(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, PLAIN, (1.0, 2, 0.9, 0.01)])
-def test_logits_that_are_no_numbers(
+def test_nan_and_infinite_logits(
     params: tuple[float, int, float, float], device: torch.device
 ) -> None:
     nan, inf = math.nan, math.inf
@@ -264,7 +266,7 @@ def _exponential_kernel(words_ptr, out_ptr, SIZE: tl.constexpr):  # type: ignore
     tl.store(out_ptr + at, sampling._exponential(words))
 
 
-def test_exponentials_are_fine_where_they_are_small(device: torch.device) -> None:
+def test_small_exponentials_keep_their_relative_precision(device: torch.device) -> None:
     words = torch.cat([torch.arange(64), 2 ** torch.arange(6, 32), torch.tensor([2**26 - 1])])
     words = torch.cat([words, torch.randint(0, 2**32 - 2**12, (128 - len(words),))])
     out = torch.empty(128, device=device)

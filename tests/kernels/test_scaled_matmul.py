@@ -89,7 +89,9 @@ def test_sums_of_int8_are_exact(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_their_number(dtype: torch.dtype, device: torch.device) -> None:
+def test_a_row_does_not_depend_on_the_number_of_rows(
+    dtype: torch.dtype, device: torch.device
+) -> None:
     assert matmul_splits(*WIDE)[0] == 3
     call = random_call(MANY_ROWS, *WIDE, dtype, device)
     call["bias"] = torch.randn(WIDE[0], device=device)

@@ -64,7 +64,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize(("group_size", "zero_points"), [(128, False), (-1, True)])
-def test_a_row_does_not_depend_on_their_number(
+def test_a_row_does_not_depend_on_the_number_of_rows(
     group_size: int, zero_points: bool, device: torch.device
 ) -> None:
     call = random_call(MANY_ROWS, *WIDE, group_size, BF16, device, zero_points=zero_points)
@@ -98,7 +98,7 @@ def test_a_wrong_number_is_noticed(name: str, device: torch.device) -> None:
         check(out, call)
 
 
-def test_packing_is_that_of_compressed_tensors(device: torch.device) -> None:
+def test_packing_equals_compressed_tensors(device: torch.device) -> None:
     values = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]], device=device)
     packed = pack_int4(values)
     assert packed.dtype == torch.int32

@@ -80,7 +80,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize(("group_size", "float8"), [(128, True), (-1, False)])
-def test_a_row_does_not_depend_on_their_number(
+def test_a_row_does_not_depend_on_the_number_of_rows(
     group_size: int, float8: bool, device: torch.device
 ) -> None:
     call = random_call(MANY_ROWS, *WIDE, group_size, BF16, device, float8=float8)
