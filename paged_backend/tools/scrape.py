@@ -77,10 +77,6 @@ class Scrape:
     def __init__(self, samples: Mapping[str, list[Sample]]) -> None:
         self._samples = samples
 
-    def has(self, name: str) -> bool:
-        """Return True if the page shows this metric."""
-        return name in self._samples
-
     def value(self, name: str) -> float:
         """The sum over all label sets.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import math
 import statistics
 import time
@@ -41,6 +40,7 @@ from paged_backend.tools.bench.requests import drain, greedy
 from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import write_json
 
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20
@@ -200,12 +200,9 @@ class DecodeReport:
             print(self._peer_line(self.peer))
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON; an existing file is replaced atomically."""
+        """Write everything as JSON."""
         targets = [asdict(target) | {"met": target.met} for target in self.targets()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(json.dumps(asdict(self) | {"targets": targets}, indent=2) + "\n")
-        part.replace(path)
+        write_json(path, asdict(self) | {"targets": targets}, indent=2)
 
     def _peer_line(self, peer: PeerResult) -> str:
         name = f"transformers' continuous batching, {peer.batch_size} x {peer.context}: "

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from paged_backend.tools.machine import cpu_property
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 def cpu_flags() -> str:
     """The flags in `FLAGS` that this processor has, separated by spaces."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            present = set(line.partition(":")[2].split())
-            return " ".join(flag for flag in FLAGS if flag in present)
-    return ""
+    present = cpu_property("flags").split()
+    return " ".join(flag for flag in FLAGS if flag in present)
 
 
 class StolenTime:

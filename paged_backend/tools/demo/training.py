@@ -55,7 +55,7 @@ class Phase:
     """A part of a training, with optimizers and a learning rate schedule of its own."""
 
     optimizers: Sequence[torch.optim.Optimizer]
-    batches: Iterator[list[Batch]]  # of each step
+    batches: Iterator[list[Batch]]  # batches of each step
     steps: int
 
 
