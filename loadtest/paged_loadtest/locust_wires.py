@@ -134,11 +134,9 @@ class GrpcWire(Transport):
         return ServerInfo("triton", info.vocab_size, info.max_model_len)
 
     def encode(self, request: Request) -> Any:
-        """Encode as a ``ModelInferRequest``."""
         return triton_grpc.encode(request, self.model)
 
     def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
-        """Send a message and feed the responses to the decoder."""
         call = self._stub.ModelStreamInfer(iter((message,)))
         try:
             for response in call:
@@ -171,7 +169,6 @@ class HttpWire(Transport):
         """Return the path to post the request to."""
 
     def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
-        """Post a body and feed the response to the decoder."""
         with (
             _connection_errors(),
             self._pool.urlopen(
@@ -189,7 +186,6 @@ class HttpWire(Transport):
                 decoder.feed(data, perf_counter())
 
     def close(self) -> None:
-        """Close the connections."""
         self._pool.close()
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -240,11 +236,9 @@ class GenerateStreamWire(HttpWire):
         return triton_http.server_info("triton", answer)
 
     def path(self, request: Request) -> str:
-        """Return the ``generate_stream`` path of the model."""
         return f"{self._path}/generate_stream"
 
     def encode(self, request: Request) -> bytes:
-        """Encode the input tensors as a JSON body."""
         return triton_http.encode(request, self.model)
 
 
@@ -265,11 +259,9 @@ class OpenAIWire(HttpWire):
         return ServerInfo("openai", card.get("vocab_size"), card.get("max_model_len"))
 
     def path(self, request: Request) -> str:
-        """Return the chat completions path for chats, else the completions path."""
         return openai.CHATS if _is_chat(request) else openai.COMPLETIONS
 
     def encode(self, request: Request) -> bytes:
-        """Encode as an OpenAI request body."""
         return openai.encode(request, self.model, chat=_is_chat(request))
 
 

@@ -31,7 +31,6 @@ class HttpEndpoint(Endpoint):
         )
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._session.close()
 
     async def _stream(self, path: str, body: bytes, decoder_type: type[EventDecoder]) -> Timeline:

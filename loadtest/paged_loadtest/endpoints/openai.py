@@ -32,7 +32,6 @@ class OpenAIEndpoint(HttpEndpoint):
         )
 
     async def is_ready(self) -> bool:
-        """Return True if the server lists the model."""
         try:
             openai.find_model(self._destination, *await self._ask("GET", openai.MODELS))
         except ConfigError:
@@ -40,7 +39,6 @@ class OpenAIEndpoint(HttpEndpoint):
         return True
 
     async def send(self, request: Request) -> Timeline:
-        """Send a request and wait for the end of its response."""
         body = openai.encode(
             request,
             self._target.model,

@@ -54,7 +54,6 @@ class TritonGrpcEndpoint(Endpoint):
         return ServerInfo(name, info.vocab_size, info.max_model_len)
 
     async def is_ready(self) -> bool:
-        """Return True if the model accepts requests now."""
         request = service_pb2.ModelReadyRequest(name=self._target.model)
         try:
             answer = await self._stub.ModelReady(request, timeout=PROBE_TIMEOUT_S)
@@ -63,7 +62,6 @@ class TritonGrpcEndpoint(Endpoint):
         return bool(answer.ready)
 
     async def send(self, request: Request) -> Timeline:
-        """Send a request and wait for the end of its response."""
         message = encode(request, self._target.model, self._inputs, self._cache_salt)
         timeline = Timeline(perf_counter())
         decoder = ResponseDecoder(timeline)
@@ -79,7 +77,6 @@ class TritonGrpcEndpoint(Endpoint):
         return timeline
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._channel.close()
 
     async def _ready_models(self) -> list[str]:

@@ -38,7 +38,6 @@ class TritonHttpEndpoint(HttpEndpoint):
         return triton_http.server_info(name, answer)
 
     async def is_ready(self) -> bool:
-        """Return True if the model accepts requests now."""
         try:
             status, _ = await self._ask("GET", f"{self._model}/ready")
         except ConfigError:
@@ -46,7 +45,6 @@ class TritonHttpEndpoint(HttpEndpoint):
         return status == 200
 
     async def send(self, request: Request) -> Timeline:
-        """Send a request and wait for the end of its response."""
         body = triton_http.encode(request, self._target.model, self._inputs, self._cache_salt)
         path = f"{self._model}/generate_stream"
         return await self._stream(path, body, triton_http.ResponseDecoder)

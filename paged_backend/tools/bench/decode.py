@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +148,12 @@ class DecodeReport:
     weight_bytes_per_step: int
     kv_bytes_per_token: int
     timed_steps: int
-    rows: list[BatchResult]
-    prefix: PrefixFigures | None
-    compiled_after_warm_up: list[str] | None  # names of kernels; None on a CPU
-    idle: IdleShare | None
-    peer: PeerResult | None
     environment: dict[str, str]
+    rows: list[BatchResult] = field(default_factory=list)
+    prefix: PrefixFigures | None = None
+    compiled_after_warm_up: list[str] | None = None  # names of kernels; None on a CPU
+    idle: IdleShare | None = None
+    peer: PeerResult | None = None
 
     def targets(self) -> list[Target]:
         """The targets, with the measured values."""
@@ -446,11 +446,6 @@ def run_decode_bench(
         weight_bytes_per_step=roofline.weight_bytes,
         kv_bytes_per_token=roofline.kv_bytes_per_token,
         timed_steps=num_steps,
-        rows=[],
-        prefix=None,
-        compiled_after_warm_up=None,
-        idle=None,
-        peer=None,
         environment=environment(device),
     )
 
