@@ -39,6 +39,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     options = PrefixOptions(**flag_values(args, PrefixOptions))
     wanted, described = session(args), workload(args)
-    from paged_loadtest.prefix import sweep_prefixes
+    from paged_loadtest.benches import sweep_prefixes
 
     return sweep_prefixes(wanted, described, options)

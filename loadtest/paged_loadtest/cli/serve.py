@@ -33,6 +33,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     load = LoadOptions(**flag_values(args, LoadOptions))
     wanted, described = session(args), workload(args)
-    from paged_loadtest.serve import serve
+    from paged_loadtest.benches import serve
 
     return serve(wanted, described, load)

@@ -35,6 +35,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     options = SweepOptions(**flag_values(args, SweepOptions))
     wanted, described = session(args), workload(args)
-    from paged_loadtest.sweep import sweep
+    from paged_loadtest.benches import sweep
 
     return sweep(wanted, described, options)
