@@ -49,11 +49,13 @@ class Transport(ABC):
     decoder_type: ClassVar[type[Decoder[Any]]]
 
     def __init__(self, options: LocustOptions) -> None:
-        url: str = getattr(options, self.option)
+        self.address, default = (
+            address_of(getattr(each, self.option), is_grpc=self.is_grpc)
+            for each in (options, LocustOptions())
+        )
+        self.has_default_address = self.address == default
         self.flag = "--" + self.option.replace("_", "-")
-        self.address = address_of(url, is_grpc=self.is_grpc)
         self.model = options.model
-        self.has_default_address = url == getattr(LocustOptions(), self.option)
         self.destination = Destination(
             self.address,
             self.model,

@@ -186,7 +186,7 @@ class PrefixOptions:
 
 
 def address_of(url: str, *, is_grpc: bool) -> str:
-    """Return ``host:port`` for gRPC, and otherwise a URL without anything after the port."""
+    """Return ``host:port`` for gRPC, otherwise a URL; neither ends in a slash or ``/v1``."""
     root = _root(url)
     if is_grpc:
         return root.rpartition("://")[2]
