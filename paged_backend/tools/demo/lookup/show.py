@@ -45,36 +45,14 @@ def show_tools() -> int:
     return report_wrong(console, [dialog.title for dialog in dialogs if not dialog.is_right])
 
 
-class Transcript:
-    """The lines of a conversation, which grow while the model answers."""
-
-    def __init__(self) -> None:
-        self._lines: list[tuple[str, str]] = []
-
-    def add(self, speaker: str, text: str = "") -> None:
-        """Begin a line."""
-        self._lines.append((speaker, text))
-
-    def extend(self, text: str) -> None:
-        """Add to the last line."""
-        speaker, before = self._lines[-1]
-        self._lines[-1] = (speaker, before + text)
-
-    def render(self) -> Group:
-        """Return what is shown."""
-        return Group(
-            *(Text.assemble((f"{speaker:8}", "bold"), text) for speaker, text in self._lines)
-        )
-
-
 class Dialog(ABC):
-    """A conversation on the screen."""
+    """A conversation on the screen; its lines grow while the model answers."""
 
     title: ClassVar[str]
 
     def __init__(self) -> None:
         self.is_right = False
-        self._transcript = Transcript()
+        self._lines: list[tuple[str, str]] = []  # speaker and text
         self._documentation = {item.name: item.answer for item in load_questions(QUESTIONS_FILE)}
 
     @abstractmethod
@@ -83,18 +61,28 @@ class Dialog(ABC):
 
     def panel(self) -> Panel:
         """The panel that shows the conversation so far."""
-        return Panel(self._transcript.render(), title=self.title, height=PANEL_HEIGHT)
+        lines = (Text.assemble((f"{speaker:8}", "bold"), text) for speaker, text in self._lines)
+        return Panel(Group(*lines), title=self.title, height=PANEL_HEIGHT)
+
+    def _add(self, speaker: str, text: str = "") -> None:
+        """Begin a line."""
+        self._lines.append((speaker, text))
+
+    def _extend(self, text: str) -> None:
+        """Add to the last line."""
+        speaker, before = self._lines[-1]
+        self._lines[-1] = (speaker, before + text)
 
     def _ask(self, client: Client, messages: list[dict[str, Any]], **options: Any) -> Answer:
-        """Add an answer of the model to the transcript while it comes."""
-        self._transcript.add("model")
+        """Show an answer of the model while it comes, and return it."""
+        self._add("model")
         builder = CompletionBuilder()
         with client.stream(messages, **OPTIONS, **options) as stream:
             for chunk in stream:
                 builder.add(chunk)
-                self._transcript.extend(chunk.text)
+                self._extend(chunk.text)
                 for part in chunk.tool_calls:
-                    self._transcript.extend(f"{part.name or ''} {part.arguments}".strip(" "))
+                    self._extend(f"{part.name or ''} {part.arguments}".strip(" "))
         return builder.build().answers[0]
 
 
@@ -105,14 +93,14 @@ class ToolDialog(Dialog):
 
     def run(self, client: Client) -> None:
         messages: list[dict[str, Any]] = [{"role": "user", "content": f"What does {NAME} do?"}]
-        self._transcript.add("user", messages[0]["content"])
+        self._add("user", messages[0]["content"])
         called = self._ask(client, messages, tools=[TOOL])
         if len(called.tool_calls) != 1:
             return
         (call,) = called.tool_calls
         name = json.loads(call.arguments)["name"]
         result = self._documentation.get(name, "There is no such function.")
-        self._transcript.add(TOOL_NAME, result)
+        self._add(TOOL_NAME, result)
         function = {"name": call.name, "arguments": call.arguments}
         messages += [
             {
@@ -133,9 +121,9 @@ class JsonDialog(Dialog):
 
     def run(self, client: Client) -> None:
         question = JSON_QUESTION.format(NAME)
-        self._transcript.add("user", question)
+        self._add("user", question)
         types = {name: part["type"] for name, part in JSON_SCHEMA["properties"].items()}
-        self._transcript.add("schema", ", ".join(f"{name}: {kind}" for name, kind in types.items()))
+        self._add("schema", ", ".join(f"{name}: {kind}" for name, kind in types.items()))
         messages = [{"role": "user", "content": question}]
         answer = self._ask(client, messages, structured_outputs={"json": JSON_SCHEMA})
         self.is_right = answer.text == description(NAME, self._documentation[NAME])
