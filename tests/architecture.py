@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": {"checkpoint", "core", "engine", "grammar"},
     "serving": {"checkpoint", "embeddings", "grammar", "parsers", "process", "text"},
     "launch": set(),
-    "demo": {"checkpoint", "launch"},
+    "demo": {"checkpoint", "launch", "scrape"},
     "machine": set(),
     "scrape": set(),
     "workloads": {"checkpoint"},

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metrics_page import read_metrics
+
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
-from paged_backend.tools.demo.metrics import read_metrics
 from paged_backend.tools.scrape import scrape
 
 MODEL = "paged_llm"

@@ -16,10 +16,9 @@ import pytest
 import yaml
 from demo_server import Server
 from gateway.gateways import running_gateway
+from metrics_page import read_metrics
 from paged_client import Client
 from prometheus_client.parser import text_string_to_metric_families
-
-from paged_backend.tools.demo.metrics import read_metrics
 
 DOCKER = Path(__file__).parent.parent / "docker"
 DASHBOARDS = sorted((DOCKER / "grafana/dashboards").glob("*.json"))

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
 
+from paged_client._base import BaseClient, only_response
 from paged_client._calls import AsyncCall, AsyncCanceller
 from paged_client._completion import CompletionBuilder
 from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo, Score
-from paged_client.errors import ServerError, from_status
+from paged_client.errors import from_status
 from paged_client.protocol import (
     READY_TIMEOUT_S,
     Prompt,
@@ -97,7 +97,7 @@ class AsyncStream(AsyncIterator[T_co]):
         self.cancel()
 
 
-class AsyncClient:
+class AsyncClient(BaseClient):
     """Client of one model on a server; must be created and used inside one event loop.
 
     ``timeout`` is in seconds, for a whole request; None waits forever.
@@ -106,10 +106,9 @@ class AsyncClient:
     def __init__(
         self, url: str = "127.0.0.1:8001", model: str = "paged_llm", timeout: float | None = None
     ) -> None:
-        self._model = model
-        self._timeout = timeout
-        self._channel = grpc.aio.insecure_channel(url, options=channel_options(url))
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        super().__init__(
+            grpc.aio.insecure_channel(url, options=channel_options(url)), model, timeout
+        )
         self._canceller = AsyncCanceller(self._stub, model)
 
     def stream(
@@ -274,17 +273,9 @@ class AsyncClient:
         name = give_name(request)
         return AsyncStream(AsyncCall(self._call(request, timeout), name, self._canceller), decoder)
 
-    def _call(self, request: Any, timeout: float | None) -> Any:
-        return self._stub.ModelStreamInfer(
-            iter((request,)), timeout=self._timeout if timeout is None else timeout
-        )
-
     async def _answer(self, request: Any) -> Any:
         """Return the only response to a task; like AsyncStream, reads to the end of the call."""
         try:
-            responses = [response async for response in self._call(request, None)]
+            return only_response([response async for response in self._call(request, None)])
         except grpc.RpcError as error:
             raise from_status(error) from None
-        if not responses:
-            raise ServerError("the stream ended without a response")
-        return responses[0]

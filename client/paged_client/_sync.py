@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
 
+from paged_client._base import BaseClient, only_response
 from paged_client._calls import Call, Canceller
 from paged_client._completion import CompletionBuilder
 from paged_client._types import Chunk, Completion, Embedding, EngineView, ModelInfo, Score
-from paged_client.errors import ServerError, from_status
+from paged_client.errors import from_status
 from paged_client.protocol import (
     READY_TIMEOUT_S,
     Prompt,
@@ -74,7 +74,7 @@ class Stream(Iterator[Chunk]):
             self.cancel()
 
 
-class Client:
+class Client(BaseClient):
     """Client of one model on a server; any thread may send any number of concurrent requests.
 
     ``timeout`` is in seconds, for a whole request; None waits forever.
@@ -83,10 +83,7 @@ class Client:
     def __init__(
         self, url: str = "127.0.0.1:8001", model: str = "paged_llm", timeout: float | None = None
     ) -> None:
-        self._model = model
-        self._timeout = timeout
-        self._channel = grpc.insecure_channel(url, options=channel_options(url))
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        super().__init__(grpc.insecure_channel(url, options=channel_options(url)), model, timeout)
         self._canceller = Canceller(self._stub, model)
 
     def stream(
@@ -217,17 +214,9 @@ class Client:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, request: Any, timeout: float | None) -> Any:
-        return self._stub.ModelStreamInfer(
-            iter((request,)), timeout=self._timeout if timeout is None else timeout
-        )
-
     def _answer(self, request: Any, timeout: float | None = None) -> Any:
         """Return the only response to a task; like Stream, reads to the end of the call."""
         try:
-            responses = list(self._call(request, timeout))
+            return only_response(list(self._call(request, timeout)))
         except grpc.RpcError as error:
             raise from_status(error) from None
-        if not responses:
-            raise ServerError("the stream ended without a response")
-        return responses[0]

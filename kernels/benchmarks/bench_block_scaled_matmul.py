@@ -23,7 +23,7 @@ def product(bench: Bench, rows: int, features: int, width: int) -> Call:
 def run(bench: Bench) -> None:
     warm_up(bench, product, linear)
     time_products(bench, "block_scaled_matmul", product, weight_bits=8, x_bytes=1)
-    time_products(bench, "F.linear, bfloat16", linear, weight_bits=16, x_bytes=2)
+    time_products(bench, "F.linear, bfloat16", linear)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,20 @@ from __future__ import annotations
 from functools import partial
 
 import torch.nn.functional as F
-from measure import Bench, Call, Work, main
+from measure import Bench, Call, main
 from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul
 from paged_kernels.silu_and_mul import silu_and_mul
-from products import OUT_DTYPE, Make, linear, shapes
+from products import Shapes, linear, shapes, time_products, warm_up
 from torch import Tensor
 
 
-def weights(bench: Bench) -> dict[str, tuple[int, int]]:
+def weights(bench: Bench) -> Shapes:
     """Return N and K of all weights that every step reads."""
     others = {} if bench.quick else {"o": (4096, 4096), "lm_head": (128256, 4096)}
     return shapes(bench) | others
 
 
-def gated_weights(bench: Bench) -> dict[str, tuple[int, int]]:
+def gated_weights(bench: Bench) -> Shapes:
     """Return N and K of the weights of gate and up."""
     return {name: shape for name, shape in shapes(bench).items() if name in ("tiny", "gate_up")}
 
@@ -42,29 +42,15 @@ def two_launches(bench: Bench, rows: int, features: int, width: int) -> Call:
     return call
 
 
-def time_all(
-    bench: Bench, name: str, make: Make, timed: dict[str, tuple[int, int]], outputs: float
-) -> None:
-    """Measure few rows; `outputs` is the number of results for each feature of a row."""
-    for label, (features, width) in timed.items():
-        for rows in bench.sizes(1, 8, 16, 64):
-            numbers = features * width + rows * (width + int(features * outputs))
-            shape = f"{label} {rows}x{features}x{width}"
-            work = Work(bytes=numbers * OUT_DTYPE.itemsize)
-            bench.time(name, shape, work, partial(make, bench, rows, features, width))
-
-
 def run(bench: Bench) -> None:
     plain, halves = weights(bench), gated_weights(bench)
-    for timed, makers in ((plain, (product, linear)), (halves, (gated, two_launches))):
-        for features, width in timed.values():
-            for rows in bench.sizes(1, 64):
-                for make in makers:
-                    bench.warm_up(make(bench, rows, features, width))
-    time_all(bench, "dense_matmul", product, plain, 1)
-    time_all(bench, "F.linear", linear, plain, 1)
-    time_all(bench, "dense_matmul_silu_and_mul", gated, halves, 0.5)
-    time_all(bench, "F.linear, silu_and_mul", two_launches, halves, 0.5)
+    warm_up(bench, product, linear, timed=plain, row_counts=(1, 64))
+    warm_up(bench, gated, two_launches, timed=halves, row_counts=(1, 64))
+    few = partial(time_products, bench, row_counts=(1, 8, 16, 64))
+    few("dense_matmul", product, timed=plain)
+    few("F.linear", linear, timed=plain)
+    few("dense_matmul_silu_and_mul", gated, timed=halves, outputs=0.5)
+    few("F.linear, silu_and_mul", two_launches, timed=halves, outputs=0.5)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def run(bench: Bench) -> None:
     time_products(bench, "w4a16_matmul", int4, weight_bits=4 + scale_bits, x_bytes=2)
     time_products(bench, "w8a16_matmul", int8, weight_bits=8 + scale_bits, x_bytes=2)
     time_products(bench, "w8a16_matmul, fp8", float8, weight_bits=8, x_bytes=2)
-    time_products(bench, "F.linear, bfloat16", linear, weight_bits=16, x_bytes=2)
+    time_products(bench, "F.linear, bfloat16", linear)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from measure import Bench, Call, Work, main
 from paged_kernels.penalties import Penalties, apply_penalties, count_tokens
 from torch import Tensor
 
-VOCAB = 128256
 SEEN = 1000  # maximum number of distinct tokens in a sequence
 STOPS = 4
 _FLOAT, _INT = torch.float32.itemsize, torch.int32.itemsize
@@ -17,8 +16,8 @@ _FLOAT, _INT = torch.float32.itemsize, torch.int32.itemsize
 
 def counts(bench: Bench, rows: int) -> Tensor:
     """Return the token counts of sequences of `SEEN` tokens."""
-    table = torch.zeros(rows, _vocab(bench), dtype=torch.int32, device=bench.device)
-    tokens = torch.randint(_vocab(bench), (rows, SEEN), device=bench.device)
+    table = torch.zeros(rows, bench.vocab_size, dtype=torch.int32, device=bench.device)
+    tokens = torch.randint(bench.vocab_size, (rows, SEEN), device=bench.device)
     return table.scatter_(1, tokens, 2)
 
 
@@ -28,7 +27,7 @@ def penalize(bench: Bench, rows: int, strength: float) -> Call:
     strengths = torch.full((rows,), strength, device=bench.device)
     stops = torch.arange(rows * STOPS, dtype=torch.int32, device=bench.device).view(rows, STOPS)
     penalties = Penalties(1 + strengths, strengths, strengths, torch.zeros_like(slots), stops)
-    logits = bench.random(rows, _vocab(bench), dtype=torch.float32)
+    logits = bench.logits(rows)
     return partial(apply_penalties, logits, slots, slots, counts(bench, rows), penalties)
 
 
@@ -42,7 +41,7 @@ def run(bench: Bench) -> None:
     for rows in bench.sizes(1, 64, 256):
         shape = f"{rows} rows"
         none = Work(bytes=rows * (4 * _INT + 3 * _FLOAT))  # the parameters of a row's slot
-        full = Work(bytes=rows * (_vocab(bench) * _INT + 2 * SEEN * _FLOAT))
+        full = Work(bytes=rows * (bench.vocab_size * _INT + 2 * SEEN * _FLOAT))
         counted = Work(bytes=rows * 4 * _INT)  # slot, token, and a count read and written
         for name, work, make in (
             ("apply_penalties, none", none, partial(penalize, bench, rows, 0.0)),
@@ -50,10 +49,6 @@ def run(bench: Bench) -> None:
             ("count_tokens", counted, partial(count, bench, rows)),
         ):
             bench.time(name, shape, work, make, dtype=torch.float32)
-
-
-def _vocab(bench: Bench) -> int:
-    return 1000 if bench.quick else VOCAB
 
 
 if __name__ == "__main__":

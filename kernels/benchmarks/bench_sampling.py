@@ -8,7 +8,6 @@ import torch
 from measure import Bench, Call, Work, main
 from paged_kernels.sampling import SamplingState, sample
 
-VOCAB = 128256
 FILTERS = {  # temperature, top_k, top_p, min_p
     "greedy": (0.0, 0, 1.0, 0.0),
     "plain": (1.0, 0, 1.0, 0.0),
@@ -29,7 +28,7 @@ def draw(bench: Bench, rows: int, filters: str, dtype: torch.dtype) -> Call:
         top_k=torch.full((rows,), top_k, dtype=torch.int32, device=bench.device),
         seed=torch.arange(rows, device=bench.device),
     )
-    logits = 3 * bench.random(rows, _vocab(bench), dtype=dtype)  # with some likely tokens
+    logits = bench.logits(rows, dtype)
     return partial(sample, logits, slots, slots, state, torch.empty_like(slots))
 
 
@@ -38,14 +37,10 @@ def run(bench: Bench) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         bench.warm_up(draw(bench, 1, "greedy", dtype))
         for rows in bench.sizes(1, 64, 256):
-            work = Work(bytes=rows * _vocab(bench) * dtype.itemsize)
+            work = Work(bytes=rows * bench.vocab_size * dtype.itemsize)
             for filters in FILTERS:
                 make = partial(draw, bench, rows, filters, dtype)
                 bench.time(f"sample {filters}", f"{rows} rows", work, make, dtype=dtype)
-
-
-def _vocab(bench: Bench) -> int:
-    return 1000 if bench.quick else VOCAB
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
     warm_up(bench, int8, fp8, linear)
     time_products(bench, "scaled_matmul, int8", int8, weight_bits=8, x_bytes=1)
     time_products(bench, "scaled_matmul, fp8", fp8, weight_bits=8, x_bytes=1)
-    time_products(bench, "F.linear, bfloat16", linear, weight_bits=16, x_bytes=2)
+    time_products(bench, "F.linear, bfloat16", linear)
 
 
 if __name__ == "__main__":

@@ -8,34 +8,27 @@ import torch
 from measure import Bench, Call, Work, main
 from paged_kernels.token_masks import apply_token_masks
 
-VOCAB = 128256
 _INT, _FLOAT = torch.int32.itemsize, torch.float32.itemsize
 ALLOWED = {"none": 0, "all": -1}  # every word of a mask
 
 
 def mask(bench: Bench, rows: int, word: int) -> Call:
     """Return a call that masks every row."""
-    vocab = _vocab(bench)
-    logits = bench.random(rows, vocab, dtype=torch.float32)
-    masks = torch.full((rows, -(-vocab // 32)), word, dtype=torch.int32, device=bench.device)
+    words = -(-bench.vocab_size // 32)
+    masks = torch.full((rows, words), word, dtype=torch.int32, device=bench.device)
     indices = torch.arange(rows, dtype=torch.int32, device=bench.device)
-    return partial(apply_token_masks, logits, indices, masks)
+    return partial(apply_token_masks, bench.logits(rows), indices, masks)
 
 
 def run(bench: Bench) -> None:
     bench.warm_up(mask(bench, 1, 0))
-    vocab = _vocab(bench)
     for rows in bench.sizes(1, 16, 64, 256):
         for name, word in ALLOWED.items():
-            read = _INT + vocab // 8  # a row's number and its mask
-            work = Work(bytes=rows * (read + (vocab * _FLOAT if word == 0 else 0)))
+            read = _INT + bench.vocab_size // 8  # a row's number and its mask
+            work = Work(bytes=rows * (read + (0 if word else bench.vocab_size * _FLOAT)))
             make = partial(mask, bench, rows, word)
             name = f"apply_token_masks, {name} allowed"
             bench.time(name, f"{rows} rows", work, make, dtype=torch.float32)
-
-
-def _vocab(bench: Bench) -> int:
-    return 1000 if bench.quick else VOCAB
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ _FEWEST_CALLS, _MOST_CALLS = 4, 64  # per replay
 _CACHE_BYTES = 512 << 20  # bytes read to empty the cache: many times the largest cache
 _COPY_BYTES = 2 << 30
 _MATMUL_SIZE = 8192
+_VOCAB_SIZE = 128256  # Llama-3's
 
 
 class Clock(Protocol):
@@ -194,6 +195,7 @@ class Bench:
             keep: called with this object after each row.
         """
         self.quick = quick
+        self.vocab_size = 1000 if quick else _VOCAB_SIZE
         self._keep = keep
         self.device = torch.device("cpu" if INTERPRETED else "cuda")
         self.clock: Clock = SingleClock() if INTERPRETED else GraphClock()
@@ -216,6 +218,10 @@ class Bench:
     def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Return normally distributed numbers."""
         return torch.randn(shape, dtype=dtype, device=self.device)
+
+    def logits(self, rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return logits of a whole vocabulary, with some likely tokens."""
+        return 3 * self.random(rows, self.vocab_size, dtype=dtype)
 
     def time(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -13,11 +13,14 @@ from torch import Tensor
 OUT_DTYPE = torch.bfloat16
 _FEW_ROWS = 64  # up to here, reading the weights takes nearly all of the time
 
+Shapes = dict[str, tuple[int, int]]
+"""N and K of weights, by name."""
+
 Make = Callable[[Bench, int, int, int], Call]
 """Returns a call for rows, N and K."""
 
 
-def shapes(bench: Bench) -> dict[str, tuple[int, int]]:
+def shapes(bench: Bench) -> Shapes:
     """Return N and K of the weights, tiny ones in a quick run."""
     if bench.quick:
         return {"tiny": (64, 128)}
@@ -35,19 +38,38 @@ def linear(bench: Bench, rows: int, features: int, width: int) -> Call:
     return partial(F.linear, bench.random(rows, width), bench.random(features, width))
 
 
-def warm_up(bench: Bench, *makers: Make) -> None:
-    """Compile all that any number of rows needs."""
+def warm_up(
+    bench: Bench,
+    *makers: Make,
+    timed: Shapes | None = None,
+    row_counts: Sequence[int] = (1, 256, 512),
+) -> None:
+    """Compile all that any number of rows needs, for all shapes or those of `timed`."""
     for make in makers:
-        for features, width in shapes(bench).values():
-            for rows in bench.sizes(1, 256, 512):
+        for features, width in (timed or shapes(bench)).values():
+            for rows in bench.sizes(*row_counts):
                 bench.warm_up(make(bench, rows, features, width))
 
 
-def time_products(bench: Bench, name: str, make: Make, weight_bits: float, x_bytes: int) -> None:
-    """Measure all shapes; a row of a weight has `weight_bits` per element, scales included."""
-    for label, (features, width) in shapes(bench).items():
-        for rows in bench.sizes(1, 16, 64, 256, 4096):
-            moved = rows * (width * x_bytes + features * OUT_DTYPE.itemsize)
+def time_products(
+    bench: Bench,
+    name: str,
+    make: Make,
+    weight_bits: float = 16,
+    x_bytes: int = 2,
+    *,
+    timed: Shapes | None = None,
+    row_counts: Sequence[int] = (1, 16, 64, 256, 4096),
+    outputs: float = 1,
+) -> None:
+    """Measure all shapes, or those of `timed`, with several numbers of rows.
+
+    An element of a weight has `weight_bits`, scales included, and an element of a row has
+    `x_bytes`. A row has `outputs` results for each feature.
+    """
+    for label, (features, width) in (timed or shapes(bench)).items():
+        for rows in bench.sizes(*row_counts):
+            moved = rows * (width * x_bytes + int(features * outputs) * OUT_DTYPE.itemsize)
             moved += int(features * width * weight_bits) // 8
             few = rows <= _FEW_ROWS
             work = Work(bytes=moved) if few else Work(flops=2 * rows * features * width)

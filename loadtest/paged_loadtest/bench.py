@@ -10,7 +10,8 @@ from typing import Self
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 from paged_backend.tools.workloads.request import Request
 from paged_backend.values.errors import ConfigError, PagedError
-from paged_loadtest.endpoints import ServerInfo, open_endpoint
+from paged_loadtest.destination import ServerInfo
+from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions
 from paged_loadtest.progress import progress_bar

@@ -10,16 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from paged_backend.values.errors import ConfigError
-from paged_loadtest.report import hit_rate
+from paged_loadtest.report import GOODPUT, THROUGHPUTS, hit_rate
 from paged_loadtest.results import LATENCIES, Report, Run
 
 SAME = 0.05  # ratios closer to 1 than this count as no difference
 
 _HIGHER: dict[str, Callable[[Run], float | None]] = {
-    "Request throughput (req/s)": lambda run: run.request_throughput,
-    "Output token throughput (tok/s)": lambda run: run.output_throughput,
-    "Total token throughput (tok/s)": lambda run: run.total_throughput,
-    "Request goodput (req/s)": lambda run: run.goodput,
+    **THROUGHPUTS,
+    GOODPUT: lambda run: run.goodput,
     "Prefix-cache hit rate": hit_rate,
 }
 _STATISTICS = ("median", "p99")

@@ -155,7 +155,6 @@ class Alone(Reporter):
         )
 
     def on_test_stopping(self, **_: Any) -> None:
-        """Finish the requests in flight."""
         if self._traffic is not None:
             self._traffic.finish(self.common.stop_timeout)
 

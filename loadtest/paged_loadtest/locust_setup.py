@@ -16,9 +16,10 @@ from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, mak
 from paged_backend.tools.workloads.request import Request
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.flags import add_flags, flag_values
+from paged_loadtest.destination import Unreachable
 from paged_loadtest.locust_options import NUM_PROMPTS, STOP_TIMEOUT_S, LocustOptions
 from paged_loadtest.locust_users import StreamingUser
-from paged_loadtest.locust_wires import Transport, Unreachable
+from paged_loadtest.locust_wires import Transport
 
 _LEAST_VOCABULARY = 256  # every model has these ids; used if no server reports its size
 _LOG = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ def reachable(user_classes: Sequence[type[User]], common: Any) -> list[type[User
             continue
         wire = user.wire_type(options)
         try:
-            if wire.has_default_address():
+            if wire.has_default_address:
                 wire.check()
         except Unreachable as error:
             silent[user] = error

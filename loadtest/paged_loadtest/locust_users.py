@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import ClassVar
 
@@ -50,40 +51,33 @@ class StreamingUser(User):
             greenlet.join()
 
 
-# Locust reads tags from task functions, so each class needs its own task.
+def _tagged(name: str) -> Callable[[StreamingUser], None]:
+    """Return a task with a tag; Locust reads tags from tasks, so each class has its own."""
+
+    @tag(name)
+    @task
+    def ask(user: StreamingUser) -> None:
+        user.send()
+
+    return ask
 
 
 class GrpcUser(StreamingUser):
     """Sends over Triton's gRPC."""
 
     wire_type = GrpcWire
-
-    @tag("grpc")
-    @task
-    def ask(self) -> None:
-        """Send a request."""
-        self.send()
+    ask = _tagged("grpc")
 
 
 class HttpUser(StreamingUser):
     """Sends over Triton's HTTP ``generate_stream``."""
 
     wire_type = GenerateStreamWire
-
-    @tag("http")
-    @task
-    def ask(self) -> None:
-        """Send a request."""
-        self.send()
+    ask = _tagged("http")
 
 
 class OpenAIUser(StreamingUser):
     """Sends to the OpenAI gateway."""
 
     wire_type = OpenAIWire
-
-    @tag("openai")
-    @task
-    def ask(self) -> None:
-        """Send a request."""
-        self.send()
+    ask = _tagged("openai")

@@ -77,10 +77,8 @@ class TargetOptions:
     @property
     def address(self) -> str:
         """The server's ``host:port`` for gRPC, ``http://host:port`` for the other protocols."""
-        root = _root(self.base_url or BACKENDS[self.backend])
-        if self.backend == "triton":
-            return root.rpartition("://")[2]
-        return root if "://" in root else f"http://{root}"
+        url = self.base_url or BACKENDS[self.backend]
+        return address_of(url, is_grpc=self.backend == "triton")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +183,14 @@ class PrefixOptions:
             "hit_rates",
             f"must be numbers from 0 up to 100 with commas between, got {shorten(self.hit_rates)}",
         )
+
+
+def address_of(url: str, *, is_grpc: bool) -> str:
+    """Return ``host:port`` for gRPC, otherwise a URL; neither ends in a slash or ``/v1``."""
+    root = _root(url)
+    if is_grpc:
+        return root.rpartition("://")[2]
+    return root if "://" in root else f"http://{root}"
 
 
 def _root(url: str) -> str:

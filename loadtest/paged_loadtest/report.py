@@ -12,6 +12,12 @@ from rich.table import Table
 from paged_loadtest.results import LATENCIES, Run
 from paged_loadtest.slo import Slo
 
+THROUGHPUTS: dict[str, Callable[[Run], float]] = {
+    "Request throughput (req/s)": lambda run: run.request_throughput,
+    "Output token throughput (tok/s)": lambda run: run.output_throughput,
+    "Total token throughput (tok/s)": lambda run: run.total_throughput,
+}
+GOODPUT = "Request goodput (req/s)"
 _STATISTICS = ("mean", "median", "p90", "p99", "max")
 _MIN_WIDTH = 100  # characters, if stdout is not a terminal
 
@@ -87,14 +93,10 @@ def _totals(run: Run, slos: Sequence[Slo]) -> list[tuple[str, str]]:
     if run.num_cached_tokens is not None:
         cached = f"{run.num_cached_tokens} ({percent(hit_rate(run))})"
         rows.append(("Input tokens from the prefix cache", cached))
-    rows += [
-        ("Request throughput (req/s)", f"{run.request_throughput:.2f}"),
-        ("Output token throughput (tok/s)", f"{run.output_throughput:.2f}"),
-        ("Total token throughput (tok/s)", f"{run.total_throughput:.2f}"),
-    ]
+    rows += [(name, f"{value(run):.2f}") for name, value in THROUGHPUTS.items()]
     if run.goodput is not None:
         kept = ", ".join(f"{slo.name} {slo.limit_ms:g} ms" for slo in slos)
-        rows.append((f"Request goodput (req/s), {kept}", f"{run.goodput:.2f}"))
+        rows.append((f"{GOODPUT}, {kept}", f"{run.goodput:.2f}"))
     return rows
 
 

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import write_json
 from paged_loadtest.slo import Slo, meets
 from paged_loadtest.timeline import Timeline
 
 SCHEMA = 1
 DECIMALS = 3  # decimal places of a saved sample in ms: microsecond resolution
 PERCENTILES = (50, 90, 99)
+_THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
 LATENCIES = {
     "ttft_ms": "Time to first token",
     "tpot_ms": "Time per output token (without the first)",
@@ -143,21 +145,15 @@ class Report:
     runs: list[Run]
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON, atomically: the file is always the old or the new version."""
+        """Write everything as JSON."""
         values = {"schema": SCHEMA, **asdict(self)}
         for run, written in zip(self.runs, values["runs"], strict=True):
-            written |= {
-                "request_throughput": run.request_throughput,
-                "output_throughput": run.output_throughput,
-                "total_throughput": run.total_throughput,
-                "samples": {
-                    name: [round(value, DECIMALS) for value in samples]
-                    for name, samples in run.samples.items()
-                },
+            written |= {name: getattr(run, name) for name in _THROUGHPUTS}
+            written["samples"] = {
+                name: [round(value, DECIMALS) for value in samples]
+                for name, samples in run.samples.items()
             }
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(values) + "\n", encoding="utf-8")
-        new.replace(path)
+        write_json(path, values)
 
 
 def load_report(path: Path) -> Report:
@@ -181,8 +177,7 @@ def load_report(path: Path) -> Report:
 
 
 def _run(entry: Mapping[str, Any]) -> Run:
-    derived = {"request_throughput", "output_throughput", "total_throughput"}
-    values = {name: value for name, value in entry.items() if name not in derived}
+    values = {name: value for name, value in entry.items() if name not in _THROUGHPUTS}
     values["latencies"] = {n: Distribution(**v) for n, v in values["latencies"].items()}
     values["server"] = [ServerSample(**sample) for sample in values["server"]]
     return Run(**values)

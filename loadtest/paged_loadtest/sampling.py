@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import urllib.request
 from collections.abc import AsyncIterator
 from time import perf_counter
 
-from paged_backend.tools.scrape import TIMEOUT_S, Scrape, parse_page, scrape
+from paged_backend.tools.scrape import Scrape, scrape
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.results import ServerSample
 
@@ -30,7 +29,7 @@ class ServerSampler:
             ConfigError: it does not, or the address does not answer.
         """
         try:
-            server_sample(scrape(self._url, self._model), 0.0)
+            server_sample(self._scrape(), 0.0)
         except ConfigError as error:
             raise ConfigError(f"--metrics-url: {error}") from error
 
@@ -49,17 +48,13 @@ class ServerSampler:
     async def _keep_sampling(self, samples: list[ServerSample]) -> None:
         began_s = perf_counter()
         while True:
-            with contextlib.suppress(OSError, ConfigError):  # skip one; the next may succeed
-                page = await asyncio.to_thread(self._read)
-                at_s = perf_counter() - began_s
-                samples.append(server_sample(parse_page(page, self._model), at_s))
+            with contextlib.suppress(ConfigError):  # skip one; the next may succeed
+                page = await asyncio.to_thread(self._scrape)
+                samples.append(server_sample(page, perf_counter() - began_s))
             await asyncio.sleep(_INTERVAL_S)
 
-    def _read(self) -> str:
-        """Fetch only the needed lines: parsing a page takes milliseconds, which delays requests."""
-        with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as response:
-            lines = response.read().decode(errors="replace").splitlines()
-        return "\n".join(line for line in lines if any(name in line for name in _SHOWN))
+    def _scrape(self) -> Scrape:
+        return scrape(self._url, self._model, names=_SHOWN)
 
 
 def server_sample(page: Scrape, at_s: float) -> ServerSample:

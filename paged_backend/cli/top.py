@@ -23,7 +23,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the server until the user quits, or print one frame with --once."""
-    options = TopOptions.from_mapping(flag_values(args, TopOptions))
+    options = TopOptions(**flag_values(args, TopOptions))
     try:
         from paged_backend.tools.top.live import print_once, show
     except ModuleNotFoundError as error:

@@ -19,7 +19,7 @@ def circumstances(packages: Iterable[str]) -> dict[str, str]:
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": commit or "unknown",
-        "device": _cpu_name(),
+        "device": cpu_property("model name") or platform.machine(),
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
         **_versions(packages),
@@ -45,8 +45,9 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def _cpu_name() -> str:
+def cpu_property(name: str) -> str:
+    """Return a property of the first processor, such as its flags; empty if it has none."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
+        if line.startswith(name):
             return line.partition(":")[2].strip()
-    return platform.machine()
+    return ""

@@ -1,7 +1,8 @@
 """Reads the Prometheus metrics page of an engine, ours or vLLM's.
 
 Metric names are given without their prefix (``paged_``, ``vllm:`` or a deployment's own), which is
-detected from the page itself.
+detected from the page itself. The library for Prometheus parses pages; histograms are read here,
+because it has neither their quantiles nor the difference of two readings.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import itertools
 import math
 import urllib.request
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -21,6 +23,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
 
 TIMEOUT_S = 5.0
+_THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 _TELLING = "num_requests_running"  # every engine has this metric, after its prefix
 _FAVOURITE = "paged_"  # preferred where a server shows its metrics under several prefixes
 _MODEL_LABELS = ("model", "model_name")  # ours and Triton's; vLLM's own
@@ -73,10 +76,6 @@ class Scrape:
 
     def __init__(self, samples: Mapping[str, list[Sample]]) -> None:
         self._samples = samples
-
-    def has(self, name: str) -> bool:
-        """Return True if the page shows this metric."""
-        return name in self._samples
 
     def value(self, name: str) -> float:
         """The sum over all label sets.
@@ -142,24 +141,45 @@ def parse_page(text: str, model: str | None = None) -> Scrape:
     return Scrape(_by_name(samples, prefix, model))
 
 
-def scrape(url: str, model: str | None = None, timeout_s: float = TIMEOUT_S) -> Scrape:
+def scrape(
+    url: str,
+    model: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    *,
+    names: Collection[str] = (),
+) -> Scrape:
     """Fetch and parse a page such as ``http://127.0.0.1:8002/metrics``.
+
+    Args:
+        url: address of the page; no proxy is asked for a page of this machine.
+        model: model of the samples; None for all.
+        timeout_s: limit of each wait, in seconds.
+        names: metrics to read, if not all; parsing a whole page takes milliseconds, which would
+            delay the requests of a benchmark.
 
     Raises:
         ConfigError: the URL cannot be read, or is not the metrics page of an engine.
     """
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            text = response.read().decode("utf-8", errors="replace")
+        with _opener(url).open(url, timeout=timeout_s) as response:
+            text: str = response.read().decode("utf-8", errors="replace")
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise ConfigError(
             f"cannot read metrics at {url}: {reason}; is a server running there?"
         ) from error
+    if names:
+        needed = (*names, _TELLING)
+        text = "\n".join(line for line in text.splitlines() if any(name in line for name in needed))
     try:
         return parse_page(text, model)
     except ConfigError as error:
         raise ConfigError(f"{url}: {error}") from None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    is_local = urlsplit(url).hostname in _THIS_MACHINE
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))
 
 
 def _samples(text: str) -> Iterator[Sample]:

@@ -1,4 +1,7 @@
-"""Histograms that are updated value by value, with the buckets of Prometheus."""
+"""Histograms that are updated value by value, with the buckets of Prometheus.
+
+The library `prometheus_client` has no counts that one process can send to another and add up.
+"""
 
 from __future__ import annotations
 

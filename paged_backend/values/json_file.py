@@ -1,4 +1,4 @@
-"""Reads JSON files that users provide, of bounded size and nesting."""
+"""Reads JSON files that users provide, of bounded size and nesting, and writes JSON files."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     if is_deeper(values, MAX_JSON_DEPTH):
         raise _too_deep(path)
     return values
+
+
+def write_json(path: Path, values: Any, *, indent: int | None = None) -> None:
+    """Write a file atomically: a reader, or a run that is killed, finds the old or the new values.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(values, indent=indent) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def _too_deep(path: Path) -> ConfigError:

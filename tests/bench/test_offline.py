@@ -20,10 +20,10 @@ from error_lines import error_line
 from paged_backend.cli import main
 from paged_backend.tools.bench import offline, peer_options
 from paged_backend.tools.bench.comparison import Comparison, Pair
+from paged_backend.tools.bench.environment import FLAGS, StolenTime, cpu_flags
 from paged_backend.tools.bench.measurements import Job, Plan
 from paged_backend.tools.bench.peer_options import PeerOptions
 from paged_backend.tools.bench.peer_process import PeerError, PeerProcess, PeerSettings
-from paged_backend.tools.bench.processor import FLAGS, StolenTime, cpu_flags
 from paged_backend.values.errors import ConfigError
 
 NAMES = ["trace", "one_request", "first_token", "common_prefix"]

@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
+from metrics_page import read_metrics
 
 from paged_backend.launch import server_process
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import RunningServer, start_server
-from paged_backend.tools.demo.metrics import read_metrics
 
 MODEL = "paged_llm"
 _COMMAND = server_process.server_command

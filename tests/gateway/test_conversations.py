@@ -11,7 +11,7 @@ from paged_client.gateway.bodies import read_body
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
 from paged_client.gateway.responses_api.schema import ResponsesRequest
-from paged_client.gateway.schema import ChatRequest
+from paged_client.gateway.schema.chat_completions import ChatRequest
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_requests.json").read_text())
 BODIES = {

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paged_client.gateway import bodies
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.schema import CompletionRequest
+from paged_client.gateway.schema.completions import CompletionRequest
 from starlette.requests import Request
 
 SIZE = 2**20 - 64  # bytes of a body, just below the default limit
@@ -140,7 +140,7 @@ def test_a_fault_is_logged_without_its_text(server, tmp_path):
     """Its exception holds what the gateway was working on, which is a prompt or an answer."""
     before = """
 from paged_client.gateway.options import GatewayOptions
-from paged_client.gateway.schema import CompletionRequest
+from paged_client.gateway.schema.completions import CompletionRequest
 def engine_fields(self):
     raise ValueError(self.prompt)
 CompletionRequest.engine_fields = engine_fields

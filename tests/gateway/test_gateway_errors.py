@@ -11,7 +11,8 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from paged_client import InvalidRequest, RequestTimeout, ServerError, Unavailable, UnknownModel
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.schema import ChatRequest, CompletionRequest
+from paged_client.gateway.schema.chat_completions import ChatRequest
+from paged_client.gateway.schema.completions import CompletionRequest
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 DEEP_OBJECT = b'{"a": ' * 400 + b"1" + b"}" * 400

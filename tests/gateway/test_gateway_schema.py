@@ -11,13 +11,10 @@ import pytest
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.messages_api.schema import MessagesRequest
 from paged_client.gateway.responses_api.schema import ResponsesRequest
-from paged_client.gateway.schema import (
-    MAX_DOCUMENTS,
-    ChatRequest,
-    CompletionRequest,
-    GenerateRequest,
-    SamplingFields,
-)
+from paged_client.gateway.schema.chat_completions import ChatRequest
+from paged_client.gateway.schema.chat_messages import MAX_DOCUMENTS
+from paged_client.gateway.schema.completions import CompletionRequest
+from paged_client.gateway.schema.generation import GenerateRequest, SamplingFields
 from pydantic import ValidationError
 
 from paged_backend.values.request import RequestOptions

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from gateways import MODEL, running_gateway
+from metrics_page import read_metrics
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
-from paged_backend.tools.demo.metrics import read_metrics
 
 pytestmark = pytest.mark.server
 KEYS = "alice first, alice second, bob third, fourth, fifth"

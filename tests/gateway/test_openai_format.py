@@ -7,7 +7,7 @@ import re
 from paged_client import Chunk
 from paged_client.gateway.openai_format import ChoicesFormat
 from paged_client.gateway.response_formats import ChatFormat
-from paged_client.gateway.schema import StreamOptions
+from paged_client.gateway.schema.generation import StreamOptions
 from paged_client.gateway.version import VERSION
 
 HEAD = '{"id":"chatcmpl-0","object":"chat.completion.chunk","created":0,"model":"m",'

@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
+from metrics_page import read_metrics
 from paged_client import Client, RequestTimeout, Unavailable
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
-from paged_backend.tools.demo.metrics import read_metrics
 
 pytestmark = pytest.mark.server
 OPTIONS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from paged_kernels.device import INTERPRETED
+from paged_kernels.errors import ArgumentError
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -40,6 +41,65 @@ def assert_rows_are_independent(product: Callable[[int], Tensor]) -> None:
         whole = product(MANY_ROWS)
         for rows in (1, 3, 16, 17, 64):
             assert torch.equal(product(rows), whole[:rows]), rows
+
+
+def packed_call(
+    rows: int, packed: Tensor, width: int, group_size: int, dtype: torch.dtype,
+    device: torch.device, *, largest: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Arguments of a product with packed weights without zero points, of at most about `largest`.
+
+    The results are about 1; scales of neighbors differ much.
+    """
+    groups = 1 if group_size == -1 else -(-width // group_size)
+    scales = torch.exp(torch.randn(len(packed), groups)) / (largest * width**0.5)
+    return {
+        "x": between_nans(torch.randn(rows, width).to(device, dtype)),
+        "packed": between_nans(packed.to(device)),
+        "scales": scales.to(device, dtype),
+        "group_size": group_size,
+    }
+
+
+def assert_packed_product(
+    out: Tensor, reference: Callable[..., Tensor], call: Mapping[str, Any]
+) -> None:
+    """Compare a product with packed weights with the reference."""
+    identity = torch.eye(call["x"].shape[1], device=out.device)
+    weights = reference(**{**call, "x": identity, "bias": None})
+    assert_product(out, reference(**call), call["x"].double().abs() @ weights.abs())
+
+
+def assert_wrong_number_is_noticed(
+    product: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    call: dict[str, Any],
+    name: str,
+    bit: int,
+) -> None:
+    """Change one scale, or a bit of one packed number, and expect that the comparison fails."""
+    call["x"] = 1 + call["x"].abs()
+    out = product(**call)
+    assert_packed_product(out, reference, call)
+    call[name] = call[name].clone()
+    if name == "scales":
+        call[name][1, 3] *= 1.5
+    else:
+        call[name][1, 0] ^= bit
+    with pytest.raises(AssertionError):
+        assert_packed_product(out, reference, call)
+
+
+def assert_refused(
+    product: Callable[..., Tensor],
+    good: Mapping[str, Any],
+    changes: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> None:
+    """Expect that each change of the arguments is refused, with the name of the argument."""
+    for name, bad in changes.items():
+        for change in bad:
+            with pytest.raises(ArgumentError, match=f"^{name} "):
+                product(**{**good, **change})
 
 
 @contextmanager

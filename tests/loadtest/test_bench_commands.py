@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from metrics_page import read_metrics
 from paged_loadtest.options import BACKENDS
 from paged_loadtest.results import LATENCIES, load_report
 
@@ -20,7 +21,6 @@ from paged_backend.launch.gateway_process import GatewayProcess
 from paged_backend.launch.ports import bind
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import start_server
-from paged_backend.tools.demo.metrics import read_metrics
 
 pytestmark = pytest.mark.server
 SMALL = ["--num-prompts", "12", "--input-len", "40", "--output-len", "10"]

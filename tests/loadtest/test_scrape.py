@@ -65,7 +65,8 @@ def test_values_are_of_all_models_or_of_one():
     assert both.value("generation_tokens_total") == 111
     assert one.value("generation_tokens_total") == 11
     assert both.by_label("request_success_total", "finished_reason") == {"stop": 4, "length": 4}
-    assert both.has("num_requests_running") and not both.has("nv_inference_count")
+    assert both.by_label("num_requests_running", "model")
+    assert not both.by_label("nv_inference_count", "model")
     assert both.by_label("absent_total", "finished_reason") == {}
 
 

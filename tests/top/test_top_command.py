@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from metrics_page import read_metrics
 from paged_client import Client, RequestCancelled
 
 from paged_backend.cli import main
 from paged_backend.launch.repository import write_model_repository
 from paged_backend.launch.server_process import launch_server, start_server
-from paged_backend.tools.demo.metrics import read_metrics
 
 TOP = [sys.executable, "-m", "paged_backend.cli", "top"]
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

@@ -53,14 +53,11 @@ from paged_client.gateway.responses import GatewayResponse, respond, while_conne
 from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.restrictions import RestrictRoutes
-from paged_client.gateway.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    RequestBody,
-    TextOrIds,
-    TokenizeRequest,
-)
+from paged_client.gateway.schema.body import RequestBody
+from paged_client.gateway.schema.chat_completions import ChatRequest
+from paged_client.gateway.schema.completions import CompletionRequest
+from paged_client.gateway.schema.prompts import TextOrIds
+from paged_client.gateway.schema.tokenization import DetokenizeRequest, TokenizeRequest
 from paged_client.gateway.served_names import ServedNames
 from paged_client.gateway.server_metrics import fetch_pages, join_pages
 from paged_client.gateway.version import VERSION

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from paged_client.gateway.auth import tenant_of
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.schema import MAX_DEPTH, RequestBody, describe
+from paged_client.gateway.schema.body import MAX_DEPTH, RequestBody, describe
 
 MAX_CONTAINERS = 2**14  # lists and objects
 MAX_STRINGS = 2**16  # including names of fields

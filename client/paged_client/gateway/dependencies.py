@@ -11,7 +11,7 @@ from paged_client.gateway.auth import tenant_of
 from paged_client.gateway.backend_pool import BackendPool
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.options import GatewayOptions
-from paged_client.gateway.schema import EngineFields
+from paged_client.gateway.schema.generation import EngineFields
 
 
 async def _pool(request: Request) -> BackendPool:  # FastAPI would run a plain function in a thread

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from paged_client import ClientError
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.responses import ClientGone
-from paged_client.gateway.schema import MAX_NAME_LENGTH, short
+from paged_client.gateway.schema.body import MAX_NAME_LENGTH, short
 
 _CLIENT_CLOSED_REQUEST = 499  # appears only in the metrics
 

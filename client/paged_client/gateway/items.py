@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from paged_client.gateway.reasoning_parts import field_problem, reasoning_text
-from paged_client.gateway.schema import short
+from paged_client.gateway.schema.body import short
 
 _OTHER_TYPES = frozenset(("input_image", "image", "input_file", "document", "input_audio"))
 

@@ -10,7 +10,7 @@ from paged_client import Chunk, Completion
 from paged_client.gateway.errors import ApiError, openai_field
 from paged_client.gateway.events import Json, data_event
 from paged_client.gateway.response_formats import ChoiceFormat
-from paged_client.gateway.schema import StreamOptions
+from paged_client.gateway.schema.generation import StreamOptions
 from paged_client.gateway.usage import Usage
 from paged_client.gateway.version import VERSION
 

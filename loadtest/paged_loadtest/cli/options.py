@@ -1,29 +1,51 @@
-"""Flags shared by the benchmarks of a running server."""
+"""Flags and runs that the benchmarks of a running server share."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paged_backend.tools.workloads.options import WorkloadOptions
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.flags import add_flags, flag_values
+from paged_backend.values.validation import DataclassInstance
 from paged_loadtest.options import TargetOptions
 
 if TYPE_CHECKING:
     from paged_loadtest.session import Session
 
+T = TypeVar("T", bound=DataclassInstance)
 Subparsers = Any
 """What ``ArgumentParser.add_subparsers`` returns; argparse does not name its type."""
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the server to measure and for the measured figures."""
+def add_bench(
+    kinds: Subparsers,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    group: str,
+    options: type[DataclassInstance],
+    fixed: Mapping[str, Any] | None = None,
+    **texts: str,
+) -> None:
+    """Add a bench with the flags for the server, the figures, the bench itself and the workload.
+
+    Args:
+        kinds: where the bench is added.
+        name: name of the bench.
+        run: called with the parsed flags; returns the exit status.
+        group: title of the bench's own flags.
+        options: dataclass of the bench's own flags.
+        fixed: workload options that have no flag, and their values.
+        texts: texts that argparse shows, such as `help`.
+    """
+    parser = kinds.add_parser(name, **texts)
     add_flags(parser.add_argument_group("server"), TargetOptions)
-    group = parser.add_argument_group("figures")
-    group.add_argument(
+    figures = parser.add_argument_group("figures")
+    figures.add_argument(
         "--slo",
         action="append",
         default=[],
@@ -31,51 +53,55 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="a limit on ttft, tpot, itl or e2e in milliseconds, such as ttft:500; may be "
         "repeated: goodput counts the requests that keep them all",
     )
-    group.add_argument(
+    figures.add_argument(
         "--metrics-url",
         metavar="URL",
         help="the server's metrics, such as http://127.0.0.1:8002/metrics: its KV use and queue "
         "are sampled during the run",
     )
-    group.add_argument(
+    figures.add_argument(
         "--save", type=Path, metavar="FILE", help="write everything there as JSON, for plot, too"
     )
-
-
-def add_workload_options(
-    parser: argparse.ArgumentParser, *, leave_out: Collection[str] = ()
-) -> None:
-    """Add the flags that describe the requests to send."""
+    add_flags(parser.add_argument_group(group), options)
+    leave_out = fixed or {}
     add_flags(parser.add_argument_group("workload"), WorkloadOptions, leave_out=leave_out)
+    parser.set_defaults(run=run, **leave_out)
 
 
-def session(args: argparse.Namespace) -> Session:
-    """Create a session from the flags for the server and the figures.
+def measured(
+    args: argparse.Namespace,
+    options: type[T],
+    measure: Callable[[Session, WorkloadOptions, T], int],
+) -> int:
+    """Measure with the options that the flags give, and return the exit status.
 
     Raises:
-        ConfigError: an option cannot be used, or a library is missing.
+        ConfigError: an option cannot be used.
     """
-    try:
-        from paged_loadtest.session import Session
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}: pip install 'paged-backend[loadtest]'") from None
+    from paged_loadtest.session import Session
     from paged_loadtest.slo import parse_slo
 
-    return Session(
+    own = options(**flag_values(args, options))
+    session = Session(
         target=TargetOptions(**flag_values(args, TargetOptions)),
         slos=[parse_slo(text) for text in args.slo],
         metrics_url=args.metrics_url,
         save=args.save,
     )
-
-
-def workload(args: argparse.Namespace) -> WorkloadOptions:
-    """Create the workload options from the flags that describe the requests.
-
-    Raises:
-        ConfigError: an option cannot be used.
-    """
     values = flag_values(args, WorkloadOptions)
     if args.backend == "openai-chat" and values["prompt_format"] is None:
         values["prompt_format"] = "chat"
-    return WorkloadOptions(**values)
+    return measure(session, WorkloadOptions(**values), own)
+
+
+@contextmanager
+def installed_extra() -> Iterator[None]:
+    """Report a library that an import in this block lacks.
+
+    Raises:
+        ConfigError: a library is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}: pip install 'paged-backend[loadtest]'") from None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paged_backend.values.errors import ConfigError
-from paged_loadtest.cli.options import Subparsers
+from paged_loadtest.cli.options import Subparsers, installed_extra
 
 
 def add_parser(kinds: Subparsers) -> None:
@@ -34,9 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw the saved reports into the output file."""
     from paged_loadtest.plot import plot
 
-    try:
+    with installed_extra():
         plot(args.files, args.output)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}: pip install 'paged-backend[loadtest]'") from None
     print(f"Saved to {args.output}")
     return 0

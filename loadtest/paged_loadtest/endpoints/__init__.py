@@ -5,10 +5,10 @@ Begin with `endpoint`, the interface of all of them.
 
 from __future__ import annotations
 
-from paged_loadtest.endpoints.endpoint import Endpoint, ServerInfo
+from paged_loadtest.endpoints.endpoint import Endpoint
 from paged_loadtest.options import TargetOptions
 
-__all__ = ["Endpoint", "ServerInfo", "open_endpoint"]
+__all__ = ["Endpoint", "open_endpoint"]
 
 
 def open_endpoint(target: TargetOptions) -> Endpoint:

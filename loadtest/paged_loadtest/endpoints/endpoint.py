@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Self
 
 from paged_backend.tools.workloads.request import Request
+from paged_loadtest.destination import Destination, ServerInfo
+from paged_loadtest.options import TargetOptions
 from paged_loadtest.timeline import Timeline
-
-PROBE_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What a server reports about itself and its model; None for unreported values."""
-
-    server: str
-    vocab_size: int | None = None
-    max_model_len: int | None = None
 
 
 class Endpoint(ABC):
     """One model of a server; create and use it inside one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: TargetOptions) -> None:
+        self._target = target
+        self._destination = Destination(
+            target.address,
+            target.model,
+            nobody=f"--base-url: nobody speaks {target.backend}",
+            advice="or give its address and --backend",
+        )
         self._knows_salt = False
         self._cache_salt: str | None = None
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from paged_loadtest.endpoints.complaints import unreachable
-from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Endpoint
+from paged_loadtest.destination import PROBE_TIMEOUT_S
+from paged_loadtest.endpoints.endpoint import Endpoint
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols.decoding import EventDecoder, describe_refusal
 from paged_loadtest.timeline import Timeline
@@ -22,8 +22,7 @@ class HttpEndpoint(Endpoint):
     """Streams each response over its own connection, without a limit on connections."""
 
     def __init__(self, target: TargetOptions, headers: Mapping[str, str]) -> None:
-        super().__init__()
-        self._target = target
+        super().__init__(target)
         self._session = aiohttp.ClientSession(
             target.address,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
@@ -32,7 +31,6 @@ class HttpEndpoint(Endpoint):
         )
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._session.close()
 
     async def _stream(self, path: str, body: bytes, decoder_type: type[EventDecoder]) -> Timeline:
@@ -66,7 +64,7 @@ class HttpEndpoint(Endpoint):
                 except ValueError:
                     return reply.status, None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise unreachable(self._target, _reason(error)) from error
+            raise self._destination.unreachable(_reason(error)) from error
 
 
 def _reason(error: Exception) -> str:

@@ -11,9 +11,10 @@ from paged_client.protocol import channel_options
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from paged_backend.tools.workloads.request import Request
-from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
-from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, Endpoint, ServerInfo
+from paged_loadtest.destination import PROBE_TIMEOUT_S, ServerInfo
+from paged_loadtest.endpoints.endpoint import Endpoint
 from paged_loadtest.options import TargetOptions
+from paged_loadtest.protocols.triton import check_inputs
 from paged_loadtest.protocols.triton_grpc import ResponseDecoder, encode
 from paged_loadtest.timeline import Timeline
 
@@ -22,8 +23,7 @@ class TritonGrpcEndpoint(Endpoint):
     """One stream per request, all over one connection."""
 
     def __init__(self, target: TargetOptions) -> None:
-        super().__init__()
-        self._target = target
+        super().__init__(target)
         self._inputs: frozenset[str] = frozenset()
         self._channel = grpc.aio.insecure_channel(
             target.address, options=channel_options(target.address)
@@ -37,13 +37,14 @@ class TritonGrpcEndpoint(Endpoint):
                 service_pb2.ServerMetadataRequest(), timeout=PROBE_TIMEOUT_S
             )
         except grpc.RpcError as error:
-            raise unreachable(self._target, error.details() or error.code().name) from error
+            reason = error.details() or error.code().name
+            raise self._destination.unreachable(reason) from error
         if not await self.is_ready():
-            raise unknown_model(self._target, await self._ready_models())
+            raise self._destination.unknown_model(await self._ready_models())
         request = service_pb2.ModelConfigRequest(name=self._target.model)
         answer = await self._stub.ModelConfig(request, timeout=PROBE_TIMEOUT_S)
         self._inputs = frozenset(tensor.name for tensor in answer.config.input)
-        check_inputs(self._target, self._inputs)
+        check_inputs(self._target.model, self._inputs)
         name = f"{server.name} {server.version}"
         if "task" not in self._inputs:  # another server's model
             return ServerInfo(name)
@@ -53,7 +54,6 @@ class TritonGrpcEndpoint(Endpoint):
         return ServerInfo(name, info.vocab_size, info.max_model_len)
 
     async def is_ready(self) -> bool:
-        """Return True if the model accepts requests now."""
         request = service_pb2.ModelReadyRequest(name=self._target.model)
         try:
             answer = await self._stub.ModelReady(request, timeout=PROBE_TIMEOUT_S)
@@ -62,7 +62,6 @@ class TritonGrpcEndpoint(Endpoint):
         return bool(answer.ready)
 
     async def send(self, request: Request) -> Timeline:
-        """Send a request and wait for the end of its response."""
         message = encode(request, self._target.model, self._inputs, self._cache_salt)
         timeline = Timeline(perf_counter())
         decoder = ResponseDecoder(timeline)
@@ -78,7 +77,6 @@ class TritonGrpcEndpoint(Endpoint):
         return timeline
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._channel.close()
 
     async def _ready_models(self) -> list[str]:

@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 
 from paged_loadtest.plot.panels import Panel, panels
 from paged_loadtest.plot.series import Series
-from paged_loadtest.plot.style import STYLE, circumstances, heading
+from paged_loadtest.plot.style import PANEL_INCHES, STYLE, circumstances, heading
 from paged_loadtest.report import hit_rate, percent
 from paged_loadtest.results import LATENCIES, Run
 
-_PANEL_INCHES = (6.4, 4.2)
 _CSS = """
 :root { color: #1a1a1a; background: #fff; font: 15px/1.45 system-ui, sans-serif; }
 body { max-width: 1400px; margin: 0 auto; padding: 1.5rem; }
@@ -45,7 +44,7 @@ def page(series: Sequence[Series]) -> str:
     title = escape(heading(series))
     with matplotlib.rc_context(STYLE):
         figures = "\n".join(_figure(panel, series) for panel in panels(series))
-    about = "\n".join(f"<p>{escape(_about(entry, series))}</p>" for entry in series)
+    about = "\n".join(f"<p>{escape(text)}</p>" for text in circumstances(series))
     details = "\n".join(map(_details, series))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -67,13 +66,8 @@ def page(series: Sequence[Series]) -> str:
 """
 
 
-def _about(entry: Series, series: Sequence[Series]) -> str:
-    name = f"{entry.name}: " if len(series) > 1 else ""
-    return name + circumstances(entry)
-
-
 def _figure(panel: Panel, series: Sequence[Series]) -> str:
-    figure = Figure(figsize=_PANEL_INCHES, layout="constrained")
+    figure = Figure(figsize=PANEL_INCHES, layout="constrained")
     axes = figure.subplots()
     panel.draw(axes, series)
     axes.set_title(panel.title)

@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 
 from paged_loadtest.plot.panels import panels
 from paged_loadtest.plot.series import Series
-from paged_loadtest.plot.style import STYLE, circumstances, heading
+from paged_loadtest.plot.style import PANEL_INCHES, STYLE, circumstances, heading
 
 _COLUMNS = 2
-_PANEL_INCHES = (6.4, 4.2)
 _DPI = 140
 _LINE_LENGTH = 150  # characters across the image
 
@@ -24,7 +23,7 @@ def picture(series: Sequence[Series]) -> bytes:
     """Return the content of the PNG file."""
     chosen = panels(series)
     rows = -(-len(chosen) // _COLUMNS)
-    width, height = _PANEL_INCHES
+    width, height = PANEL_INCHES
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width * _COLUMNS, height * rows + 0.8), layout="constrained")
         figure.suptitle(_words(series), x=0.01, ha="left", fontsize=11.5)
@@ -42,7 +41,6 @@ def picture(series: Sequence[Series]) -> bytes:
 
 def _words(series: Sequence[Series]) -> str:
     lines = [heading(series)]
-    for entry in series:
-        name = f"{entry.name}: " if len(series) > 1 else ""
-        lines += textwrap.wrap(name + circumstances(entry), _LINE_LENGTH)
+    for text in circumstances(series):
+        lines += textwrap.wrap(text, _LINE_LENGTH)
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_loadtest.plot.series import Series
 
+PANEL_INCHES = (6.4, 4.2)
 STYLE: Any = {  # matplotlib's own type enumerates every setting
     "font.size": 11,
     "axes.titlesize": 13,
@@ -31,8 +32,16 @@ def heading(series: Sequence[Series]) -> str:
     return f"paged-backend bench {', '.join(kinds)}: {', '.join(models)}"
 
 
-def circumstances(entry: Series) -> str:
-    """Describe the workload, server address, machine and commit of one report."""
+def circumstances(series: Sequence[Series]) -> list[str]:
+    """Describe the workload, server address, machine and commit of each report.
+
+    A text begins with the report's name if there are several.
+    """
+    several = len(series) > 1
+    return [(f"{entry.name}: " if several else "") + _circumstances(entry) for entry in series]
+
+
+def _circumstances(entry: Series) -> str:
     config, environment = entry.report.config, entry.report.environment
     workload = str(config.get("dataset_name", "prefix"))
     prompt_len = config.get("prompt_len") or config.get("input_len")

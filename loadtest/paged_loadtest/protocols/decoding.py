@@ -50,7 +50,6 @@ class EventDecoder(Decoder[bytes]):
         self._rest = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Process bytes of the body that arrived at ``now_s``."""
         for payload in self._payloads(data):
             if payload == b"[DONE]":
                 self._end()

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from paged_backend.tools.workloads.request import Prompt, Request
 from paged_backend.values.errors import ConfigError
+from paged_loadtest.destination import Destination
 from paged_loadtest.protocols.decoding import EventDecoder
 from paged_loadtest.timeline import Timeline
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
+MODELS = "/v1/models"
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+def authorization() -> dict[str, str]:
+    """Return the header with the API key of the environment, if there is one."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def find_model(destination: Destination, status: int, answer: Any) -> Mapping[str, Any]:
+    """Return the model's entry in the answer to ``MODELS``.
+
+    Raises:
+        ConfigError: the server wants a key, speaks another protocol, or lacks the model.
+    """
+    if status in (401, 403):
+        raise ConfigError(f"{KEY_VARIABLE}: {destination.address} wants an API key; set it")
+    if status != 200 or not isinstance(answer, dict) or "data" not in answer:
+        raise destination.unreachable(f"HTTP {status} for {MODELS}")
+    cards = {card["id"]: card for card in answer["data"]}
+    if destination.model not in cards:
+        raise destination.unknown_model(cards)
+    card: Mapping[str, Any] = cards[destination.model]
+    return card
 
 
 def encode(

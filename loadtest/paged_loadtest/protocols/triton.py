@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from paged_backend.tools.workloads.request import Request
+from paged_backend.values.errors import ConfigError
 from paged_loadtest.protocols.decoding import Decoder
 
 NEEDED = ("return_num_input_tokens", "return_num_output_tokens")
@@ -14,6 +15,20 @@ NEEDED = ("return_num_input_tokens", "return_num_output_tokens")
 _ASKED_FOR = (*NEEDED, "return_finish_reason", "return_num_cached_tokens")
 _NOT_FINISHED = "None"
 _ABORTED = "abort"
+
+
+def check_inputs(model: str, inputs: Collection[str]) -> None:
+    """Check that a Triton model has the inputs that make it report token counts.
+
+    Raises:
+        ConfigError: an input is missing.
+    """
+    missing = [name for name in NEEDED if name not in inputs]
+    if missing:
+        raise ConfigError(
+            f"--model: {model} has no input {missing[0]}, by which tokens are counted; "
+            "give a model with vllm_backend's inputs"
+        )
 
 
 def asked_for(inputs: Collection[str] | None) -> Iterable[str]:

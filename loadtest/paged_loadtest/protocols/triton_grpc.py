@@ -31,7 +31,6 @@ class ResponseDecoder(Decoder[Any]):
     """Decodes ``ModelStreamInferResponse`` messages."""
 
     def feed(self, data: Any, now_s: float) -> None:
-        """Process a response that arrived at ``now_s``."""
         if data.error_message:
             self.fail(data.error_message)
             return

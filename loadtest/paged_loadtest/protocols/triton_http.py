@@ -8,13 +8,20 @@ from typing import Any
 from urllib.parse import quote
 
 from paged_backend.tools.workloads.request import Request
+from paged_loadtest.destination import ServerInfo
 from paged_loadtest.protocols import triton
 from paged_loadtest.protocols.decoding import EventDecoder
 
 
-def path(model: str) -> str:
-    """Return the path to post requests to."""
-    return f"/v2/models/{quote(model, safe='')}/generate_stream"
+def model_path(model: str) -> str:
+    """Return the path of a model; requests are posted to ``generate_stream`` below it."""
+    return f"/v2/models/{quote(model, safe='')}"
+
+
+def server_info(server: str, answer: Mapping[str, Any]) -> ServerInfo:
+    """Read the limits of one of our models from its answer to the task ``info``."""
+    info = json.loads(answer["text_output"])
+    return ServerInfo(server, info["vocab_size"], info["max_model_len"])
 
 
 def encode(

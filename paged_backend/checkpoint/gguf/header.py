@@ -1,7 +1,8 @@
 """The header of a GGUF file: its metadata, and where its tensors are.
 
 Every count, length and offset in the file is checked against the file's size before it is used, so
-a damaged or hostile file costs neither memory nor time beyond `MAX_HEADER_BYTES`.
+a damaged or hostile file costs neither memory nor time beyond `MAX_HEADER_BYTES`. The reader of the
+library `gguf` makes no such checks.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from paged_backend.engine.engine import Engine
 from paged_backend.engine.worker import Worker
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.engine_run import EngineFigures, run_engine
+from paged_backend.tools.bench.environment import StolenTime
 from paged_backend.tools.bench.measurements import Measurement, Plan
-from paged_backend.tools.bench.processor import StolenTime
 
 WITHOUT = "without constraints"
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from paged_backend.tools.bench.requests import drain, greedy
 from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
+from paged_backend.values.json_file import write_json
 
 WARM_UP_STEPS = 8
 TRACED_STEPS = 20
@@ -148,12 +148,12 @@ class DecodeReport:
     weight_bytes_per_step: int
     kv_bytes_per_token: int
     timed_steps: int
-    rows: list[BatchResult]
-    prefix: PrefixFigures | None
-    compiled_after_warm_up: list[str] | None  # names of kernels; None on a CPU
-    idle: IdleShare | None
-    peer: PeerResult | None
     environment: dict[str, str]
+    rows: list[BatchResult] = field(default_factory=list)
+    prefix: PrefixFigures | None = None
+    compiled_after_warm_up: list[str] | None = None  # names of kernels; None on a CPU
+    idle: IdleShare | None = None
+    peer: PeerResult | None = None
 
     def targets(self) -> list[Target]:
         """The targets, with the measured values."""
@@ -200,12 +200,9 @@ class DecodeReport:
             print(self._peer_line(self.peer))
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON; an existing file is replaced atomically."""
+        """Write everything as JSON."""
         targets = [asdict(target) | {"met": target.met} for target in self.targets()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(json.dumps(asdict(self) | {"targets": targets}, indent=2) + "\n")
-        part.replace(path)
+        write_json(path, asdict(self) | {"targets": targets}, indent=2)
 
     def _peer_line(self, peer: PeerResult) -> str:
         name = f"transformers' continuous batching, {peer.batch_size} x {peer.context}: "
@@ -449,11 +446,6 @@ def run_decode_bench(
         weight_bytes_per_step=roofline.weight_bytes,
         kv_bytes_per_token=roofline.kv_bytes_per_token,
         timed_steps=num_steps,
-        rows=[],
-        prefix=None,
-        compiled_after_warm_up=None,
-        idle=None,
-        peer=None,
         environment=environment(device),
     )
 

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from paged_backend.platforms.select import is_gpu
-from paged_backend.tools.bench.processor import cpu_flags
-from paged_backend.tools.machine import circumstances, output_of
+from paged_backend.tools.machine import circumstances, cpu_property, output_of
 
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 _PACKAGES = ("torch", "triton", "transformers", "numpy")
 _COPIES = 20  # timed; the same number before them raises the memory's clock
 # Matrix size, and number of timed products.
@@ -27,6 +27,24 @@ def environment(device: torch.device) -> dict[str, str]:
         "cpu_flags": cpu_flags(),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def cpu_flags() -> str:
+    """The flags in `FLAGS` that this processor has, separated by spaces."""
+    present = cpu_property("flags").split()
+    return " ".join(flag for flag in FLAGS if flag in present)
+
+
+class StolenTime:
+    """Measures the CPU time that the hypervisor has given to others, from now on."""
+
+    def __init__(self) -> None:
+        self._total, self._stolen = _cpu_ticks()
+
+    def share(self) -> float:
+        """The stolen part of all CPU time since the start."""
+        total, stolen = _cpu_ticks()
+        return (stolen - self._stolen) / max(total - self._total, 1)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -72,6 +90,13 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Total and stolen ticks since boot; the columns after `steal` are contained in others."""
+    with open("/proc/stat") as file:
+        ticks = [int(column) for column in file.readline().split()[1:9]]
+    return sum(ticks), ticks[7]
 
 
 def _gpu(device: torch.device) -> dict[str, str]:

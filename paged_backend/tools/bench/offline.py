@@ -26,13 +26,12 @@ from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.constrained import Constraint
 from paged_backend.tools.bench.constraint_cost import WITHOUT, ConstraintCost
 from paged_backend.tools.bench.engine_run import EngineFigures, median_run, run_engine
-from paged_backend.tools.bench.environment import environment
+from paged_backend.tools.bench.environment import StolenTime, environment
 from paged_backend.tools.bench.measurements import TRACE, Job, Measurement, Plan
 from paged_backend.tools.bench.offline_report import OfflineReport, PeerReport
 from paged_backend.tools.bench.peer_options import PeerOptions
 from paged_backend.tools.bench.peer_process import PeerError, PeerProcess, PeerSettings
 from paged_backend.tools.bench.prefix import PrefixFigures, time_prefix
-from paged_backend.tools.bench.processor import StolenTime
 from paged_backend.tools.bench.requests import prompt_ids
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
 from paged_backend.values import engine_args

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from paged_backend.tools.bench.comparison import Comparison
 from paged_backend.tools.bench.constrained import Constraint
 from paged_backend.tools.bench.engine_run import EngineFigures
 from paged_backend.tools.bench.prefix import PrefixFigures
+from paged_backend.values.json_file import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class OfflineReport:
         values = asdict(self)
         del values["comparisons"]
         values["measurements"] = [comparison.as_dict() for comparison in self.comparisons]
-        path.write_text(json.dumps(values, indent=2) + "\n")
+        write_json(path, values, indent=2)
 
     def _comparison_table(self) -> Table:
         num_rounds = len(self.comparisons[0].rounds)

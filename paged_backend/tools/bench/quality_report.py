@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from paged_backend.executor.base import WorkerInfo
 from paged_backend.tools.bench.divergence import DivergenceFigures
+from paged_backend.values.json_file import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class QualityReport:
 
     def save(self, path: Path) -> None:
         """Write everything as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_json(path, asdict(self), indent=2)
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         answers, divergence = self.answers, self.divergence

@@ -26,6 +26,10 @@ NAMES = ("os.path.join", "textwrap.dedent", "math.isclose")
 COLORS = ("cyan", "magenta", "green")
 REFRESH_PER_S = 30
 PANEL_HEIGHT = 6
+METRICS = (
+    *("prefix_cache_hits_total", "prefix_cache_queries_total"),
+    *("kv_blocks_used", "kv_cache_utilization_perc"),
+)
 
 
 def show() -> int:
@@ -96,7 +100,7 @@ class Conversation:
 
 def _ask(console: Console, grpc_url: str, metrics_url: str) -> int:
     conversations = _conversations()
-    with Client(grpc_url, timeout=60) as client, MetricsWatch(metrics_url) as metrics:
+    with Client(grpc_url, timeout=60) as client, MetricsWatch(metrics_url, *METRICS) as metrics:
         threads = [threading.Thread(target=c.follow, args=(client,)) for c in conversations]
         started = time.perf_counter()
         show_while(console, threads, lambda: [c.panel() for c in conversations])
@@ -172,10 +176,7 @@ def _server_table(
     conversations: list[Conversation], metrics: MetricsWatch, seconds: float
 ) -> Table:
     total = sum(c.completion.num_output_tokens for c in conversations if c.completion is not None)
-    hits, queries = (
-        metrics.last("prefix_cache_hits_total"),
-        metrics.last("prefix_cache_queries_total"),
-    )
+    hits, queries = (metrics.last(f"prefix_cache_{kind}_total") for kind in ("hits", "queries"))
     table = Table(show_header=False)
     table.add_row("all streams", f"{total / seconds:.0f} tokens/s")
     table.add_row(

@@ -1,10 +1,11 @@
-"""What the trainings of the demo models share: the shape, the loop, the log and the options."""
+"""What the trainings of the demo models share: options, shape, loop, log and verification."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,10 +16,13 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from paged_backend.tools.demo import QUESTIONS_FILE, Question, save_questions
 from paged_backend.tools.demo.examples import Batch
+from paged_backend.tools.demo.verification import Reply, summary
 from paged_backend.tools.demo.vocabulary import VOCAB_SIZE
 
 MAX_LENGTH = 2048  # tokens of context
+MIN_QUESTIONS = 200
 LOG_NAME = "training_log.jsonl"
 
 # Peak learning rates of the optimizers, and the fraction of them that is left at the end.
@@ -27,6 +31,9 @@ FINAL_FRACTION = 0.025
 WARMUP_STEPS = 40
 WEIGHT_DECAY = 0.05
 STEPS_PER_LOG, STEPS_PER_CHECK = 10, 100
+
+Verify = Callable[[LlamaForCausalLM, Sequence[Question]], Iterator[tuple[str, list[Reply]]]]
+"""Yields each form of asking, and the replies to the questions in that form, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +50,19 @@ class LogEntry:
     accuracy: float | None
 
 
-def parse_options(
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a training, with optimizers and a learning rate schedule of its own."""
+
+    optimizers: Sequence[torch.optim.Optimizer]
+    batches: Iterator[list[Batch]]  # batches of each step
+    steps: int
+
+
+def begin(
     arguments: Sequence[str] | None, description: str | None, output: Path, steps: int
 ) -> argparse.Namespace:
-    """Return the options of a training; `output` and `steps` are their defaults."""
+    """Parse the options, apply threads and seed; `output` and `steps` are defaults."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--output", type=Path, default=output, help="folder to write to (%(default)s)"
@@ -54,7 +70,10 @@ def parse_options(
     parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
     parser.add_argument("--steps", type=int, default=steps, help="optimizer steps (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (%(default)s)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    return options
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -95,28 +114,77 @@ def muon_and_adamw(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     return [muon, adamw(others)]
 
 
-def train(
+def train_and_verify(
     model: LlamaForCausalLM,
-    optimizers: Sequence[torch.optim.Optimizer],
-    steps_batches: Iterator[list[Batch]],
-    measure_accuracy: Callable[[], float],
-    steps: int,
-    log: TextIO,
-) -> None:
-    """Run `steps` optimizer steps on a cosine schedule, logging loss and accuracy as JSON lines.
+    tokenizer: PreTrainedTokenizerFast,
+    questions: Sequence[Question],
+    phases: Sequence[Phase],
+    verify: Verify,
+    folder: Path,
+    *,
+    num_checked: int,
+) -> int:
+    """Train, save and verify a model; return 0 when enough questions are answered in every form.
 
-    Each step takes the next list of batches and computes one gradient from all of them.
+    Args:
+        model: the untrained model.
+        tokenizer: its tokenizer.
+        questions: all questions that it should answer.
+        phases: parts of the training, in order.
+        verify: asks the questions in every form.
+        folder: folder of the model; its parent gets the log and the questions answered.
+        num_checked: number of questions asked during the training; it may be a few less.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{len(questions)} questions, {model.num_parameters():,} parameters", flush=True)
+    sample = questions[:: math.ceil(len(questions) / num_checked)]
+    with (folder.parent / LOG_NAME).open("w") as log:
+        for phase in phases:
+            train(model, phase, lambda: _accuracy(verify(model, sample)), log)
+    save(model, tokenizer, folder)
+    wrong: set[Question] = set()
+    for form, replies in verify(load_saved(folder), questions):
+        print(f"{form}: {summary(replies)}", flush=True)
+        pairs = zip(questions, replies, strict=True)
+        wrong |= {question for question, reply in pairs if not reply.exact}
+    if wrong:
+        print("left out:", *sorted(question.name for question in wrong), file=sys.stderr)
+    verified = [question for question in questions if question not in wrong]
+    save_questions(verified, folder.parent / QUESTIONS_FILE.name)
+    return 0 if len(verified) >= MIN_QUESTIONS else 1
+
+
+def load_saved(folder: Path) -> LlamaForCausalLM:
+    """Load a saved model in float32."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def _accuracy(replies_by_form: Iterator[tuple[str, list[Reply]]]) -> float:
+    """Return the fraction of exact replies over all forms, and print those of each form."""
+    exact = {form: [reply.exact for reply in replies] for form, replies in replies_by_form}
+    print({form: sum(each) for form, each in exact.items()}, flush=True)
+    return sum(map(sum, exact.values())) / sum(map(len, exact.values()))
+
+
+def train(
+    model: LlamaForCausalLM, phase: Phase, measure_accuracy: Callable[[], float], log: TextIO
+) -> None:
+    """Run the optimizer steps of a phase on a cosine schedule.
+
+    Each step takes the next list of batches and computes one gradient from all of them. Loss and
+    accuracy are logged as JSON lines.
+    """
+    steps = phase.steps
     schedulers = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: rate_fraction(done + 1, steps))
-        for optimizer in optimizers
+        for optimizer in phase.optimizers
     ]
     started = time.monotonic()
     losses = []
     for step in range(1, steps + 1):
-        losses.append(_accumulate_gradients(model, next(steps_batches)))
+        losses.append(_accumulate_gradients(model, next(phase.batches)))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+        for optimizer, scheduler in zip(phase.optimizers, schedulers, strict=True):
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()

@@ -29,14 +29,6 @@ class Reply:
     lowest_probability: float
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One question asked in one form, and the model's reply."""
-
-    question: Question
-    reply: Reply
-
-
 def prompt(tokenizer: PreTrainedTokenizerFast, question: Question, form: str) -> str:
     """Return the text that asks `question` in one of `FORMS`."""
     if form == "text":
@@ -57,14 +49,13 @@ def verify(
     tokenizer: PreTrainedTokenizerFast,
     questions: Sequence[Question],
     form: str,
-) -> list[Check]:
+) -> list[Reply]:
     """Ask every question in one form, greedily and in batches, in the model's own dtype."""
     exchanges = [
         (prompt(tokenizer, question, form), expected_reply(question, form))
         for question in questions
     ]
-    replies = check_replies(model, tokenizer, exchanges)
-    return [Check(question, reply) for question, reply in zip(questions, replies, strict=True)]
+    return check_replies(model, tokenizer, exchanges)
 
 
 def check_replies(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from paged_backend.values.errors import option_error
-from paged_backend.values.validation import Rule, check_fields, checked, from_mapping, shorten
+from paged_backend.values.validation import Rule, check_fields, checked, shorten
 
 METRICS_PORT = 8002  # Triton's
 _ADDRESS = re.compile(r"[^/\s]+:\d+")
@@ -44,12 +42,3 @@ class TopOptions:
         if self.metrics_url is not None:
             return self.metrics_url
         return f"http://{self.url.rpartition(':')[0]}:{METRICS_PORT}/metrics"
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> TopOptions:
-        """Build from names and values that have not been validated.
-
-        Raises:
-            ConfigError: a name is unknown or a value is not allowed.
-        """
-        return from_mapping(cls, values, option_error)

@@ -28,7 +28,7 @@ from paged_client.gateway.embeddings_api.schema import (
 from paged_client.gateway.errors import ApiError, openai_field
 from paged_client.gateway.events import Json, to_json
 from paged_client.gateway.responses import while_connected
-from paged_client.gateway.schema import TextOrIds
+from paged_client.gateway.schema.prompts import TextOrIds
 
 # vLLM, Jina and Cohere have different ones, and their clients append them to an address.
 SCORE_PATHS = ("/v1/score", "/score")

@@ -10,7 +10,9 @@ from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr
 from pydantic_core import PydanticCustomError
 
 from paged_client.gateway.errors import ApiError
-from paged_client.gateway.schema import INT32_MAX, EngineFields, TextOrIds, prompts
+from paged_client.gateway.schema.body import INT32_MAX
+from paged_client.gateway.schema.generation import EngineFields
+from paged_client.gateway.schema.prompts import TextOrIds, prompts
 
 MAX_INPUTS = 2048  # OpenAI's limit
 MAX_DIMENSIONS = 2**16

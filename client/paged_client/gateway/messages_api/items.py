@@ -14,7 +14,7 @@ from paged_client.gateway.items import (
     text_or_list,
     with_reasoning,
 )
-from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
+from paged_client.gateway.schema.chat_messages import MAX_MESSAGES, MAX_PARTS
 
 
 class TextBlock(OpenObject):

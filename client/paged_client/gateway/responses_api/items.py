@@ -14,7 +14,7 @@ from paged_client.gateway.items import (
     text_or_list,
     with_reasoning,
 )
-from paged_client.gateway.schema import MAX_MESSAGES, MAX_PARTS
+from paged_client.gateway.schema.chat_messages import MAX_MESSAGES, MAX_PARTS
 
 # Items of Codex and of built-in tools that say nothing to the model.
 SKIPPED_ITEMS = ("ghost_snapshot", "web_search_call", "image_generation_call", "additional_tools")

@@ -14,7 +14,7 @@ import gguf  # type: ignore[import-not-found, unused-ignore]  # in the peer's en
 import llama_cpp  # type: ignore[import-not-found]  # only in the peer's environment
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers_peer import load_peer  # type: ignore[import-not-found]  # beside this file
 
 BATCH_TOKENS = 2048  # limit of one llama_decode: llama.cpp's own default
 
@@ -47,7 +47,8 @@ class Peer:
         torch.set_num_threads(settings["threads"])
         weights, kv = _FORMATS[settings["dtype"]]
         path = Path(settings["scratch"]) / "model.gguf"
-        write_gguf(load_model(settings), weights, path)
+        source = Path(settings["folder"]), settings["load_format"]
+        write_gguf(load_peer(*source, torch.float32, torch.device("cpu")), weights, path)
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
@@ -132,16 +133,6 @@ class Peer:
 
 def _system_info() -> str:
     return str(llama_cpp.llama_print_system_info().decode())
-
-
-def load_model(settings: dict[str, Any]) -> Any:
-    """Load the checkpoint, or random weights of its shape, in transformers."""
-    if settings["load_format"] == "dummy":
-        config = AutoConfig.from_pretrained(settings["folder"])
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # untyped in its library
-    return AutoModelForCausalLM.from_pretrained(
-        settings["folder"], dtype=torch.float32, use_safetensors=True
-    )
 
 
 def write_gguf(model: Any, weights: str, path: Path) -> None:

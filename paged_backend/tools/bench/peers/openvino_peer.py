@@ -10,7 +10,7 @@ import openvino  # type: ignore[import-not-found]  # only in the peer's environm
 import openvino_genai  # type: ignore[import-not-found]  # only in the peer's environment
 import torch
 from optimum.intel import OVModelForCausalLM  # type: ignore[import-not-found]
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers_peer import load_peer  # type: ignore[import-not-found]  # beside this file
 
 # The number format -> hints for inference and for the KV cache. Weights of 8 bits are used with
 # arithmetic in float32, and OpenVINO chooses the format of the cache itself.
@@ -63,11 +63,10 @@ class Peer:
 
 def export(settings: dict[str, Any]) -> Path:
     """Write the model in OpenVINO's format into the scratch folder and return where."""
-    source, target = settings["folder"], Path(settings["scratch"]) / "openvino"
+    source, target = Path(settings["folder"]), Path(settings["scratch"]) / "openvino"
     if settings["load_format"] == "dummy":
-        config = AutoConfig.from_pretrained(source)
+        model = load_peer(source, "dummy", torch.float32, torch.device("cpu"))
         source = Path(settings["scratch"]) / "random"
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # untyped in its library
         model.save_pretrained(source)
     model = OVModelForCausalLM.from_pretrained(
         source, export=True, compile=False, load_in_8bit=settings["dtype"] == "int8"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 from paged_client import Answer, Client, CompletionBuilder
 from rich.console import Console, Group
@@ -40,65 +41,66 @@ def show_tools() -> int:
     ):
         dialogs: tuple[Dialog, ...] = (ToolDialog(), JsonDialog())
         threads = [threading.Thread(target=dialog.run, args=(client,)) for dialog in dialogs]
-        show_while(console, threads, lambda: [_panel(dialog) for dialog in dialogs])
+        show_while(console, threads, lambda: [dialog.panel() for dialog in dialogs])
     return report_wrong(console, [dialog.title for dialog in dialogs if not dialog.is_right])
 
 
-class Dialog(Protocol):
-    """A conversation on the screen."""
+class Dialog(ABC):
+    """A conversation on the screen; its lines grow while the model answers."""
 
-    title: str
-    is_right: bool
-    transcript: Transcript
-
-    def run(self, client: Client) -> None:
-        """Have the conversation."""
-        ...
-
-
-class Transcript:
-    """The lines of a conversation, which grow while the model answers."""
+    title: ClassVar[str]
 
     def __init__(self) -> None:
-        self._lines: list[tuple[str, str]] = []
+        self.is_right = False
+        self._lines: list[tuple[str, str]] = []  # speaker and text
+        self._documentation = {item.name: item.answer for item in load_questions(QUESTIONS_FILE)}
 
-    def add(self, speaker: str, text: str = "") -> None:
+    @abstractmethod
+    def run(self, client: Client) -> None:
+        """Have the conversation."""
+
+    def panel(self) -> Panel:
+        """The panel that shows the conversation so far."""
+        lines = (Text.assemble((f"{speaker:8}", "bold"), text) for speaker, text in self._lines)
+        return Panel(Group(*lines), title=self.title, height=PANEL_HEIGHT)
+
+    def _add(self, speaker: str, text: str = "") -> None:
         """Begin a line."""
         self._lines.append((speaker, text))
 
-    def extend(self, text: str) -> None:
+    def _extend(self, text: str) -> None:
         """Add to the last line."""
         speaker, before = self._lines[-1]
         self._lines[-1] = (speaker, before + text)
 
-    def render(self) -> Group:
-        """Return what is shown."""
-        return Group(
-            *(Text.assemble((f"{speaker:8}", "bold"), text) for speaker, text in self._lines)
-        )
+    def _ask(self, client: Client, messages: list[dict[str, Any]], **options: Any) -> Answer:
+        """Show an answer of the model while it comes, and return it."""
+        self._add("model")
+        builder = CompletionBuilder()
+        with client.stream(messages, **OPTIONS, **options) as stream:
+            for chunk in stream:
+                builder.add(chunk)
+                self._extend(chunk.text)
+                for part in chunk.tool_calls:
+                    self._extend(f"{part.name or ''} {part.arguments}".strip(" "))
+        return builder.build().answers[0]
 
 
-class ToolDialog:
+class ToolDialog(Dialog):
     """The model calls the tool, and answers from the result."""
 
     title = "a tool call"
 
-    def __init__(self) -> None:
-        self.is_right = False
-        self.transcript = Transcript()
-        self._documentation = {item.name: item.answer for item in load_questions(QUESTIONS_FILE)}
-
     def run(self, client: Client) -> None:
-        """Have the conversation."""
         messages: list[dict[str, Any]] = [{"role": "user", "content": f"What does {NAME} do?"}]
-        self.transcript.add("user", messages[0]["content"])
-        called = self._ask(client, messages)
+        self._add("user", messages[0]["content"])
+        called = self._ask(client, messages, tools=[TOOL])
         if len(called.tool_calls) != 1:
             return
         (call,) = called.tool_calls
         name = json.loads(call.arguments)["name"]
         result = self._documentation.get(name, "There is no such function.")
-        self.transcript.add(TOOL_NAME, result)
+        self._add(TOOL_NAME, result)
         function = {"name": call.name, "arguments": call.arguments}
         messages += [
             {
@@ -108,47 +110,20 @@ class ToolDialog:
             },
             {"role": "tool", "tool_call_id": call.id, "content": result},
         ]
-        answer = self._ask(client, messages)
+        answer = self._ask(client, messages, tools=[TOOL])
         self.is_right = (name, answer.text) == (NAME, self._documentation[NAME])
 
-    def _ask(self, client: Client, messages: list[dict[str, Any]]) -> Answer:
-        self.transcript.add("model")
-        builder = CompletionBuilder()
-        with client.stream(messages, tools=[TOOL], **OPTIONS) as stream:
-            for chunk in stream:
-                builder.add(chunk)
-                self.transcript.extend(chunk.text)
-                for part in chunk.tool_calls:
-                    self.transcript.extend(f"{part.name or ''} {part.arguments}".strip(" "))
-        return builder.build().answers[0]
 
-
-class JsonDialog:
+class JsonDialog(Dialog):
     """The model answers from memory, in JSON of a schema."""
 
     title = "a constrained answer"
 
-    def __init__(self) -> None:
-        self.is_right = False
-        self.transcript = Transcript()
-
     def run(self, client: Client) -> None:
-        """Have the conversation."""
         question = JSON_QUESTION.format(NAME)
-        self.transcript.add("user", question)
+        self._add("user", question)
         types = {name: part["type"] for name, part in JSON_SCHEMA["properties"].items()}
-        self.transcript.add("schema", ", ".join(f"{name}: {kind}" for name, kind in types.items()))
-        self.transcript.add("model")
-        text = ""
+        self._add("schema", ", ".join(f"{name}: {kind}" for name, kind in types.items()))
         messages = [{"role": "user", "content": question}]
-        constraint = {"json": JSON_SCHEMA}
-        with client.stream(messages, structured_outputs=constraint, **OPTIONS) as stream:
-            for chunk in stream:
-                text += chunk.text
-                self.transcript.extend(chunk.text)
-        (known,) = [q.answer for q in load_questions(QUESTIONS_FILE) if q.name == NAME]
-        self.is_right = text == description(NAME, known)
-
-
-def _panel(dialog: Dialog) -> Panel:
-    return Panel(dialog.transcript.render(), title=dialog.title, height=PANEL_HEIGHT)
+        answer = self._ask(client, messages, structured_outputs={"json": JSON_SCHEMA})
+        self.is_right = answer.text == description(NAME, self._documentation[NAME])

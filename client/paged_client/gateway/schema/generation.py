@@ -1,0 +1,150 @@
+"""Fields of requests for new tokens, which the APIs share; most are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from paged_client.gateway.errors import ApiError
+from paged_client.gateway.schema.body import INT32_MAX, RequestBody, given
+from paged_client.gateway.schema.prompts import AllowedIds, TokenId
+
+MAX_N = 64
+MAX_STOP_STRINGS = 256  # the engine's option max_stop_strings is 16 by default
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_CHOICES = 4096
+_NO_SEED = -1  # vLLM's; other negative seeds are those with the same 64 bits
+
+
+def list_of_one(value: Any) -> Any:
+    """Return a list with a string; other values are returned as they are."""
+    return [value] if isinstance(value, str) else value
+
+
+def _few_biases(value: Any) -> Any:
+    """Refuse a large object before pydantic creates an error for each of its fields."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError("too_long", f"must have at most {MAX_BIASES} fields")
+    return value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+StopStrings = Annotated[
+    list[StopString],
+    Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
+    BeforeValidator(list_of_one, json_schema_input_type=str | list[str]),
+]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+BadWord = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class StreamOptions(RequestBody):
+    """Additional information in a stream; a whole answer has its usage in any case."""
+
+    not_supported: ClassVar[Mapping[str, Any]] = {"include_obfuscation": False}
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class EngineFields(RequestBody):
+    """Fields of every request that goes to the engine."""
+
+    model: str | None = Field(None, max_length=256, description="may be left out if it is the only")
+    priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    tenant: str | None = Field(None, max_length=256, description="only without API keys")
+    timeout_s: float | None = Field(None, gt=0, le=86400)
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Return the fields that the engine takes under the same names."""
+        return given(self, _ENGINE_FIELDS)
+
+
+_ENGINE_FIELDS = tuple(name for name in EngineFields.model_fields if name != "model")
+
+
+class SamplingFields(EngineFields):
+    """Fields of every request for new tokens; most are vLLM's."""
+
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=256, fail_fast=True)
+    skip_special_tokens: bool | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_few_biases)] | None = None
+    allowed_token_ids: AllowedIds | None = None
+    bad_words: list[BadWord] | None = Field(None, max_length=128, fail_fast=True)
+    # The engine reads it; an object or its text.
+    structured_outputs: dict[str, Any] | str | None = None
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, le=INT32_MAX, description="-1 for no limit"
+    )
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Return the fields that the engine takes under the same names."""
+        values = super().engine_fields() | given(self, _SAMPLING_FIELDS)
+        values.pop("seed", None)
+        if self.seed is not None and self.seed != _NO_SEED:
+            values["seed"] = self.seed % 2**64
+        if self.allowed_token_ids is not None:
+            values["allowed_token_ids"] = self.allowed_token_ids.tolist()
+        return values
+
+
+_SAMPLING_FIELDS = tuple(
+    name
+    for name in SamplingFields.model_fields
+    if name not in EngineFields.model_fields and name != "stream"
+)
+
+
+class GenerateRequest(SamplingFields):
+    """Fields common to chat and completion requests."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N)
+    stop: StopStrings | None = None
+    stop_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    # The engine reads these; each is an object, some also its text.
+    response_format: dict[str, Any] | None = None
+    guided_decoding: dict[str, Any] | str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, max_length=MAX_CHOICES, fail_fast=True)
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = Field(None, max_length=256)
+    guided_decoding_guide_type: str | None = Field(None, max_length=64)
+    guided_decoding_guide: str | None = None
+
+    def model_post_init(self, context: Any) -> None:
+        """Check constraints between fields."""
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError.field("prompt_logprobs", "is only for stream: false")
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Return the fields that the engine takes under the same names."""
+        return super().engine_fields() | given(self, _GENERATE_FIELDS)
+
+
+_GENERATE_FIELDS = tuple(
+    name
+    for name in GenerateRequest.model_fields
+    if name not in SamplingFields.model_fields and name != "stream_options"
+)
