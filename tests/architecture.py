@@ -70,7 +70,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"bench", "demo", "launch", "plan", "quantize", "top", "workloads"},
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
-PLATFORMS = {"torch": set(), "cpu": {"torch"}, "gpu": {"torch"}, "simulated": {"gpu", "torch"}}
+PLATFORMS = {
+    "portable": set(),
+    "cpu": {"portable"},
+    "gpu": {"portable"},
+    "simulated": {"gpu", "portable"},
+}
 SIMULATED_BENCH = "paged_backend.tools.bench.simulated_device"  # nothing else can choose it
 SELECT = "paged_backend.platforms.select"
 # Third-party packages -> the only places in paged_backend that may import them.

@@ -74,8 +74,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             architecture.wrong_directions,
             "paged_backend/models/decoder.py",
-            "from paged_backend.platforms.torch import layers",
-            "paged_backend.models.decoder imports paged_backend.platforms.torch.layers",
+            "from paged_backend.platforms.portable import layers",
+            "paged_backend.models.decoder imports paged_backend.platforms.portable.layers",
         ),
         (
             architecture.wrong_directions,
@@ -85,9 +85,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             architecture.wrong_platforms,
-            "paged_backend/platforms/torch/linear.py",
+            "paged_backend/platforms/portable/linear.py",
             "from paged_backend.platforms.gpu.transfer import Transfer",
-            "paged_backend.platforms.torch.linear imports paged_backend.platforms.gpu.transfer",
+            "paged_backend.platforms.portable.linear imports paged_backend.platforms.gpu.transfer",
         ),
         (
             architecture.wrong_platforms,

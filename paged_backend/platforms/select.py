@@ -48,7 +48,7 @@ def select_platform(
         from paged_backend.platforms.cpu.platform import BFloat16Platform
 
         return BFloat16Platform()
-    from paged_backend.platforms.torch.platform import TorchPlatform
+    from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 
     return TorchPlatform(number_type)
 

@@ -14,8 +14,8 @@ from paged_backend.checkpoint.moe import (
     SwiGLU,
 )
 from paged_backend.models.moe import MoeMLP
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.platforms.gpu.platform import GpuPlatform
-from paged_backend.platforms.torch.platform import TorchPlatform
 
 SIZES = {"hidden_size": 48, "num_experts": 6, "intermediate_size": 20}
 SHAPES = {

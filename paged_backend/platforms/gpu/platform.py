@@ -21,12 +21,12 @@ from paged_backend.platforms.gpu.experts import TritonExperts
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.torch.encoder_runner import EncoderRunner
-from paged_backend.platforms.torch.linear import TorchLinear
-from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
+from paged_backend.platforms.portable.encoder_runner import EncoderRunner
+from paged_backend.platforms.portable.linear import TorchLinear
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.options.cache import CPU_KV_CACHE_BYTES
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
 
@@ -91,7 +91,7 @@ class GpuPlatform:
         With CUDA graphs, the largest step counts twice, because graphs use separate memory.
         """
         if self._interpreted:
-            return DEFAULT_KV_CACHE_BYTES
+            return CPU_KV_CACHE_BYTES
         peak = self._peak_of_largest_step(model, spec, limits)
         if not config.enforce_eager:
             # Graphs keep their memory apart from that of other steps, but take no more than these.
