@@ -21,6 +21,7 @@ RULES = [
     architecture.wrong_platforms,
     architecture.wrong_libraries,
     architecture.device_decisions,
+    architecture.uses_of_torch_cuda,
 ]
 Rule = Callable[[Path], list[str]]
 
@@ -147,6 +148,24 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             architecture.device_decisions,
             "paged_backend/tools/bench/decode.py",
             'import os\nos.environ.get("TRITON_INTERPRET")',
+            "paged_backend.tools.bench.decode, line",
+        ),
+        (
+            architecture.uses_of_torch_cuda,
+            "paged_backend/platforms/gpu/transfer.py",
+            "def f(event: torch.cuda.Event): ...",
+            "paged_backend.platforms.gpu.transfer, line",
+        ),
+        (
+            architecture.uses_of_torch_cuda,
+            "paged_backend/platforms/gpu/batch.py",
+            "from torch import cuda",
+            "paged_backend.platforms.gpu.batch, line",
+        ),
+        (
+            architecture.uses_of_torch_cuda,
+            "paged_backend/tools/bench/decode.py",
+            "import torch.cuda.graphs",
             "paged_backend.tools.bench.decode, line",
         ),
     ],

@@ -86,7 +86,7 @@ class SimulatedModelRunner:
 
     def __init__(self, layout: KVCacheLayout, limits: StepLimits, max_model_len: int) -> None:
         self.device = SimulatedDevice()
-        transfer = Transfer(torch.device("cpu"), pinned=False)
+        transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
             layout.block_size, layout.num_groups, limits, max_model_len, transfer
         )
