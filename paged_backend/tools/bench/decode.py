@@ -286,7 +286,7 @@ class DecodeBench:
         self._config = config
         worker = Worker(config, folder)
         self._engine = Engine(config, worker)
-        self._limits = worker.step_limits
+        self._limits = worker.info.step_limits
         self.options = asdict(config) | asdict(self._limits)
         self._num_steps = num_steps
         self._rng = np.random.default_rng(config.seed)
