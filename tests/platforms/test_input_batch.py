@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from paged_backend.platforms.gpu.cuda_graphs import (
     captured_shapes,
     decode_sizes,
 )
-from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -160,6 +162,22 @@ def test_arrivals_are_copies():
     arrival = Transfer(CPU, gpu=None).receive(values)
     values.zero_()
     assert arrival.wait() == [3, 4]
+
+
+def test_arrivals_wait_for_the_work_launched_before_them():
+    calls = []
+
+    class Event:
+        def record(self):
+            calls.append("record")
+
+        def synchronize(self):
+            calls.append("synchronize")
+
+    event = Transfer(CPU, SimpleNamespace(new_event=Event)).record()
+    assert calls == ["record"]
+    assert Arrival(torch.tensor([3]), event).wait() == [3]
+    assert calls == ["record", "synchronize"]
 
 
 @settings(max_examples=100, deadline=None)
