@@ -6,7 +6,7 @@ Each function takes the root of a checkout and returns the violations it finds, 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PACKAGES = {
@@ -70,9 +70,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"bench", "demo", "launch", "plan", "quantize", "top", "workloads"},
 }
 # A platform -> the other platforms that it may import; `select` alone knows all of them.
-PLATFORMS = {"torch": set(), "cpu": {"torch"}, "gpu": {"torch"}, "simulated": {"gpu", "torch"}}
+PLATFORMS = {
+    "portable": set(),
+    "cpu": {"portable"},
+    "gpu": {"portable"},
+    "simulated": {"gpu", "portable"},
+}
 SIMULATED_BENCH = "paged_backend.tools.bench.simulated_device"  # nothing else can choose it
 SELECT = "paged_backend.platforms.select"
+DEVICE = "paged_backend.platforms.gpu.device"  # everything that torch.cuda does
 # Third-party packages -> the only places in paged_backend that may import them.
 RESERVED = {
     "paged_kernels": {"bench", "platforms"},
@@ -231,12 +237,24 @@ def _may_use(package: str, room: str | None, other: str) -> bool:
 
 
 def device_decisions(root: Path) -> list[str]:
-    """Code of paged_backend outside of `platforms/select.py` that asks which device there is."""
+    """Code of paged_backend that asks which device there is, outside of the two places for it."""
+    return _lines_of_others(root, {SELECT, DEVICE}, _decisions)
+
+
+def uses_of_torch_cuda(root: Path) -> list[str]:
+    """Code of paged_backend outside of `platforms/gpu/device.py` that names `torch.cuda`."""
+    return _lines_of_others(root, {DEVICE}, _names_of_torch_cuda)
+
+
+def _lines_of_others(
+    root: Path, exempt: set[str], find_lines: Callable[[ast.AST], Iterator[int]]
+) -> list[str]:
+    """The lines that are found in modules of paged_backend, except in those that are exempt."""
     found = []
     for name, path in modules(root).items():
-        if name.split(".")[0] == "paged_backend" and name != SELECT:
-            tree = ast.parse(path.read_text())
-            found += [f"{name}, line {line}" for line in sorted(_decisions(tree))]
+        if name.split(".")[0] == "paged_backend" and name not in exempt:
+            lines = sorted(find_lines(ast.parse(path.read_text())))
+            found += [f"{name}, line {line}" for line in lines]
     return found
 
 
@@ -250,6 +268,23 @@ def _decisions(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
         elif isinstance(node, ast.Constant) and node.value == "TRITON_INTERPRET":
             yield node.lineno
+
+
+def _names_of_torch_cuda(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if (
+                node.attr == "cuda"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "torch"
+            ):
+                yield node.lineno
+        elif isinstance(node, ast.Import):
+            if any(alias.name.startswith("torch.cuda") for alias in node.names):
+                yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            if any(f"{node.module}.{name.name}".startswith("torch.cuda") for name in node.names):
+                yield node.lineno
 
 
 def _room(name: str) -> str | None:

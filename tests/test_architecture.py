@@ -21,6 +21,7 @@ RULES = [
     architecture.wrong_platforms,
     architecture.wrong_libraries,
     architecture.device_decisions,
+    architecture.uses_of_torch_cuda,
 ]
 Rule = Callable[[Path], list[str]]
 
@@ -74,8 +75,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             architecture.wrong_directions,
             "paged_backend/models/decoder.py",
-            "from paged_backend.platforms.torch import layers",
-            "paged_backend.models.decoder imports paged_backend.platforms.torch.layers",
+            "from paged_backend.platforms.portable import layers",
+            "paged_backend.models.decoder imports paged_backend.platforms.portable.layers",
         ),
         (
             architecture.wrong_directions,
@@ -85,9 +86,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             architecture.wrong_platforms,
-            "paged_backend/platforms/torch/linear.py",
+            "paged_backend/platforms/portable/linear.py",
             "from paged_backend.platforms.gpu.transfer import Transfer",
-            "paged_backend.platforms.torch.linear imports paged_backend.platforms.gpu.transfer",
+            "paged_backend.platforms.portable.linear imports paged_backend.platforms.gpu.transfer",
         ),
         (
             architecture.wrong_platforms,
@@ -147,6 +148,24 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             architecture.device_decisions,
             "paged_backend/tools/bench/decode.py",
             'import os\nos.environ.get("TRITON_INTERPRET")',
+            "paged_backend.tools.bench.decode, line",
+        ),
+        (
+            architecture.uses_of_torch_cuda,
+            "paged_backend/platforms/gpu/transfer.py",
+            "def f(event: torch.cuda.Event): ...",
+            "paged_backend.platforms.gpu.transfer, line",
+        ),
+        (
+            architecture.uses_of_torch_cuda,
+            "paged_backend/platforms/gpu/batch.py",
+            "from torch import cuda",
+            "paged_backend.platforms.gpu.batch, line",
+        ),
+        (
+            architecture.uses_of_torch_cuda,
+            "paged_backend/tools/bench/decode.py",
+            "import torch.cuda.graphs",
             "paged_backend.tools.bench.decode, line",
         ),
     ],

@@ -18,7 +18,7 @@ from paged_backend.quantization.weight import QuantizedWeight
 
 
 class LayerFunctions(Protocol):
-    """Functions on rows of hidden states; `platforms.torch.layers` is their reference."""
+    """Functions on rows of hidden states; `platforms.portable.layers` is their reference."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Scale rows of `x` [rows, size] to a root mean square of 1, then by `weight` [size].

@@ -9,6 +9,7 @@ import torch
 from paged_backend.checkpoint.model_config import DTYPES
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores, use_cores
+from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.options.cpu import HIGH, CpuOptions
 
@@ -39,7 +40,7 @@ def select_platform(
     if is_gpu(chosen) or interpreted:
         from paged_backend.platforms.gpu.platform import GpuPlatform
 
-        return GpuPlatform(chosen, number_type, interpreted=interpreted)
+        return GpuPlatform(chosen, number_type, gpu_of(chosen))
     if number_type == torch.float32:
         from paged_backend.platforms.cpu.platform import CpuPlatform
 
@@ -48,7 +49,7 @@ def select_platform(
         from paged_backend.platforms.cpu.platform import BFloat16Platform
 
         return BFloat16Platform()
-    from paged_backend.platforms.torch.platform import TorchPlatform
+    from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 
     return TorchPlatform(number_type)
 
@@ -65,10 +66,10 @@ def resolve_device(option: str) -> torch.device:
     Raises:
         ConfigError: a GPU is asked for and there is none.
     """
-    if option == "cuda" and not torch.cuda.is_available():
+    if option == "cuda" and not GpuDevice.is_present():
         raise ConfigError("option device is cuda, but torch finds no NVIDIA device here")
     if option == "auto":
-        option = "cuda" if torch.cuda.is_available() else "cpu"
+        option = "cuda" if GpuDevice.is_present() else "cpu"
     return torch.device(option)
 
 
@@ -77,6 +78,11 @@ def resolve_dtype(option: str, checkpoint: torch.dtype, device: torch.device) ->
     if option != "auto":
         return DTYPES[option]
     return checkpoint if is_gpu(device) else torch.float32
+
+
+def gpu_of(device: torch.device) -> GpuDevice | None:
+    """Return the GPU that is a device of torch; None for a CPU."""
+    return GpuDevice(device) if is_gpu(device) else None
 
 
 def is_gpu(device: torch.device) -> bool:

@@ -23,7 +23,7 @@ from paged_backend.checkpoint.gguf.header import MAX_HEADER_BYTES, read_header
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.weights import load_weights
 from paged_backend.models.loader import build_model
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.values.errors import ConfigError
 

@@ -19,7 +19,7 @@ from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.models.base import Model
 from paged_backend.models.loader import build_model, load_model
 from paged_backend.platforms.cpu.platform import CpuPlatform
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
 

@@ -17,12 +17,14 @@ pytestmark = [
 FAILING = """
 import gc
 import torch
-from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, capture_graph
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
+from paged_backend.platforms.gpu.device import GpuDevice
 
+gpu = GpuDevice(torch.device("cuda"))
 number = torch.ones(1, device="cuda")
 stream = torch.cuda.current_stream()
 try:
-    StepGraphs([StepShape.decodes(1)], lambda shape: capture_graph(lambda: number.item(), None))
+    StepGraphs([StepShape.decodes(1)], lambda shape: gpu.capture(lambda: number.item(), None))
 except RuntimeError:
     assert torch.cuda.current_stream() == stream
     assert gc.isenabled()

@@ -12,6 +12,7 @@ from paged_backend.core.scheduled_batch import SampleSpec
 from paged_backend.core.sequence import PLACEHOLDER
 from paged_backend.platforms.gpu.sampler import DeviceSampler, SampleRows
 from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.select import gpu_of
 from paged_backend.sampling.sampler import Sampler
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -43,7 +44,7 @@ SETTINGS = {
 
 
 def transfer_to(device: torch.device) -> Transfer:
-    return Transfer(device, pinned=device.type == "cuda")
+    return Transfer(device, gpu_of(device))
 
 
 class Sequences:
@@ -104,9 +105,7 @@ class Sequences:
 
 @pytest.mark.parametrize("padding", [0, 3])
 def test_tokens_equal_those_of_the_host(device, padding):
-    sampler = DeviceSampler(
-        len(SETTINGS) + 3, VOCAB, EOS, Transfer(device, pinned=device.type == "cuda")
-    )
+    sampler = DeviceSampler(len(SETTINGS) + 3, VOCAB, EOS, Transfer(device, gpu_of(device)))
     for _ in range(2):  # the second time other sequences take the rows
         sequences = Sequences(list(SETTINGS.values()), device)
         sampler.admit(sequences.rows, sequences.specs())
@@ -133,7 +132,7 @@ class CountingTransfer(Transfer):
 
 
 def test_newcomers_are_sent_in_one_copy(device):
-    transfer = CountingTransfer(device, pinned=device.type == "cuda")
+    transfer = CountingTransfer(device, gpu_of(device))
     sampler = DeviceSampler(8, VOCAB, EOS, transfer)
     settings = [{"top_k": 5 + i, "stop_token_ids": [i]} for i in range(5)]
     sequences = Sequences(settings, device)

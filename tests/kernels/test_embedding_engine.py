@@ -15,6 +15,7 @@ from rerankers import DOCUMENTS, QUERY, classifier_scores, make_reranker
 from paged_backend import LLM
 from paged_backend.embeddings.vectors import make_embedding
 from paged_backend.engine.engine import Engine
+from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.platform import GpuPlatform
 from paged_backend.values.pooling_params import PoolingParams
@@ -79,7 +80,7 @@ def test_warming_up_leaves_no_pooled_sums(folder, model):
     engine = engine_for(folder, max_num_batched_tokens=16)
     runner = engine.executor.model_runner
     runner.warm_up()
-    runner.capture()
+    runner.capture(GpuDevice(torch.device("cuda")))
     runner.run_largest()
     assert runner.num_graphs == 0
     assert not runner._pooler._sums

@@ -18,7 +18,8 @@ from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.platform import GpuPlatform
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.torch.attention import TorchAttention
+from paged_backend.platforms.portable.attention import TorchAttention
+from paged_backend.platforms.select import gpu_of
 from paged_backend.values.kv_cache_groups import KVCacheGroup
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
@@ -152,4 +153,4 @@ def test_scales_of_a_checkpoint_do_not_change_an_unquantized_cache(device):
 
 
 def transfer_to(device: torch.device) -> Transfer:
-    return Transfer(device, pinned=device.type == "cuda")
+    return Transfer(device, gpu_of(device))

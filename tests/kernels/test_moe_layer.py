@@ -14,8 +14,9 @@ from paged_backend.checkpoint.moe import (
     SwiGLU,
 )
 from paged_backend.models.moe import MoeMLP
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.platforms.gpu.platform import GpuPlatform
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.select import gpu_of
 
 SIZES = {"hidden_size": 48, "num_experts": 6, "intermediate_size": 20}
 SHAPES = {
@@ -35,7 +36,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_equals_plain_torch(name: str, device: torch.device) -> None:
     moe = SHAPES[name]
-    gpu = GpuPlatform(device, torch.float32, interpreted=device.type == "cpu")
+    gpu = GpuPlatform(device, torch.float32, gpu_of(device))
     layers = [MoeMLP(moe, "", kernels) for kernels in (gpu, TorchPlatform(torch.float32))]
     places, wanted_places = (layer.parameters() for layer in layers)
     assert places.keys() == wanted_places.keys()

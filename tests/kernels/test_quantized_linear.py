@@ -8,7 +8,7 @@ from matmul_checks import ordered_dot
 from torch import Tensor
 
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
-from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
+from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
 from paged_backend.quantization.forms import Encoding, WeightForm
 from paged_backend.quantization.weight import QuantizedWeight, stacked
 

@@ -16,7 +16,7 @@ from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.platform import CpuPlatform
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.values.config import EngineConfig
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]

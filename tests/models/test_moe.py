@@ -34,7 +34,7 @@ from paged_backend.models.moe import MoeMLP
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import quantized_linear
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.quantization.online import ONLINE_FORMATS
 from paged_backend.quantization.read import read_quantization
 from paged_backend.tools.quantize import scheme_of

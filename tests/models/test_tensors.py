@@ -19,7 +19,7 @@ from paged_backend.checkpoint.stored_tensor import StoredTensor
 from paged_backend.models.layers import Kernels
 from paged_backend.models.loader import build_model
 from paged_backend.platforms.cpu.platform import CpuPlatform
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paged_backend.models.transformers_linear import replace_linear_layers, watch_linear_layers
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 
 X = torch.arange(10.0).view(1, 5, 2)
 

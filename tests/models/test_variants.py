@@ -15,7 +15,7 @@ from paged_backend.checkpoint.shape import Activation, LayerNorms, Rotary
 from paged_backend.models.attention import AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.models.loader import load_model
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
 

@@ -18,7 +18,7 @@ from paged_backend.checkpoint.shape import ModelShape, Variant
 from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.models.loader import build_model
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.tools.plan.gpus import GPUS, find_gpu
 from paged_backend.tools.plan.lengths import Lengths
 from paged_backend.tools.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes

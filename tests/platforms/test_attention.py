@@ -14,7 +14,7 @@ from torch import Tensor
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec
 from paged_backend.platforms.cpu.attention import CpuAttention
-from paged_backend.platforms.torch.attention import TorchAttention
+from paged_backend.platforms.portable.attention import TorchAttention
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.kv_cache_groups import KVCacheGroup
 

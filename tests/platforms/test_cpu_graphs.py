@@ -18,7 +18,7 @@ from oracle import VOCAB_SIZE, make_engine, mixed_work, run, tokens_of
 from torch import Tensor
 
 from paged_backend.engine.engine import Engine
-from paged_backend.platforms.cpu import model_runner
+from paged_backend.platforms.cpu import graph_runner
 from paged_backend.platforms.cpu.arena import Arena, ArenaFull
 from paged_backend.platforms.cpu.graphs import capture
 from paged_backend.platforms.cpu.threads import ParallelKernel, claim, floats
@@ -272,7 +272,7 @@ def test_steps_that_are_too_large_for_the_arena_run_without_a_graph(
     make_checkpoint("llama3", tmp_path)
     work = [([3 + index] * 90, 6) for index in range(5)]
     expected = tokens_of(run(make_engine(tmp_path, enforce_eager=True), work))
-    monkeypatch.setattr(model_runner, "_ARENA_BYTES", 2**14)
+    monkeypatch.setattr(graph_runner, "_ARENA_BYTES", 2**14)
     engine = make_engine(tmp_path, enable_prefix_caching=False)
     for request, tokens in zip(work, expected, strict=True):
         assert tokens_of(run(engine, [request])) == [tokens]
@@ -284,7 +284,7 @@ def test_steps_that_are_too_large_for_the_arena_run_without_a_graph(
 def test_only_graphs_that_were_used_last_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_runner, "_MAX_SHAPES", 2)
+    monkeypatch.setattr(graph_runner, "_MAX_SHAPES", 2)
     make_checkpoint("llama3", tmp_path)
     engine = make_engine(tmp_path, enable_prefix_caching=False)
     work = [([3 + index] * (70 + index % 3), 4) for index in range(12)]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paged_backend.platforms.cpu import layers as cpu_layers
-from paged_backend.platforms.torch import layers
+from paged_backend.platforms.portable import layers
 
 ROWS = [0, 1, 5, 64]
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape, capture_graph
+from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, StepShape
+from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.platform import prepare
 
 SHAPES = [StepShape.decodes(1), StepShape.decodes(2)]
@@ -90,7 +91,7 @@ class FakeCuda:
 
 
 def test_the_stream_is_set_back_after_a_capture_that_fails(monkeypatch):
-    device = FakeCuda(monkeypatch)
+    device, gpu = FakeCuda(monkeypatch), GpuDevice(torch.device("cuda"))
 
     def run():
         if device.stream == "capture's":
@@ -98,10 +99,10 @@ def test_the_stream_is_set_back_after_a_capture_that_fails(monkeypatch):
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="previous error") as failure:
-        capture_graph(run, pool=None)
+        gpu.capture(run, pool=None)
     assert isinstance(failure.value.__context__, ValueError)
     assert device.stream == "ours"
-    replay = capture_graph(lambda: torch.ones(1), pool=None)
+    replay = gpu.capture(lambda: torch.ones(1), pool=None)
     assert (replay().item(), device.stream) == (1, "ours")
 
 
@@ -110,10 +111,10 @@ def test_the_largest_step_is_run_last_of_all(enforce_eager):
     calls = []
     runner = SimpleNamespace(
         **{
-            name: lambda name=name: calls.append(name)
+            name: lambda *_, name=name: calls.append(name)
             for name in ("warm_up", "capture", "run_largest")
         }
     )
-    prepare(runner, enforce_eager=enforce_eager)
+    prepare(runner, GpuDevice(torch.device("cuda")), enforce_eager=enforce_eager)
     captures = [] if enforce_eager else ["capture"]
     assert calls == ["warm_up", *captures, "run_largest"]

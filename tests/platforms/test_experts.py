@@ -15,8 +15,8 @@ from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu import layers as cpu_layers
 from paged_backend.platforms.cpu.bf16_kernels import MANY_ROWS
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
-from paged_backend.platforms.torch import layers as torch_layers
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
+from paged_backend.platforms.portable import layers as torch_layers
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 

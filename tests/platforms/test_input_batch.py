@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from paged_backend.platforms.gpu.cuda_graphs import (
     captured_shapes,
     decode_sizes,
 )
-from paged_backend.platforms.gpu.transfer import Transfer
+from paged_backend.platforms.gpu.transfer import Arrival, Transfer
 from paged_backend.platforms.input_batch import InputBatchBuilder, block_tables
 from paged_backend.values.sampling_params import SamplingParams
 
@@ -85,7 +87,7 @@ def test_block_tables_of_groups_are_separate():
     tables = block_tables(step(([1, 2, 3, 4], 0), ([5, 6], 0)), 2)
     assert tables.tolist() == [[[1, 3], [5, 0]], [[2, 4], [6, 0]]]
     assert tables.flags.c_contiguous
-    on_device = BlockTables(3, 2, 2, Transfer(CPU, pinned=False))
+    on_device = BlockTables(3, 2, 2, Transfer(CPU, gpu=None))
     on_device.update(step(([1, 2, 3, 4], 0), ([5, 6], 0)), np.array([2, 0]))
     selected = on_device.select(torch.tensor([2, 0]))
     assert [table[:, :2].tolist() for table in selected] == tables.tolist()
@@ -106,7 +108,7 @@ class WatchedTransfer(Transfer):
     """Notes what is sent."""
 
     def __init__(self) -> None:
-        super().__init__(CPU, pinned=False)
+        super().__init__(CPU, gpu=None)
         self.sent: list[list[int]] = []
 
     def send(self, values):
@@ -144,7 +146,7 @@ def test_rows_are_given_back_and_the_last_is_never_given():
 
 
 def test_staged_parts_stay_where_they_are():
-    staging = Staging({"a": (torch.int32, 5), "b": (torch.int64, 3)}, Transfer(CPU, pinned=False))
+    staging = Staging({"a": (torch.int32, 5), "b": (torch.int64, 3)}, Transfer(CPU, gpu=None))
     b = staging.part("b", 2)
     for turn in range(3):
         a = np.arange(turn, turn + 4, dtype=np.int32)
@@ -157,9 +159,25 @@ def test_staged_parts_stay_where_they_are():
 
 def test_arrivals_are_copies():
     values = torch.tensor([3, 4], dtype=torch.int32)
-    arrival = Transfer(CPU, pinned=False).receive(values)
+    arrival = Transfer(CPU, gpu=None).receive(values)
     values.zero_()
     assert arrival.wait() == [3, 4]
+
+
+def test_arrivals_wait_for_the_work_launched_before_them():
+    calls = []
+
+    class Event:
+        def record(self):
+            calls.append("record")
+
+        def synchronize(self):
+            calls.append("synchronize")
+
+    event = Transfer(CPU, SimpleNamespace(new_event=Event)).record()
+    assert calls == ["record"]
+    assert Arrival(torch.tensor([3]), event).wait() == [3]
+    assert calls == ["record", "synchronize"]
 
 
 @settings(max_examples=100, deadline=None)

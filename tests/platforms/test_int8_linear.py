@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_backend.platforms.cpu import int8_kernels
 from paged_backend.platforms.cpu.int8_kernels import Instructions
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
-from paged_backend.platforms.torch.int8_linear import TorchInt8Linear, quantize_rows
+from paged_backend.platforms.portable.int8_linear import TorchInt8Linear, quantize_rows
 from paged_backend.quantization.weight import QuantizedWeight
 
 

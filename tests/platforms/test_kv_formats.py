@@ -22,7 +22,7 @@ from torch import Tensor
 from paged_backend.models.attention import AttentionLayer
 from paged_backend.models.kv_cache import KVCacheFormat, KVCacheSpec, KVScales, kv_cache_format
 from paged_backend.platforms.cpu.attention import CpuAttention
-from paged_backend.platforms.torch.kv_pool import quantize, token_head_scales
+from paged_backend.platforms.portable.kv_pool import quantize, token_head_scales
 from paged_backend.values.errors import ConfigError
 
 FP8 = torch.float8_e4m3fn

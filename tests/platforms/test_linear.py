@@ -13,7 +13,7 @@ from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cpu.platform import BFloat16Platform, CpuPlatform
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 
 PLATFORMS = [CpuPlatform(), TorchPlatform(torch.float32)]
 BF16 = BFloat16Platform(amx=False)

@@ -15,8 +15,8 @@ from paged_backend.platforms.base import Platform
 from paged_backend.platforms.cores import refuse_cores
 from paged_backend.platforms.cpu import threads as cpu_threads
 from paged_backend.platforms.cpu.platform import CpuPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.platforms.select import resolve_dtype, select_platform
-from paged_backend.platforms.torch.platform import TorchPlatform
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.options.cpu import CpuOptions
 

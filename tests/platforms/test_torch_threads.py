@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paged_backend.platforms.torch.threads import one_torch_thread
+from paged_backend.platforms.portable.threads import one_torch_thread
 
 
 def test_threads_come_back_even_after_an_error() -> None:

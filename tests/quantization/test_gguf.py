@@ -18,7 +18,7 @@ from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.checkpoint.weights import load_weights
 from paged_backend.models.loader import build_model
-from paged_backend.platforms.torch.platform import TorchPlatform
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.tools.bench.decode import run_decode_bench
 from paged_backend.tools.plan.model_file import find_config, read_config
 from paged_backend.values.errors import ConfigError

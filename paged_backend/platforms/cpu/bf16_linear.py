@@ -13,7 +13,7 @@ from paged_backend.platforms.cpu.bf16_kernels import gather_rows, round_rows
 from paged_backend.platforms.cpu.gated import GatedLinear
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.panels import make_panels
-from paged_backend.platforms.torch.linear import TorchLinear
+from paged_backend.platforms.portable.linear import TorchLinear
 
 GATED_OUTPUTS = 2 * DEPTH
 """The number of outputs of `BFloat16GatedLinear` is a multiple of this."""

@@ -9,7 +9,7 @@ from paged_backend.models.experts import ExpertsSpec
 from paged_backend.platforms.cpu.expert_kernels import ExpertWeights, Groups, activate, add_experts
 from paged_backend.platforms.cpu.panels import make_panels
 from paged_backend.platforms.cpu.tiles import LANES
-from paged_backend.platforms.torch.experts import TorchExperts
+from paged_backend.platforms.portable.experts import TorchExperts
 
 
 class CpuExperts(TorchExperts):

@@ -14,7 +14,7 @@ from paged_backend.platforms.cpu.int8_kernels import (
     supported_instructions,
 )
 from paged_backend.platforms.cpu.tiles import LANES
-from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
+from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
 from paged_backend.quantization.weight import QuantizedWeight
 
 _TILE_CONFIG: int = TILE_CONFIG.ctypes.data

@@ -1,6 +1,6 @@
 """The formats of stored keys and values on the CPU: how a number is stored, and loaded as float32.
 
-`platforms.torch.kv_pool` is the reference.
+`platforms.portable.kv_pool` is the reference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions of `platforms.torch.layers` for float32, as numba kernels.
+"""The functions of `platforms.portable.layers` for float32, as numba kernels.
 
 Each kernel loads a row from memory once.
 """
@@ -41,7 +41,7 @@ _SOFTMAX, _SIGMOID = 0, 1
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `platforms.torch.layers.rms_norm`."""
+    """See `platforms.portable.layers.rms_norm`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, float_bits(eps))
@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """See `platforms.torch.layers.layer_norm`."""
+    """See `platforms.portable.layers.layer_norm`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     places = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), out.data_ptr()
@@ -76,19 +76,19 @@ def add_norm(
 
 
 def norm_heads(qkv: Tensor, weight: Tensor, eps: float) -> None:
-    """See `platforms.torch.layers.norm_heads`; `qkv` must be contiguous."""
+    """See `platforms.portable.layers.norm_heads`; `qkv` must be contiguous."""
     _norm_heads(qkv.data_ptr(), weight.data_ptr(), *qkv.shape, *weight.shape, float_bits(eps))
 
 
 def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
-    """See `platforms.torch.layers.gated`; the result is bf16 if `linear` computes it."""
+    """See `platforms.portable.layers.gated`; the result is bf16 if `linear` computes it."""
     if isinstance(linear, GatedLinear):
         return linear.gated(x, activation)
     return _ACTIVATIONS[activation](linear(x))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """See `platforms.torch.layers.silu_and_mul`."""
+    """See `platforms.portable.layers.silu_and_mul`."""
     return activate(gate_up, SwiGLU())
 
 
@@ -98,7 +98,7 @@ def activate(gate_up: Tensor, activation: SwiGLU) -> Tensor:
 
 
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
-    """See `platforms.torch.layers.gelu_tanh_and_mul`."""
+    """See `platforms.portable.layers.gelu_tanh_and_mul`."""
     return _gated(gate_up, _gelu_tanh_and_mul())
 
 
@@ -106,7 +106,7 @@ _ACTIVATIONS = {Activation.SILU: silu_and_mul, Activation.GELU_TANH: gelu_tanh_a
 
 
 def gelu(x: Tensor) -> Tensor:
-    """See `platforms.torch.layers.gelu`."""
+    """See `platforms.portable.layers.gelu`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _gelu()(x.data_ptr(), out.data_ptr(), *x.shape)
@@ -129,12 +129,12 @@ def activation_bits(activation: SwiGLU) -> tuple[int, int, int]:
 
 
 def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
-    """See `platforms.torch.layers.add_gated`; all tensors must be contiguous."""
+    """See `platforms.portable.layers.add_gated`; all tensors must be contiguous."""
     _add_gated()(out.data_ptr(), x.data_ptr(), gate.data_ptr(), *out.shape)
 
 
 def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """See `platforms.torch.layers.choose_experts`; `logits` must be contiguous."""
+    """See `platforms.portable.layers.choose_experts`; `logits` must be contiguous."""
     shape = len(logits), routing.num_experts_per_tok
     ids, weights = torch.empty(shape, dtype=torch.int32), torch.empty(shape)
     places = logits.data_ptr(), ids.data_ptr(), weights.data_ptr()

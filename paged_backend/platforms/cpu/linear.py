@@ -31,7 +31,7 @@ from paged_backend.platforms.cpu.tiles import (
     panels_at_once,
 )
 from paged_backend.platforms.cpu.vectors import store_float32
-from paged_backend.platforms.torch.linear import TorchLinear
+from paged_backend.platforms.portable.linear import TorchLinear
 
 GATED_OUTPUTS = 2 * LANES
 """The number of outputs of `CpuGatedLinear` is a multiple of this."""

@@ -1,211 +1,204 @@
-"""The model runner of a CPU: a step whose shape has come before replays a graph."""
+"""The model runner of a CPU: a forward pass is computed before `launch` returns."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paged_backend.core.scheduled_batch import ScheduledBatch
+from paged_backend.core.scheduled_batch import (
+    PoolSpec,
+    PromptLogprobsSpec,
+    SampleSpec,
+    ScheduledBatch,
+)
+from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput, TokenMasks
 from paged_backend.models.attention import AttentionBackend, AttentionMetadata
 from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.platforms.cpu.arena import Arena
-from paged_backend.platforms.cpu.graphs import Graph, capture
-from paged_backend.platforms.cpu.memory import zeros
-from paged_backend.platforms.cpu.threads import wake_helpers
-from paged_backend.platforms.input_batch import InputBatch, Ints
-from paged_backend.platforms.torch.model_runner import (
-    ComputedStep,
-    PooledStep,
-    TorchModelRunner,
+from paged_backend.platforms.drafts import keep_accepted
+from paged_backend.platforms.input_batch import (
+    InputBatch,
+    InputBatchBuilder,
+    Ints,
+    block_tables,
 )
-from paged_backend.values.options.scheduling import StepLimits
+from paged_backend.platforms.pooling import Pooler, pooled_bytes
+from paged_backend.platforms.portable.threads import one_torch_thread
+from paged_backend.sampling.logprobs import (
+    HostLogprobs,
+    cut_prompts,
+    places_with_logprobs,
+    specs_of_samples,
+    split_by_prompt,
+)
+from paged_backend.sampling.sampler import Sampler
+from paged_backend.sampling.token_masks import apply_token_masks, draw_greedy_allowed
+from paged_backend.values.outputs import TokenLogprobs
 
-_ARENA_BYTES = 2**28  # for the activations of a step; larger steps run without a graph
-_MAX_SHAPES = 512  # that are remembered, with their graphs
-_MAX_ROWS = 64  # tokens that may be separate rows even if fewer sequences run
-_MAX_KEYS_READ_AGAIN = 2048  # by the rows of a step; more would take the time that a graph saves
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The output of a step that is over."""
+
+    output: ModelRunnerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        """Return the output at once."""
+        return self.output
 
 
-class CpuModelRunner(TorchModelRunner):
-    """Captures a graph when a step of a shape comes for the second time.
+@dataclass(slots=True)
+class ComputedStep(LaunchedStep):
+    """A step whose logits are computed; see LaunchedStep."""
 
-    The first time, layers make what they keep.
+    sampler: Sampler
+    scheduled_batch: ScheduledBatch
+    samples: list[SampleSpec]
+    logits: Tensor  # [num_samples, vocab_size] float32
+    prompt_logprobs: list[list[TokenLogprobs]]
+    _greedy: dict[int, int] = field(default_factory=dict)  # tokens that are sampled already
 
-    Args:
-        model: a model whose code does the same at each step of a shape.
-        attention: reads the tensors of its metadata by their addresses.
-        spec: the KV pool.
-        limits: limits of a step.
-    """
+    def greedy_token_ids(self) -> dict[int, int]:
+        """Sample the tokens that only a mask can change."""
+        self._greedy = self.sampler.sample_greedily(self.logits, self.samples)
+        return self._greedy
 
-    def __init__(
-        self, model: Model, attention: AttentionBackend, spec: KVCacheSpec, limits: StepLimits
-    ) -> None:
-        super().__init__(model, attention, spec)
-        self._buffers = _Buffers(spec, limits, model.max_model_len)
-        self._graphs = _Graphs()
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks | None = None) -> Done:
+        """Sample the tokens of the step."""
+        with one_torch_thread():
+            token_ids, logprobs = self._sample(masks)
+        kept = keep_accepted(self.scheduled_batch, token_ids, logprobs)
+        return Done(ModelRunnerOutput(*kept, self.prompt_logprobs))
+
+    def _sample(self, masks: TokenMasks | None) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        places = places_with_logprobs(self.samples)
+        untouched = self.logits[places] if places else self.logits[:0]
+        if masks is not None:
+            self._apply(masks)
+        token_ids = self._sample_others()
+        if not places:
+            return token_ids, {}
+        chosen = [token_ids[place] for place in places]
+        specs = specs_of_samples([self.samples[place] for place in places])
+        rows = HostLogprobs(untouched, chosen, specs).wait()
+        return token_ids, dict(zip(places, rows, strict=True))
+
+    def _apply(self, masks: TokenMasks) -> None:
+        """Sample the rows of the masks again if all are greedy; otherwise change their logits."""
+        if self._greedy.keys() >= set(masks.indices):
+            tokens = draw_greedy_allowed(self.logits, masks)
+            self._greedy.update(zip(masks.indices, tokens, strict=True))
+            return
+        apply_token_masks(self.logits, masks)
+        for row in masks.indices:
+            self._greedy.pop(row, None)
+
+    def _sample_others(self) -> list[int]:
+        """Sample the tokens that are not sampled yet; return all of them."""
+        if not self._greedy:
+            return self.sampler.sample(self.logits, self.samples)
+        tokens = self._greedy
+        others = [row for row in range(len(self.samples)) if row not in tokens]
+        if others:
+            samples = [self.samples[row] for row in others]
+            sampled = self.sampler.sample(self.logits[others], samples)
+            tokens |= zip(others, sampled, strict=True)
+        return [tokens[row] for row in range(len(self.samples))]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledStep(LaunchedStep):
+    """A step of a model that makes embeddings; see LaunchedStep."""
+
+    output: ModelRunnerOutput
+
+    def sample(self, masks: TokenMasks | None = None) -> Done:
+        """Return the embeddings; there is nothing to sample."""
+        return Done(self.output)
+
+
+class CpuModelRunner:
+    """Carries out steps on the calling thread."""
+
+    def __init__(self, model: Model, attention: AttentionBackend, spec: KVCacheSpec) -> None:
+        self._model = model
+        self._attention = attention
+        self._num_groups = len(spec.groups)
+        self._inputs = InputBatchBuilder(spec.block_size, self._num_groups)
+        self._sampler = Sampler(frozenset(model.config.eos_token_ids))
+        self._pooler = Pooler(torch.from_numpy, model.head)
+        self.model_seconds = 0.0  # spent in forward passes so far
+
+    @property
+    def attention_backend(self) -> str:
+        """The name of the attention backend."""
+        return type(self._attention).__name__
 
     @property
     def num_graphs(self) -> int:
-        """The number of captured graphs."""
-        return self._graphs.num_captured
+        """The number of captured CUDA graphs."""
+        return 0
 
+    @torch.inference_mode()
     def launch(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
         """Copy blocks, and compute the hidden states and logits of a step."""
-        wake_helpers()  # while this thread prepares the inputs
-        return super().launch(scheduled_batch)
+        with one_torch_thread():
+            return self._run(scheduled_batch)
+
+    def _run(self, scheduled_batch: ScheduledBatch) -> ComputedStep | PooledStep:
+        self._pooler.release(scheduled_batch.freed_seq_ids)
+        batch = self._inputs.build(scheduled_batch)
+        if scheduled_batch.block_copies:
+            self._attention.copy_blocks(scheduled_batch.block_copies)
+        tables = block_tables(scheduled_batch, self._num_groups)
+        started = time.perf_counter()
+        if not self._model.config.has_output_layer:
+            hidden = self._forward(batch, tables)
+            self.model_seconds += time.perf_counter() - started
+            return self._pool(hidden, batch.pools)
+        logits, others = self._compute(batch, tables)
+        self.model_seconds += time.perf_counter() - started
+        prompt_logprobs = self._prompt_logprobs(others, batch.prompts)
+        return ComputedStep(self._sampler, scheduled_batch, batch.samples, logits, prompt_logprobs)
+
+    def _forward(self, batch: InputBatch, tables: Ints) -> Tensor:
+        """Return the hidden states of `batch.needed_indices`."""
+        meta = AttentionMetadata(
+            query_start_loc=torch.from_numpy(batch.query_start_loc),
+            seq_lens=torch.from_numpy(batch.seq_lens),
+            block_tables=torch.from_numpy(tables).unbind(),
+            slot_mappings=torch.from_numpy(batch.slot_mappings).unbind(),
+            positions=torch.from_numpy(batch.positions),
+            num_decodes=batch.num_decodes,
+        )
+        return self._model.forward(
+            torch.from_numpy(batch.input_ids),
+            self._attention,
+            meta,
+            torch.from_numpy(batch.needed_indices),
+        )
 
     def _compute(self, batch: InputBatch, tables: Ints) -> tuple[Tensor, Tensor]:
-        shape = self._buffers.shape_of(batch, tables)
-        if shape is None or not self._graphs.may_run(shape):
-            return super()._compute(batch, tables)
-        self._buffers.fill(shape, batch, tables)
-        logits = self._graphs.run(shape, lambda: self._forward_buffers(shape))
-        if shape.has_rows and not np.array_equal(batch.logits_indices, np.arange(len(logits))):
-            logits = logits[torch.from_numpy(batch.logits_indices)]
-        return logits, logits[:0]
+        """Return the logits of the samples, and the other hidden states that are needed."""
+        hidden = self._forward(batch, tables)
+        num_samples = len(batch.logits_indices)
+        return self._model.compute_logits(hidden[:num_samples]).float(), hidden[num_samples:]
 
-    def _forward_buffers(self, shape: _Shape) -> Tensor:
-        """Compute logits [num_logits, vocab_size] from the inputs in the buffers."""
-        input_ids, meta, indices = self._buffers.of(shape)
-        hidden = self._model.forward(input_ids, self._attention, meta, indices)
-        return self._model.compute_logits(hidden).float()
+    def _pool(self, hidden: Tensor, specs: list[PoolSpec]) -> PooledStep:
+        pooled = self._pooler.pool(hidden, specs).numpy() if specs else np.zeros((0, 0), np.float32)
+        return PooledStep(ModelRunnerOutput([], pooled=pooled_bytes(pooled)))
 
-
-class _Shape(NamedTuple):
-    """The sizes that the arguments of a step's kernels depend on.
-
-    If there are as many sequences as tokens, each token is a separate row with its own block table,
-    as in a decode, and has logits. A short prompt, drafts and tokens that a grammar forces can be
-    such rows of one sequence. Each row reads the keys again, so only few are allowed.
-    """
-
-    num_tokens: int
-    num_seqs: int
-    num_logits: int
-
-    @property
-    def has_rows(self) -> bool:
-        """Return True if each token is a separate row."""
-        return self.num_seqs == self.num_tokens
-
-
-class _Graphs:
-    """The graphs of the shapes that came last."""
-
-    def __init__(self) -> None:
-        self._arena = Arena(_ARENA_BYTES)
-        self._by_shape: OrderedDict[_Shape, Graph | None] = OrderedDict()  # None: seen once
-        # A step with this number of tokens could not be captured: the arena is too small for it, or
-        # the code depends on values.
-        self._too_many_tokens: int | None = None
-
-    @property
-    def num_captured(self) -> int:
-        """The number of graphs."""
-        return sum(graph is not None for graph in self._by_shape.values())
-
-    def may_run(self, shape: _Shape) -> bool:
-        """Return True if there is a graph of a shape, or if one should be captured now."""
-        if self._too_many_tokens is not None and shape.num_tokens >= self._too_many_tokens:
-            return False
-        was_seen = shape in self._by_shape
-        self._by_shape.setdefault(shape, None)
-        self._by_shape.move_to_end(shape)
-        if len(self._by_shape) > _MAX_SHAPES:
-            self._by_shape.popitem(last=False)
-        return was_seen
-
-    def run(self, shape: _Shape, function: Callable[[], Tensor]) -> Tensor:
-        """Return the result of a function by its graph, which is captured if there is none."""
-        graph = self._by_shape[shape]
-        if graph is not None:
-            return graph.replay()
-        result, self._by_shape[shape] = capture(function, self._arena)
-        if self._by_shape[shape] is None:
-            self._too_many_tokens = shape.num_tokens
-        return result
-
-
-class _Buffers:
-    """The inputs of a step, at addresses that stay."""
-
-    def __init__(self, spec: KVCacheSpec, limits: StepLimits, max_model_len: int) -> None:
-        num_tokens = limits.max_num_batched_tokens
-        num_rows = max(limits.max_num_seqs, min(_MAX_ROWS, num_tokens))
-        num_groups, width = len(spec.groups), -(-max_model_len // spec.block_size)
-        self._max_num_tokens = num_tokens
-        self._row_starts = torch.arange(num_rows + 1, dtype=torch.int32)
-        self._query_start_loc = torch.zeros(num_rows + 1, dtype=torch.int32)
-        self._seq_lens = torch.zeros(num_rows, dtype=torch.int32)
-        self._tables = zeros((num_groups, num_rows, width), torch.int32)
-        self._input_ids = torch.zeros(num_tokens, dtype=torch.int64)
-        self._positions = torch.zeros(num_tokens, dtype=torch.int32)
-        self._slot_mappings = torch.zeros(num_groups, num_tokens, dtype=torch.int64)
-        # Several completions can begin after one row.
-        self._logits_indices = torch.zeros(num_tokens + num_rows, dtype=torch.int64)
-
-    def shape_of(self, batch: InputBatch, tables: Ints) -> _Shape | None:
-        """Return the shape of a step; None if the buffers cannot hold its inputs."""
-        _, max_num_rows, width = self._tables.shape
-        num_tokens, num_seqs = len(batch.input_ids), len(batch.seq_lens)
-        if (
-            num_tokens > self._max_num_tokens
-            or num_seqs > max_num_rows
-            or tables.shape[2] > width
-            or len(batch.other_indices)
-        ):
-            return None
-        if num_tokens <= max_num_rows and _keys_read_again(batch) <= _MAX_KEYS_READ_AGAIN:
-            return _Shape(num_tokens, num_tokens, num_tokens)
-        return _Shape(num_tokens, num_seqs, len(batch.logits_indices))
-
-    def fill(self, shape: _Shape, batch: InputBatch, tables: Ints) -> None:
-        """Copy the inputs of a step of a shape."""
-        num_tokens, num_seqs, num_logits = shape
-        seq_lens = batch.seq_lens
-        if shape.has_rows and batch.num_decodes < num_tokens:
-            tables = np.repeat(tables, np.diff(batch.query_start_loc), axis=1)
-            seq_lens = batch.positions + np.int32(1)
-        pairs: list[tuple[Tensor, Any]] = [
-            (self._input_ids[:num_tokens], batch.input_ids),
-            (self._positions[:num_tokens], batch.positions),
-            (self._slot_mappings[:, :num_tokens], batch.slot_mappings),
-            (self._seq_lens[:num_seqs], seq_lens),
-            (self._tables[:, :num_seqs, : tables.shape[2]], tables),
-        ]
-        if not shape.has_rows:
-            pairs += [
-                (self._query_start_loc[: num_seqs + 1], batch.query_start_loc),
-                (self._logits_indices[:num_logits], batch.logits_indices),
-            ]
-        for buffer, values in pairs:
-            buffer.numpy()[...] = values
-
-    def of(self, shape: _Shape) -> tuple[Tensor, AttentionMetadata, Tensor | None]:
-        """Return token ids, metadata, and the rows with logits (None: all), without copies."""
-        num_tokens, num_seqs, num_logits = shape
-        starts = self._row_starts if shape.has_rows else self._query_start_loc
-        meta = AttentionMetadata(
-            query_start_loc=starts[: num_seqs + 1],
-            seq_lens=self._seq_lens[:num_seqs],
-            block_tables=self._tables[:, :num_seqs].unbind(),
-            slot_mappings=self._slot_mappings[:, :num_tokens].unbind(),
-            positions=self._positions[:num_tokens],
-            num_decodes=num_seqs if shape.has_rows else 0,  # not read on a CPU
-        )
-        indices = None if shape.has_rows else self._logits_indices[:num_logits]
-        return self._input_ids[:num_tokens], meta, indices
-
-
-def _keys_read_again(batch: InputBatch) -> int:
-    """Return how many more keys are read if each token of a step reads those before it."""
-    if batch.num_decodes == len(batch.input_ids):
-        return 0
-    return int(batch.positions.sum() + len(batch.positions) - batch.seq_lens.sum())
+    def _prompt_logprobs(
+        self, hidden: Tensor, prompts: list[PromptLogprobsSpec]
+    ) -> list[list[TokenLogprobs]]:
+        rows: list[TokenLogprobs] = []
+        for token_ids, specs in cut_prompts(prompts):
+            part = hidden[len(rows) : len(rows) + len(token_ids)]
+            logits = self._model.compute_logits(part).float()
+            rows += HostLogprobs(logits, token_ids, specs).wait()
+        return split_by_prompt(prompts, rows)

@@ -19,6 +19,7 @@ from paged_backend.platforms.cpu.amx import has_amx
 from paged_backend.platforms.cpu.attention import CpuAttention
 from paged_backend.platforms.cpu.bf16_linear import BFloat16GatedLinear, BFloat16Linear
 from paged_backend.platforms.cpu.experts import CpuExperts
+from paged_backend.platforms.cpu.graph_runner import CpuGraphRunner
 from paged_backend.platforms.cpu.int8_linear import CpuInt8Linear
 from paged_backend.platforms.cpu.linear import GATED_OUTPUTS, CpuGatedLinear, CpuLinear
 from paged_backend.platforms.cpu.memory import available_bytes, keep_freed_memory
@@ -26,9 +27,8 @@ from paged_backend.platforms.cpu.model_runner import CpuModelRunner
 from paged_backend.platforms.cpu.prompt_attention import CpuPrompts
 from paged_backend.platforms.cpu.split_linear import SplitLinear
 from paged_backend.platforms.cpu.threads import use_threads_of_torch
-from paged_backend.platforms.torch.model_runner import TorchModelRunner
-from paged_backend.platforms.torch.platform import TorchPlatform
-from paged_backend.platforms.torch.product_experts import ProductExperts
+from paged_backend.platforms.cpu.torch_platform import TorchPlatform
+from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.values.config import EngineConfig
@@ -85,7 +85,7 @@ class CpuPlatform(TorchPlatform):
         num_blocks: int,
         limits: StepLimits,
         config: EngineConfig,
-    ) -> TorchModelRunner:
+    ) -> CpuModelRunner:
         """Make a model runner with a KV pool of `num_blocks` blocks.
 
         Raises:
@@ -106,10 +106,10 @@ class CpuPlatform(TorchPlatform):
         spec: KVCacheSpec,
         limits: StepLimits,
         config: EngineConfig,
-    ) -> TorchModelRunner:
+    ) -> CpuModelRunner:
         if config.enforce_eager:
-            return TorchModelRunner(model, attention, spec)
-        return CpuModelRunner(model, attention, spec, limits)
+            return CpuModelRunner(model, attention, spec)
+        return CpuGraphRunner(model, attention, spec, limits)
 
 
 class BFloat16Platform(CpuPlatform):

@@ -11,7 +11,7 @@ from paged_backend.platforms.cpu.amx import DEPTH, LANES, ROWS
 from paged_backend.platforms.cpu.bf16_kernels import split_rows
 from paged_backend.platforms.cpu.in_place import Initial, InPlaceProduct
 from paged_backend.platforms.cpu.panels import make_panels
-from paged_backend.platforms.torch.linear import TorchLinear
+from paged_backend.platforms.portable.linear import TorchLinear
 
 
 class SplitLinear(InPlaceProduct, TorchLinear):

@@ -54,7 +54,7 @@ class Staging:
             total += -(-capacity * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         size = torch.Size([total])
         self._hosts = [transfer.host_buffer(size, torch.uint8) for _ in range(2)]
-        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._sent: list[torch.Event | None] = [None, None]
         self._device_bytes = torch.zeros(total, dtype=torch.uint8, device=transfer.device)
         self._turn = 0
 

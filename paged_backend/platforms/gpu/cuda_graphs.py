@@ -1,4 +1,4 @@
-"""Captures steps as CUDA graphs: one launch per step instead of one per kernel."""
+"""The steps that are captured as CUDA graphs: one launch per step instead of one per kernel."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
-Replay = Callable[[], Tensor]
-"""Launches a captured step. It always returns the same tensor, with new contents."""
+from paged_backend.platforms.gpu.device import Replay
 
 CHUNKS = (64, 128, 256, 512)
 """Captured numbers of prompt tokens; more of them take more time to compute than to launch."""
@@ -110,27 +107,6 @@ class StepGraphs:
     def replay(self, shape: StepShape) -> Tensor:
         """Launch the captured step of `shape`; returns the tensor that its `Replay` returns."""
         return self._replays[shape]()
-
-
-def capture_graph(run: Replay, pool: Any) -> Replay:
-    """Capture the launches of `run` on buffers with fixed addresses; memory comes from `pool`.
-
-    All kernels must be compiled already.
-    """
-    run()  # libraries initialize at the first call with a shape, which cannot be captured
-    torch.cuda.synchronize()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    try:
-        with torch.cuda.graph(graph, pool=pool):
-            result = run()
-    finally:
-        torch.cuda.set_stream(stream)  # torch leaves its capture stream set when a capture fails
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
-    return replay
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paged_kernels.experts import experts
 from torch import Tensor
 
-from paged_backend.platforms.torch.experts import TorchExperts
+from paged_backend.platforms.portable.experts import TorchExperts
 
 
 class TritonExperts(TorchExperts):

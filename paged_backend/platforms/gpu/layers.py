@@ -10,7 +10,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import Routing
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, RowFunction
-from paged_backend.platforms.torch.layers import gelu, layer_norm
+from paged_backend.platforms.portable.layers import gelu, layer_norm
 
 __all__ = [
     "add_gated",
@@ -38,17 +38,17 @@ def add_norm(
 
 
 def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
-    """See `platforms.torch.layers.gated`."""
+    """See `platforms.portable.layers.gated`."""
     return _ACTIVATIONS[activation](linear(x))
 
 
 def add_gated(out: Tensor, x: Tensor, gate: Tensor) -> None:
-    """See `platforms.torch.layers.add_gated`."""
+    """See `platforms.portable.layers.add_gated`."""
     out.addcmul_(x, gate.sigmoid())
 
 
 def choose_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """See `platforms.torch.layers.choose_experts`."""
+    """See `platforms.portable.layers.choose_experts`."""
     return choose_experts_kernel(
         logits.contiguous(),
         routing.num_experts_per_tok,

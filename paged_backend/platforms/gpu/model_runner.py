@@ -35,12 +35,11 @@ from paged_backend.models.base import Model
 from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.platforms.gpu.cuda_graphs import (
     MAX_PROMPTS,
-    Replay,
     StepGraphs,
     StepShape,
-    capture_graph,
     captured_shapes,
 )
+from paged_backend.platforms.gpu.device import GpuDevice, Replay
 from paged_backend.platforms.gpu.logprobs import DeviceLogprobs
 from paged_backend.platforms.gpu.sampler import DeviceSampler
 from paged_backend.platforms.gpu.shared_prefix import MIN_SEQS, count_shared_blocks
@@ -252,20 +251,20 @@ class GpuModelRunner:
         self._run_idle(self._max_num_batched_tokens, self._max_num_seqs)
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture CUDA graphs, on buffers that contain padding only.
+    def capture(self, gpu: GpuDevice) -> None:
+        """Capture CUDA graphs on a GPU, on buffers that contain padding only.
 
         A model that makes embeddings has none: its steps are prompts of any length.
         """
         if self._makes_embeddings:
             return
         shapes = captured_shapes(self._max_num_seqs, self._max_num_batched_tokens)
-        pool = torch.cuda.graph_pool_handle()
+        pool = gpu.new_graph_pool()
         nothing = self._inputs.update(ScheduledBatch.of([]))
 
         def capture(shape: StepShape) -> Replay:
             self._inputs.send(nothing, shape)
-            return capture_graph(lambda: self._run(shape), pool)
+            return gpu.capture(lambda: self._run(shape), pool)
 
         self._graphs = StepGraphs(shapes, capture)
 

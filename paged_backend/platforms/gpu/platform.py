@@ -17,16 +17,17 @@ from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.packed_attention import PackedPrompts
 from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
+from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.experts import TritonExperts
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.torch.encoder_runner import EncoderRunner
-from paged_backend.platforms.torch.linear import TorchLinear
-from paged_backend.platforms.torch.platform import DEFAULT_KV_CACHE_BYTES
+from paged_backend.platforms.portable.encoder_runner import EncoderRunner
+from paged_backend.platforms.portable.linear import TorchLinear
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.options.cache import CPU_KV_CACHE_BYTES
 from paged_backend.values.options.scheduling import GPU_LIMITS, StepLimits
 
 
@@ -36,8 +37,8 @@ class GpuPlatform:
     Args:
         device: where the kernels run.
         dtype: dtype of weights and hidden states.
-        interpreted: the kernels run under Triton's interpreter, on a CPU. Nothing is compiled or
-            captured then.
+        gpu: the same device. None if it is a CPU, on which Triton's interpreter runs the kernels;
+            nothing is compiled or captured then.
     """
 
     default_kv_cache_bytes: int | None = None
@@ -45,19 +46,19 @@ class GpuPlatform:
     supports_cascade_attention = True
     supports_drafts = False  # the sampler's rows hold the state of one sample per sequence
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, *, interpreted: bool) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, gpu: GpuDevice | None) -> None:
         self.device = device
         self.dtype = self.linear_dtype = dtype
         self.kv_dtypes: Sequence[torch.dtype] = (dtype, torch.int8)
-        has_fp8 = interpreted or torch.cuda.get_device_capability(device) >= (8, 9)
+        has_fp8 = gpu is None or gpu.has_fp8
         if has_fp8:
             self.kv_dtypes = (*self.kv_dtypes, torch.float8_e4m3fn)
         self.weight_forms = weight_forms(dtype, fp8=has_fp8)
         self.default_limits = GPU_LIMITS
         self.layers: LayerFunctions = layers
         self.product_experts: ProductExperts | None = None
-        self._interpreted = interpreted
-        self._transfer = Transfer(device, pinned=not interpreted)
+        self._gpu = gpu
+        self._transfer = Transfer(device, gpu)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
@@ -90,13 +91,13 @@ class GpuPlatform:
         use (the weights, and the memory of other processes) and the memory of the largest step.
         With CUDA graphs, the largest step counts twice, because graphs use separate memory.
         """
-        if self._interpreted:
-            return DEFAULT_KV_CACHE_BYTES
-        peak = self._peak_of_largest_step(model, spec, limits)
+        if self._gpu is None:
+            return CPU_KV_CACHE_BYTES
+        peak = self._peak_of_largest_step(self._gpu, model, spec, limits)
         if not config.enforce_eager:
             # Graphs keep their memory apart from that of other steps, but take no more than these.
             peak *= 2
-        free, total = torch.cuda.mem_get_info(self.device)
+        free, total = self._gpu.free_and_total_bytes
         return max(0, int(free - peak - (1 - config.gpu_memory_utilization) * total))
 
     def model_runner(
@@ -111,8 +112,8 @@ class GpuPlatform:
         runner = self._new_runner(
             model, spec, num_blocks, limits, cascade=not config.disable_cascade_attn
         )
-        if not self._interpreted:
-            prepare(runner, enforce_eager=config.enforce_eager)
+        if self._gpu is not None:
+            prepare(runner, self._gpu, enforce_eager=config.enforce_eager)
         return runner
 
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
@@ -133,23 +134,25 @@ class GpuPlatform:
             model, attention, spec, limits, self.dtype, self._transfer, cascade=cascade
         )
 
-    def _peak_of_largest_step(self, model: Model, spec: KVCacheSpec, limits: StepLimits) -> int:
+    def _peak_of_largest_step(
+        self, gpu: GpuDevice, model: Model, spec: KVCacheSpec, limits: StepLimits
+    ) -> int:
         """Bytes that a step takes besides weights and pool, measured on a pool of one block."""
-        before = torch.cuda.memory_allocated(self.device)
+        before = gpu.allocated_bytes
         runner = self._new_runner(model, spec, 1, limits)
-        torch.cuda.reset_peak_memory_stats(self.device)
+        gpu.reset_peak()
         runner.run_largest()
-        peak = torch.cuda.max_memory_allocated(self.device) - before
+        peak = gpu.peak_bytes - before
         del runner
-        torch.cuda.empty_cache()
+        gpu.release_memory()
         return peak
 
 
-def prepare(runner: GpuModelRunner, *, enforce_eager: bool) -> None:
+def prepare(runner: GpuModelRunner, gpu: GpuDevice, *, enforce_eager: bool) -> None:
     """Compile the kernels, capture the graphs and reserve the memory of the largest step."""
     runner.warm_up()
     if not enforce_eager:
-        runner.capture()
+        runner.capture(gpu)
     # Captures empty the caching allocator, and a pool with a configured size has not yet been used
     # together with the largest step. Prompts must neither wait for memory nor run out of it.
     runner.run_largest()

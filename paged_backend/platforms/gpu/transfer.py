@@ -8,19 +8,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged_backend.platforms.gpu.device import GpuDevice
+
 
 class Transfer:
     """Moves values between the host and one device.
 
     Args:
         device: the other end.
-        pinned: whether host memory is pinned, so that copies run while the host goes on. Under
-            Triton's interpreter there is no device to pin it for, and copies happen at once.
+        gpu: the same device. Host memory is pinned for it, so that copies run while the host goes
+            on. None if it is a CPU, under Triton's interpreter; copies happen at once then.
     """
 
-    def __init__(self, device: torch.device, *, pinned: bool) -> None:
+    def __init__(self, device: torch.device, gpu: GpuDevice | None) -> None:
         self.device = device
-        self._pinned = pinned
+        self._gpu = gpu
+        self._pinned = gpu is not None
 
     def send(self, values: NDArray[Any]) -> Tensor:
         """Return a copy of `values` on the device, made before anything that is launched later."""
@@ -39,11 +42,11 @@ class Transfer:
         """Allocate zeros on the host that can be copied without waiting."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self._pinned)
 
-    def record(self) -> torch.cuda.Event | None:
-        """Return an event after all work launched so far; None if `pinned` is false."""
-        if not self._pinned:
+    def record(self) -> torch.Event | None:
+        """Return an event after all work launched so far; None without a GPU."""
+        if self._gpu is None:
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in its library
+        event = self._gpu.new_event()
         event.record()
         return event
 
@@ -51,7 +54,7 @@ class Transfer:
 class Arrival:
     """Values on their way to the host."""
 
-    def __init__(self, host: Tensor, event: torch.cuda.Event | None) -> None:
+    def __init__(self, host: Tensor, event: torch.Event | None) -> None:
         self._host = host
         self._event = event
 

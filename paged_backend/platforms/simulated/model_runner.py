@@ -17,7 +17,7 @@ from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput,
 from paged_backend.platforms.gpu.cuda_graphs import StepGraphs, captured_shapes
 from paged_backend.platforms.gpu.step_inputs import DeviceInputs
 from paged_backend.platforms.gpu.transfer import Transfer
-from paged_backend.platforms.torch.threads import one_torch_thread
+from paged_backend.platforms.portable.threads import one_torch_thread
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.scheduling import StepLimits
 
@@ -86,7 +86,7 @@ class SimulatedModelRunner:
 
     def __init__(self, layout: KVCacheLayout, limits: StepLimits, max_model_len: int) -> None:
         self.device = SimulatedDevice()
-        transfer = Transfer(torch.device("cpu"), pinned=False)
+        transfer = Transfer(torch.device("cpu"), gpu=None)
         self._inputs = DeviceInputs(
             layout.block_size, layout.num_groups, limits, max_model_len, transfer
         )

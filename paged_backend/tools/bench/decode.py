@@ -31,7 +31,7 @@ from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.tensors import Role
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.worker import Worker
-from paged_backend.platforms.select import is_gpu
+from paged_backend.platforms.select import gpu_of, is_gpu
 from paged_backend.tools.bench.continuous_peer import PeerCase, PeerResult, run_peer
 from paged_backend.tools.bench.device_trace import device_gaps, traced
 from paged_backend.tools.bench.environment import copy_bandwidth, environment, matmul_rate
@@ -283,7 +283,7 @@ class DecodeBench:
         self._config = config
         worker = Worker(config, folder)
         self._engine = Engine(config, worker)
-        self._limits = worker.step_limits
+        self._limits = worker.info.step_limits
         self.options = asdict(config) | asdict(self._limits)
         self._num_steps = num_steps
         self._rng = np.random.default_rng(config.seed)
@@ -521,8 +521,9 @@ def _reference(rows: Iterable[BatchResult]) -> BatchResult | None:
 def _free_memory(device: torch.device) -> None:
     """Return the memory of deleted objects to the device."""
     gc.collect()
-    if is_gpu(device):
-        torch.cuda.empty_cache()
+    gpu = gpu_of(device)
+    if gpu is not None:
+        gpu.release_memory()
 
 
 def _verdict(met: bool) -> str:

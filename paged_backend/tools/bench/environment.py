@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from paged_backend.platforms.select import is_gpu
+from paged_backend.platforms.select import gpu_of, is_gpu
 from paged_backend.tools.machine import circumstances, cpu_property, output_of
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
@@ -66,9 +66,10 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _buffer_bytes(device: torch.device) -> int:
-    if not is_gpu(device):
+    gpu = gpu_of(device)
+    if gpu is None:
         return 2**28
-    free, _ = torch.cuda.mem_get_info(device)
+    free, _ = gpu.free_and_total_bytes
     return min(2**31, free // 4)
 
 
@@ -79,17 +80,12 @@ def _median_seconds(call: Callable[[], object], count: int, device: torch.device
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    if not is_gpu(device):
-        started = time.perf_counter()
-        call()
-        return time.perf_counter() - started
-    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
-    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in its library
-    begin.record()
+    gpu = gpu_of(device)
+    if gpu is not None:
+        return gpu.seconds(call)
+    started = time.perf_counter()
     call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+    return time.perf_counter() - started
 
 
 def _cpu_ticks() -> tuple[int, int]:
@@ -100,11 +96,12 @@ def _cpu_ticks() -> tuple[int, int]:
 
 
 def _gpu(device: torch.device) -> dict[str, str]:
-    if not is_gpu(device):
+    gpu = gpu_of(device)
+    if gpu is None:
         return {}
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
-        "device": torch.cuda.get_device_name(device),
+        "device": gpu.name,
         "driver": driver.partition("\n")[0] or "unknown",
         "cuda": str(torch.version.cuda),
     }

@@ -16,6 +16,9 @@ KV_CACHE_DTYPES = (
     "int8_per_token_head",
 )
 
+CPU_KV_CACHE_BYTES = 512 * 2**20
+"""The size of the KV pool on a CPU where the options leave it open."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:

@@ -9,7 +9,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import SwiGLU
 from paged_backend.models.experts import ExpertsSpec
 from paged_backend.models.linear import LinearProduct
-from paged_backend.platforms.torch.experts import weighted_sum
+from paged_backend.platforms.portable.experts import weighted_sum
 
 
 class ProductExperts:

@@ -12,8 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.platforms.torch.kv_pool import TorchKVPool
-from paged_backend.platforms.torch.layers import norm_heads
+from paged_backend.platforms.portable.kv_pool import TorchKVPool
+from paged_backend.platforms.portable.layers import norm_heads
 
 
 @dataclass(frozen=True, slots=True)

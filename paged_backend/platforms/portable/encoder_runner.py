@@ -17,7 +17,7 @@ from paged_backend.core.scheduler_output import LaunchedStep, ModelRunnerOutput,
 from paged_backend.models.base import Encoder
 from paged_backend.platforms.input_batch import pool_indices
 from paged_backend.platforms.pooling import Pooler, pooled_bytes
-from paged_backend.platforms.torch.threads import one_torch_thread
+from paged_backend.platforms.portable.threads import one_torch_thread
 
 
 @dataclass(frozen=True, slots=True)

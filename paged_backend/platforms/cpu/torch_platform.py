@@ -1,4 +1,4 @@
-"""A CPU that runs plain torch: any dtype, and the reference of the other platforms."""
+"""A CPU without compiled kernels: plain torch in any dtype, and the reference of the others."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from paged_backend.models.kv_cache import KVCacheSpec
 from paged_backend.models.layers import LayerFunctions
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.packed_attention import PackedPrompts
-from paged_backend.platforms.torch import layers
-from paged_backend.platforms.torch.attention import TorchAttention
-from paged_backend.platforms.torch.encoder_runner import EncoderRunner
-from paged_backend.platforms.torch.experts import TorchExperts, swiglu_of_rows
-from paged_backend.platforms.torch.int8_linear import TorchInt8Linear
-from paged_backend.platforms.torch.linear import RowwiseLinear, TorchLinear
-from paged_backend.platforms.torch.model_runner import TorchModelRunner
-from paged_backend.platforms.torch.product_experts import ProductExperts
+from paged_backend.platforms.cpu.model_runner import CpuModelRunner
+from paged_backend.platforms.portable import layers
+from paged_backend.platforms.portable.attention import TorchAttention
+from paged_backend.platforms.portable.encoder_runner import EncoderRunner
+from paged_backend.platforms.portable.experts import TorchExperts, swiglu_of_rows
+from paged_backend.platforms.portable.int8_linear import TorchInt8Linear
+from paged_backend.platforms.portable.linear import RowwiseLinear, TorchLinear
+from paged_backend.platforms.portable.product_experts import ProductExperts
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.sampling.draws import compile_draws
 from paged_backend.sampling.token_masks import compile_token_masks
 from paged_backend.values.config import EngineConfig
+from paged_backend.values.options.cache import CPU_KV_CACHE_BYTES
 from paged_backend.values.options.scheduling import CPU_LIMITS, StepLimits
-
-DEFAULT_KV_CACHE_BYTES = 512 * 2**20
 
 
 class TorchPlatform:
     """See :class:`~paged_backend.platforms.base.Platform`."""
 
-    default_kv_cache_bytes: int | None = DEFAULT_KV_CACHE_BYTES
+    default_kv_cache_bytes: int | None = CPU_KV_CACHE_BYTES
     supports_async_scheduling = False
     supports_cascade_attention = False
     supports_drafts = True
@@ -78,8 +77,8 @@ class TorchPlatform:
     def kv_cache_bytes(
         self, model: Model, spec: KVCacheSpec, limits: StepLimits, config: EngineConfig
     ) -> int:
-        """Return `DEFAULT_KV_CACHE_BYTES`, for an unset `kv_cache_memory_bytes`."""
-        return DEFAULT_KV_CACHE_BYTES
+        """Return `CPU_KV_CACHE_BYTES`, for an unset `kv_cache_memory_bytes`."""
+        return CPU_KV_CACHE_BYTES
 
     def model_runner(
         self,
@@ -88,7 +87,7 @@ class TorchPlatform:
         num_blocks: int,
         limits: StepLimits,
         config: EngineConfig,
-    ) -> TorchModelRunner:
+    ) -> CpuModelRunner:
         """Make a model runner with a KV pool of `num_blocks` blocks."""
         compile_draws()
         compile_token_masks()
@@ -101,9 +100,9 @@ class TorchPlatform:
         spec: KVCacheSpec,
         limits: StepLimits,
         config: EngineConfig,
-    ) -> TorchModelRunner:
+    ) -> CpuModelRunner:
         """Make the model runner over an attention backend."""
-        return TorchModelRunner(model, attention, spec)
+        return CpuModelRunner(model, attention, spec)
 
     def encoder_runner(self, encoder: Encoder) -> EncoderRunner:
         """Make a model runner for an encoder."""

@@ -1,0 +1,149 @@
+"""Decoders: those that we compute, and those that transformers computes over our KV cache."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paged_backend.checkpoint.fallback_config import FallbackConfig
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.task import resolve_scoring, resolve_task
+from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit
+from paged_backend.models.base import Model
+from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
+from paged_backend.models.loader import decoder_max_model_len, load_model
+from paged_backend.models.positions import check_positions
+from paged_backend.platforms.base import Platform
+from paged_backend.quantization.formats import Quantization
+from paged_backend.quantization.read import read_quantization
+from paged_backend.values.config import EngineConfig
+from paged_backend.values.errors import ConfigError
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+from paged_backend.values.options.model import AUTO, GENERATE
+from paged_backend.values.options.scheduling import StepLimits
+from paged_backend.values.pooling_params import Pooling, PoolingType
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDecoder:
+    """A decoder of a family that we compute; see `StoredModel`."""
+
+    options: EngineConfig
+    folder: Path
+    config: ModelConfig
+
+    @property
+    def is_reranker(self) -> bool:
+        """Whether the model scores pairs of texts."""
+        return self.config.classifier is not None
+
+    def pooling(self) -> Pooling | None:
+        """Return how the model makes embeddings or scores; None if it generates."""
+        if self.is_reranker:
+            return resolve_scoring(self.options, PoolingType.LAST)
+        return resolve_task(self.options, self.folder, self.config)
+
+    def load(self, platform: Platform, limits: StepLimits, pooling: Pooling | None) -> LoadedModel:
+        """Load the weights, size the KV pool and make the model runner."""
+        options, config = self.options, self.config
+        quantization = read_quantization(self.folder, config.file)
+        max_model_len = decoder_max_model_len(options, config)
+        pool_bytes = options.kv_cache_memory_bytes or platform.default_kv_cache_bytes
+        if pool_bytes is not None:
+            check_positions(config, max_model_len, pool_bytes)
+        has_output_layer = config.has_output_layer and pooling is None
+        config = replace(config, has_output_layer=has_output_layer)
+        model = load_model(options, config, quantization, self.folder, platform)
+        return _with_kv_pool(model, platform, limits, options, quantization)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFallback:
+    """A decoder that transformers computes; see `StoredModel`."""
+
+    options: EngineConfig
+    folder: Path
+    config: FallbackConfig
+
+    @property
+    def is_reranker(self) -> bool:
+        """False: it can only generate."""
+        return False
+
+    def pooling(self) -> Pooling | None:
+        """Return None: it can only generate."""
+        options = self.options
+        asks_for_task = options.task not in (AUTO, GENERATE)
+        if asks_for_task or options.pooling_type is not None or options.normalize is not None:
+            raise ConfigError(
+                f"options task, pooling_type and normalize cannot ask for embeddings: transformers "
+                f"computes {self.config.architecture}, which can only generate"
+            )
+        return None
+
+    def load(self, platform: Platform, limits: StepLimits, pooling: Pooling | None) -> LoadedModel:
+        """Load the weights, size the KV pool and make the model runner."""
+        from paged_backend.models.transformers_model import load_transformers_model
+
+        model = load_transformers_model(self.options, self.config, self.folder, platform)
+        options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
+        return _with_kv_pool(model, platform, limits, options)
+
+
+def _with_kv_pool(
+    model: Model,
+    platform: Platform,
+    limits: StepLimits,
+    options: EngineConfig,
+    quantization: Quantization | None = None,
+) -> LoadedModel:
+    """Size the KV pool of a model with weights, and make its model runner.
+
+    Args:
+        model: the model.
+        platform: where it computes.
+        limits: limits of a step.
+        options: the engine's options.
+        quantization: how the checkpoint is quantized; None if it is not.
+    """
+    loaded_s, max_model_len = time.monotonic(), model.max_model_len
+    if not options.enable_chunked_prefill:
+        check_whole_prompts_fit(limits, max_model_len, "without chunked prefill")
+    kv_dtype = options.kv_cache_dtype
+    if kv_dtype == "auto" and quantization is not None:
+        kv_dtype = quantization.kv_cache_dtype
+    kv_format = kv_cache_format(kv_dtype, model.attention_layers, platform.kv_dtypes)
+    spec = KVCacheSpec.of(model.attention_layers, options.block_size, kv_format, max_model_len)
+    layout = KVCacheLayout(
+        options.block_size,
+        limits.max_num_batched_tokens,
+        tuple(group.window for group in spec.groups),
+    )
+    budget = options.kv_cache_memory_bytes or platform.kv_cache_bytes(model, spec, limits, options)
+    num_blocks = _num_blocks(spec, layout, budget, max_model_len)
+    return LoadedModel(
+        model=model,
+        max_model_len=max_model_len,
+        quantization=options.quantization if quantization is None else quantization.method,
+        runner=platform.model_runner(model, spec, num_blocks, limits, options),
+        step_limits=limits,
+        kv_cache=str(kv_format),
+        kv_bytes_per_token=spec.bytes_per_token,
+        kv_layout=layout,
+        num_blocks=num_blocks,
+        loaded_s=loaded_s,
+    )
+
+
+def _num_blocks(spec: KVCacheSpec, layout: KVCacheLayout, budget: int, max_model_len: int) -> int:
+    num_blocks = spec.num_blocks(budget)
+    needed = layout.max_blocks(0, max_model_len) + 1  # one is the null block
+    if num_blocks < needed:
+        others = " or max_num_batched_tokens" if any(layout.sliding) else ""
+        raise ConfigError(
+            f"option kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks, but one "
+            f"request of max_model_len ({max_model_len}) needs {needed}; give "
+            f"{needed * spec.bytes_per_block} bytes or more, or lower max_model_len{others}"
+        )
+    return num_blocks
