@@ -109,7 +109,7 @@ def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
     return messages
 
 
-class OpenRequests:
+class RequestsByCallId:
     """The open requests by ``call_id``, the name that a client may give to a request.
 
     Several open requests may have the same name, as a client may use it again as soon as it has its
@@ -167,7 +167,7 @@ class EngineLoop:
             engine.executor.info.describe(),
         )
         self._owners: dict[str, str] = {}  # request_id -> front end
-        self._requests = OpenRequests()
+        self._requests = RequestsByCallId()
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
         self._stats_due = 0.0

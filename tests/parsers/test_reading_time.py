@@ -96,7 +96,9 @@ def test_three_times_the_text_takes_three_times_the_time(parser: str) -> None:
                 if thrice < 5 * once and thrice < len(text) * READING_S_PER_CHARACTER:
                     break
             else:
-                pytest.fail(f"{head!r}, {unit!r}: {once:.3f} s, three times the text {thrice:.3f} s")
+                pytest.fail(
+                    f"{head!r}, {unit!r}: {once:.3f} s, three times the text {thrice:.3f} s"
+                )
 
 
 @pytest.mark.parametrize(

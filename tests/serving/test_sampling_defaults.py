@@ -52,7 +52,8 @@ def parse(
     tensors = {"text_input": as_strings(["x"])}
     if as_tensor:
         tensors["sampling_parameters"] = as_strings([json.dumps(values)])
-    return parser.parse("1", tensors, "" if as_tensor else json.dumps(values)).request.params
+    task = parser.read(tensors, "" if as_tensor else json.dumps(values))
+    return parser.parse("1", task).request.params
 
 
 @pytest.mark.parametrize("as_tensor", [True, False])

@@ -129,7 +129,7 @@ def rendering(client: TemplateClient, source: str) -> Iterator[tuple[psutil.Proc
     thread.join()
 
 
-# Long enough to be met while it runs; a fraction of what a template may take, also on a slow machine.
+# Long enough to be met while it runs; a fraction of what a template may take on a slow machine.
 SLOW = "{% for a in range(4000) %}{% for b in range(1500) %}{% endfor %}{% endfor %}done"
 
 

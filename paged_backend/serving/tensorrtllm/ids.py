@@ -12,8 +12,8 @@ from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.model import TritonSender
-from paged_backend.serving.requests.open_requests import Arrival
-from paged_backend.serving.requests.tasks import CANCEL
+from paged_backend.serving.requests.open_requests import IncomingRequest
+from paged_backend.serving.requests.tasks import TaskKind
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
 from paged_backend.serving.tensorrtllm.batch import Batch, RowSender
 from paged_backend.serving.tensorrtllm.completions import COMMON_OUTPUTS
@@ -93,12 +93,12 @@ class TritonPythonModel(BatchModel):
             sender.fail(InvalidRequest("stop", "must come with the request id of a request"))
             return True
         cancel = {
-            "task": as_strings([CANCEL]),
+            "task": as_strings([TaskKind.CANCEL]),
             "call_id": as_strings([call_id(request.request_id())]),
         }
         stopping = Batch(sender, 1, is_stream=False, is_decoupled=self._is_decoupled)
         nothing = RowSender(stopping, 0, lambda answer: iter(()), lambda error: error)
-        self._front_end.submit(Arrival(cancel, "", None, nothing))
+        self._front_end.submit(IncomingRequest(cancel, "", None, nothing))
         return True
 
     def _row(self, tensors: Tensors, *, is_stream: bool) -> Row:

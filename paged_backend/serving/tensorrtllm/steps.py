@@ -17,8 +17,9 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import load_llm
 from paged_backend.serving.requests.intake import MAX_WAITING_TASKS
-from paged_backend.serving.requests.preparation import Load, Preparation, tenant_of
-from paged_backend.serving.requests.tasks import TokenizerTask
+from paged_backend.serving.requests.parameters import tenant_of
+from paged_backend.serving.requests.preparation import Load, Preparation
+from paged_backend.serving.requests.tasks import TaskKind
 from paged_backend.serving.rotation import MAX_IDS_AT_ONCE, Rotation
 from paged_backend.serving.tensorrtllm.arrays import (
     Outputs,
@@ -36,7 +37,6 @@ from paged_backend.values.contract import TensorSpec
 from paged_backend.values.errors import InvalidRequest, RequestRefused, as_exception
 from paged_backend.values.sampling_params import MAX_BAD_WORDS, MAX_WORD_LENGTH
 
-_TOKENIZE = TokenizerTask("tokenize", is_charged=False)
 _WORD_LISTS = {"BAD_WORDS_DICT": "BAD_WORDS_IDS", "STOP_WORDS_DICT": "STOP_WORDS_IDS"}
 _OFF = ("DECODER_QUERY", "PROMPT_TABLE_EXTRA_ID")
 _PADDING = dict.fromkeys(_WORD_LISTS.values(), NO_WORD)
@@ -165,10 +165,13 @@ class Preprocessing(_Step):
         }
 
     def _token_ids(self, tensors: Tensors) -> Array:
-        query = {"text_input": as_strings([fields.string("QUERY", tensors["QUERY"])])}
+        query = {
+            "task": as_strings([TaskKind.TOKENIZE]),
+            "text_input": as_strings([fields.string("QUERY", tensors["QUERY"])]),
+        }
+        parser = self._llm.parser
         try:
-            self._llm.parser.read(query, "")
-            return self._llm.parser.answer_task(_TOKENIZE, query)["output_ids"]
+            return parser.tokenizer_tasks.answer(parser.read(query, ""))["output_ids"]
         except InvalidRequest as error:
             raise error.renamed("QUERY") from error
 
