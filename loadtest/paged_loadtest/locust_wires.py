@@ -23,7 +23,7 @@ from paged_client.errors import from_status
 from paged_client.protocol import channel_options, index_request, ready_request
 from tritonclient.grpc import service_pb2_grpc
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
 from paged_loadtest.endpoints.endpoint import PROBE_TIMEOUT_S, ServerInfo
@@ -31,7 +31,7 @@ from paged_loadtest.endpoints.openai import KEY_VARIABLE
 from paged_loadtest.locust_options import LocustOptions
 from paged_loadtest.locust_statistics import CUT_OFF
 from paged_loadtest.protocols import openai, triton_grpc, triton_http
-from paged_loadtest.protocols.decoding import Decoder, describe_refusal
+from paged_loadtest.protocols.decoding import ResponseDecoder, describe_refusal
 from paged_loadtest.timeline import Timeline
 
 _MAX_CONNECTIONS = 10_000  # kept open for reuse; more can be open at once
@@ -56,7 +56,7 @@ class Transport(ABC):
         self.address = self.find_address(options)
         self.model = options.model
 
-    def send(self, request: Request) -> tuple[Timeline, bool]:
+    def send(self, request: WorkloadRequest) -> tuple[Timeline, bool]:
         """Send a request; return its timeline, and whether it failed because the connection did.
 
         Killing the greenlet cancels the request; the tokens received so far are kept.
@@ -87,15 +87,15 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def encode(self, request: Request) -> Any:
+    def encode(self, request: WorkloadRequest) -> Any:
         """Encode a request for this protocol."""
 
     @abstractmethod
-    def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
+    def decoder(self, request: WorkloadRequest, timeline: Timeline) -> ResponseDecoder[Any]:
         """Create a decoder that writes the response into ``timeline``."""
 
     @abstractmethod
-    def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
+    def stream(self, request: WorkloadRequest, message: Any, decoder: ResponseDecoder[Any]) -> None:
         """Send a message and feed the response to the decoder.
 
         Raises:
@@ -158,15 +158,15 @@ class GrpcWire(Transport):
             return ServerInfo("triton")
         return ServerInfo("triton", info.vocab_size, info.max_model_len)
 
-    def encode(self, request: Request) -> Any:
+    def encode(self, request: WorkloadRequest) -> Any:
         """Encode as a ``ModelInferRequest``."""
         return triton_grpc.encode(request, self.model)
 
-    def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
+    def decoder(self, request: WorkloadRequest, timeline: Timeline) -> ResponseDecoder[Any]:
         """Create a decoder of ``ModelStreamInferResponse`` messages."""
-        return triton_grpc.ResponseDecoder(timeline)
+        return triton_grpc.TritonGrpcDecoder(timeline)
 
-    def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
+    def stream(self, request: WorkloadRequest, message: Any, decoder: ResponseDecoder[Any]) -> None:
         """Send a message and feed the responses to the decoder."""
         call = self._stub.ModelStreamInfer(iter((message,)))
         try:
@@ -196,10 +196,10 @@ class HttpWire(Transport):
             raise ConfigError(f"{self.flag}: must be a URL, got {shorten(self.address)}") from error
 
     @abstractmethod
-    def path(self, request: Request) -> str:
+    def path(self, request: WorkloadRequest) -> str:
         """Return the path to post the request to."""
 
-    def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
+    def stream(self, request: WorkloadRequest, message: Any, decoder: ResponseDecoder[Any]) -> None:
         """Post a body and feed the response to the decoder."""
         with (
             _connection_errors(),
@@ -272,17 +272,17 @@ class GenerateStreamWire(HttpWire):
         info = json.loads(answer["text_output"])
         return ServerInfo("triton", info["vocab_size"], info["max_model_len"])
 
-    def path(self, request: Request) -> str:
+    def path(self, request: WorkloadRequest) -> str:
         """Return the ``generate_stream`` path of the model."""
         return triton_http.path(self.model)
 
-    def encode(self, request: Request) -> bytes:
+    def encode(self, request: WorkloadRequest) -> bytes:
         """Encode the input tensors as a JSON body."""
         return triton_http.encode(request, self.model)
 
-    def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
+    def decoder(self, request: WorkloadRequest, timeline: Timeline) -> ResponseDecoder[Any]:
         """Create a decoder of the response body."""
-        return triton_http.ResponseDecoder(timeline)
+        return triton_http.TritonHttpDecoder(timeline)
 
 
 class OpenAIWire(HttpWire):
@@ -313,24 +313,24 @@ class OpenAIWire(HttpWire):
         card = cards[self.model]
         return ServerInfo("openai", card.get("vocab_size"), card.get("max_model_len"))
 
-    def path(self, request: Request) -> str:
+    def path(self, request: WorkloadRequest) -> str:
         """Return the chat completions path for chats, else the completions path."""
         return openai.CHATS if _is_chat(request) else openai.COMPLETIONS
 
-    def encode(self, request: Request) -> bytes:
+    def encode(self, request: WorkloadRequest) -> bytes:
         """Encode as an OpenAI request body."""
         return openai.encode(request, self.model, chat=_is_chat(request))
 
-    def decoder(self, request: Request, timeline: Timeline) -> Decoder[Any]:
+    def decoder(self, request: WorkloadRequest, timeline: Timeline) -> ResponseDecoder[Any]:
         """Create a decoder of the response body."""
-        return openai.ResponseDecoder(timeline)
+        return openai.OpenAIDecoder(timeline)
 
 
 def _base_url(url: str) -> str:
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
-def _is_chat(request: Request) -> bool:
+def _is_chat(request: WorkloadRequest) -> bool:
     return not isinstance(request.prompt, str) and isinstance(request.prompt[0], dict)
 
 

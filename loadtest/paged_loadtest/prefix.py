@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from paged_backend.tools.workloads import WorkloadOptions
-from paged_loadtest.bench import Bench
+from paged_loadtest.bench import ServerBench
 from paged_loadtest.options import MIN_OWN_LEN, LoadOptions, PrefixOptions
 from paged_loadtest.report import print_series
 from paged_loadtest.session import Session
@@ -25,7 +25,7 @@ def sweep_prefixes(session: Session, workload: WorkloadOptions, options: PrefixO
     """
     load = LoadOptions(max_concurrency=options.max_concurrency)
 
-    async def steps(bench: Bench) -> None:
+    async def steps(bench: ServerBench) -> None:
         for index, percent in enumerate(options.percents):
             of_rate = _workload(workload, options.prompt_len, index, percent)
             first, *rest = bench.make(of_rate)

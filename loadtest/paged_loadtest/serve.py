@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from paged_backend.tools.workloads import WorkloadOptions
-from paged_loadtest.bench import Bench
+from paged_loadtest.bench import ServerBench
 from paged_loadtest.options import LoadOptions
 from paged_loadtest.report import print_run
 from paged_loadtest.session import Session
@@ -19,7 +19,7 @@ def serve(session: Session, workload: WorkloadOptions, load: LoadOptions) -> int
     """
     label = _label(workload, load)
 
-    async def steps(bench: Bench) -> None:
+    async def steps(bench: ServerBench) -> None:
         requests = bench.make(workload)
         await bench.warm_up(workload, load)
         bench.forget_cache()

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 
 from paged_backend.tools.workloads import WorkloadOptions
 from paged_backend.tools.workloads.options import NUM_PROMPTS
-from paged_backend.tools.workloads.request import Request
-from paged_loadtest.bench import Bench
+from paged_backend.tools.workloads.request import WorkloadRequest
+from paged_loadtest.bench import ServerBench
 from paged_loadtest.options import LoadOptions, SweepOptions
 from paged_loadtest.report import print_series
 from paged_loadtest.session import Session
@@ -28,7 +28,7 @@ def sweep(session: Session, workload: WorkloadOptions, options: SweepOptions) ->
         PagedError: the server or the workload cannot be measured.
     """
 
-    async def steps(bench: Bench) -> None:
+    async def steps(bench: ServerBench) -> None:
         await bench.warm_up(workload, LoadOptions())
         best, num_without_gain = 0.0, 0
         for index in itertools.count():
@@ -53,7 +53,9 @@ def sweep(session: Session, workload: WorkloadOptions, options: SweepOptions) ->
     )
 
 
-def _requests(bench: Bench, workload: WorkloadOptions, index: int, level: int) -> list[Request]:
+def _requests(
+    bench: ServerBench, workload: WorkloadOptions, index: int, level: int
+) -> list[WorkloadRequest]:
     count = workload.num_prompts
     if workload.dataset_name != "trace":
         count = max(count or NUM_PROMPTS, _REQUESTS_PER_SLOT * level)

@@ -114,7 +114,7 @@ class QuantizedLinear:
         return bias if bias is None or order is None else bias[order]
 
 
-class SplitLinear:
+class MixedFormatLinear:
     """A fused layer whose parts have different formats, and are separate products.
 
     See :class:`~paged_backend.models.linear.LinearMethod`.
@@ -159,6 +159,6 @@ def quantized_linear(
     if len(set(formats.values())) == 1:
         return make(spec, *set(formats.values()))
     parts = [replace(spec, parts={name: spec.parts[name]}, gated=False) for name in formats]
-    return SplitLinear(
+    return MixedFormatLinear(
         [make(part, formats[name]) for part, name in zip(parts, formats, strict=True)]
     )

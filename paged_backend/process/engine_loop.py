@@ -20,7 +20,7 @@ import zmq
 from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.worker import Worker
-from paged_backend.grammar.compiler import GrammarCompiler
+from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
 from paged_backend.process.lifetime import (
@@ -236,7 +236,7 @@ class EngineLoop:
                 self._check_rate(sender, request.tenant)
             self._engine.add_request(request, progress or ())
         except RequestRefused as error:
-            refusal = wire.RequestRefused(request.request_id, error.reason, error.problem)
+            refusal = wire.RequestDeclined(request.request_id, error.reason, error.problem)
             self._mailbox.send(sender, refusal)
         except (PagedError, ValueError) as error:
             self._mailbox.send(sender, wire.RequestRejected(request.request_id, str(error)))
@@ -338,7 +338,7 @@ def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
     checkpoint = resolve_checkpoint(config)
     worker = Worker(config, checkpoint.model, checkpoint.tokenizer)
     info = worker.info
-    grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
+    grammars = LlguidanceCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
     if info.pooling is None:
         try:
             grammars.load()  # later the other requests would have to wait

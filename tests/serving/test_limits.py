@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paged_backend.serving.contract import as_strings
-from paged_backend.serving.requests.parameters import Parameters
+from paged_backend.serving.requests.parameters import RequestParameters
 from paged_backend.serving.requests.parsing import ParsedRequest, RequestParser
 from paged_backend.serving.requests.tasks import Task, TaskKind
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
@@ -49,7 +49,7 @@ def parse(parser: RequestParser, sampling: str = "{}", **prompt: object):
     for name, value in (prompt or {"text_input": "x"}).items():
         is_ids = name == "input_ids"
         tensors[name] = np.array(value, np.int32) if is_ids else as_strings([value])
-    parameters = Parameters(tensors, "", parser.limits)
+    parameters = RequestParameters(tensors, "", parser.limits)
     return parser.parse("1", Task(TaskKind.GENERATE, tensors, parameters))
 
 

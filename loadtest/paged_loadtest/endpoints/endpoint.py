@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.timeline import Timeline
 
 PROBE_TIMEOUT_S = 5.0
@@ -50,7 +50,7 @@ class Endpoint(ABC):
         """Return True if the model accepts requests now."""
 
     @abstractmethod
-    async def send(self, request: Request) -> Timeline:
+    async def send(self, request: WorkloadRequest) -> Timeline:
         """Send a request and wait for the end of its response; the timeline records a failure.
 
         Raises:

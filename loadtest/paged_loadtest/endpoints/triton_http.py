@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.endpoints.complaints import check_inputs, unknown_model, unreachable
 from paged_loadtest.endpoints.endpoint import ServerInfo
@@ -50,10 +50,10 @@ class TritonHttpEndpoint(HttpEndpoint):
             return False
         return status == 200
 
-    async def send(self, request: Request) -> Timeline:
+    async def send(self, request: WorkloadRequest) -> Timeline:
         """Send a request and wait for the end of its response."""
         body = triton_http.encode(request, self._target.model, self._inputs, self._cache_salt)
-        return await self._stream(self._path, body, triton_http.ResponseDecoder)
+        return await self._stream(self._path, body, triton_http.TritonHttpDecoder)
 
     async def _ready_models(self) -> list[str]:
         status, index = await self._ask("POST", "/v2/repository/index", {"ready": True})

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from paged_backend.tools.workloads.request import Prompt, Request
+from paged_backend.tools.workloads.request import Prompt, WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.protocols.decoding import EventDecoder
 from paged_loadtest.timeline import Timeline
@@ -16,7 +16,7 @@ CHATS = "/v1/chat/completions"
 
 
 def encode(
-    request: Request,
+    request: WorkloadRequest,
     model: str,
     *,
     chat: bool = False,
@@ -47,7 +47,7 @@ def encode(
     return json.dumps(body).encode()
 
 
-class ResponseDecoder(EventDecoder):
+class OpenAIDecoder(EventDecoder):
     """Decodes the response body."""
 
     def __init__(self, timeline: Timeline) -> None:

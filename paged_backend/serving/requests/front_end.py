@@ -146,7 +146,7 @@ class FrontEnd:
                     steps.append(outputs)
                 case wire.RequestRejected(request_id, text):
                     self._delivery.end(request_id, InvalidRequest.verbatim("request", text))
-                case wire.RequestRefused(request_id, reason, problem):
+                case wire.RequestDeclined(request_id, reason, problem):
                     refusal = RequestRefused(reason, problem)
                     self._table.count_refusal(refusal)
                     self._delivery.end(request_id, refusal)

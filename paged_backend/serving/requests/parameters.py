@@ -32,7 +32,7 @@ _ESCAPE = "\\u"  # JSON may write the letters of a name so, too
 _PROMPT_ELSEWHERE = ("prompt", "inputs")
 
 
-class Parameters:
+class RequestParameters:
     """The parameters of a request. They are decoded when they are first used, and kept.
 
     Args:

@@ -18,7 +18,7 @@ from paged_backend.serving.requests.parameters import (
     CALL_ID,
     OWN,
     SAMPLING,
-    Parameters,
+    RequestParameters,
     call_id_of,
     check_json_length,
 )
@@ -120,7 +120,9 @@ class RequestParser:
             call_id = call_id_of(tensors, parameters_json)
         if kind is TaskKind.CANCEL and not call_id:
             raise InvalidRequest(CALL_ID, "is missing; it names the request to cancel")
-        return Task(kind, tensors, Parameters(tensors, parameters_json, self.limits), call_id)
+        return Task(
+            kind, tensors, RequestParameters(tensors, parameters_json, self.limits), call_id
+        )
 
     def parse(
         self, request_id: str, task: Task, admit: Callable[[str], None] = lambda tenant: None

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from paged_backend.serving import fields
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.parameters import Parameters
+from paged_backend.serving.requests.parameters import RequestParameters
 from paged_backend.serving.requests.prompts import EMBEDDING_REQUEST
 from paged_backend.values.errors import InvalidRequest
 from paged_backend.values.validation import shorten
@@ -50,7 +50,7 @@ class Task:
 
     kind: TaskKind
     tensors: Tensors
-    parameters: Parameters
+    parameters: RequestParameters
     call_id: str = ""
 
 

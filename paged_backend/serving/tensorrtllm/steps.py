@@ -33,7 +33,7 @@ from paged_backend.serving.tensorrtllm.lengths import check_queries, check_seque
 from paged_backend.serving.tensorrtllm.sampling import bias_of_words
 from paged_backend.serving.tensorrtllm.specs import specs
 from paged_backend.serving.tensorrtllm.words import NO_WORD, read_texts, write_words
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 from paged_backend.values.errors import InvalidRequest, RequestRefused, as_exception
 from paged_backend.values.sampling_params import MAX_BAD_WORDS, MAX_WORD_LENGTH
 
@@ -42,11 +42,11 @@ _OFF = ("DECODER_QUERY", "PROMPT_TABLE_EXTRA_ID")
 _PADDING = dict.fromkeys(_WORD_LISTS.values(), NO_WORD)
 
 
-class _Step:
+class _TextStep:
     """A step that answers small requests at once, and large ones on a thread."""
 
-    inputs: ClassVar[tuple[TensorSpec, ...]]
-    outputs: ClassVar[tuple[TensorSpec, ...]]
+    inputs: ClassVar[tuple[TensorDeclaration, ...]]
+    outputs: ClassVar[tuple[TensorDeclaration, ...]]
 
     @classmethod
     def auto_complete_config(cls, config: Any) -> Any:
@@ -103,12 +103,12 @@ class _Step:
         raise NotImplementedError
 
 
-class Preprocessing(_Step):
+class Preprocessing(_TextStep):
     """Turns text and words into token ids; the outputs are inputs of ``tensorrt_llm``."""
 
     inputs = (
-        TensorSpec("QUERY", "TYPE_STRING", 1, optional=False),
-        TensorSpec("REQUEST_OUTPUT_LEN", "TYPE_INT32", 1, optional=False),
+        TensorDeclaration("QUERY", "TYPE_STRING", 1, optional=False),
+        TensorDeclaration("REQUEST_OUTPUT_LEN", "TYPE_INT32", 1, optional=False),
         *specs("TYPE_STRING", 1, "DECODER_QUERY"),
         *specs("TYPE_STRING", -1, *_WORD_LISTS, "EMBEDDING_BIAS_WORDS"),
         *specs("TYPE_FP32", -1, "EMBEDDING_BIAS_WEIGHTS"),
@@ -208,12 +208,12 @@ class Preprocessing(_Step):
         return bias
 
 
-class Postprocessing(_Step):
+class Postprocessing(_TextStep):
     """Turns the outputs of ``tensorrt_llm`` into text."""
 
     inputs = (
-        TensorSpec("TOKENS_BATCH", "TYPE_INT32", (-1, -1), optional=False),
-        TensorSpec("SEQUENCE_LENGTH", "TYPE_INT32", -1, optional=False),
+        TensorDeclaration("TOKENS_BATCH", "TYPE_INT32", (-1, -1), optional=False),
+        TensorDeclaration("SEQUENCE_LENGTH", "TYPE_INT32", -1, optional=False),
     )
     outputs = specs("TYPE_STRING", -1, "OUTPUT")
 
