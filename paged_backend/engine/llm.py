@@ -127,7 +127,7 @@ class LLM:
         def take(output: SequenceOutput) -> bool:
             answer = by_id[output.request_id]
             if answer.append(output):
-                self.engine.stop_completion(output.request_id, output.index)
+                self.engine.scheduler.stop_completion(output.request_id, output.index)
             return answer.reasons[output.index] is not None
 
         self._run([answer.request for answer in answers], take)

@@ -215,7 +215,7 @@ class EngineLoop:
             case wire.AbortRequest(request_id):
                 self._abort(request_id)
             case wire.StopCompletion(request_id, index):
-                self._engine.stop_completion(request_id, index)
+                self._engine.scheduler.stop_completion(request_id, index)
                 self._forget(request_id)
             case wire.ChargeTenant(tenant):
                 with contextlib.suppress(RequestRefused):
@@ -245,10 +245,10 @@ class EngineLoop:
             self._requests.add(request)
 
     def _check_room(self, request: Request) -> None:
-        queue, retry_after_s = self._engine.queue_state(), self._page.retry_after_s
+        queue, retry_after_s = self._engine.scheduler.queue_state(), self._page.retry_after_s
         self._bounds.check(queue, len(request.prompt_token_ids), retry_after_s)
         if request.tenant and self._is_fair:
-            num_own = self._engine.num_waiting_of(request.tenant)
+            num_own = self._engine.scheduler.num_waiting_of(request.tenant)
             self._bounds.check_share(queue, num_own, retry_after_s)
 
     def _check_rate(self, sender: str, tenant: str) -> None:
@@ -262,7 +262,7 @@ class EngineLoop:
     def _inspect(self, sender: str, request_id: str) -> None:
         answer: wire.FromEngine
         if self._may_inspect:
-            answer = wire.Inspection(request_id, self._engine.view())
+            answer = wire.Inspection(request_id, self._engine.scheduler.view())
         else:
             answer = wire.RequestRejected(request_id, INSPECT_IS_OFF)
         self._mailbox.send(sender, answer)
@@ -300,8 +300,8 @@ class EngineLoop:
 
     def _show(self) -> None:
         """Update the heartbeat and the queue occupancy on the status page."""
-        queue = self._engine.queue_state()
-        self._throughput.note(self._engine.num_finished, time.monotonic())
+        queue = self._engine.scheduler.queue_state()
+        self._throughput.note(self._engine.scheduler.counters.num_finished, time.monotonic())
         self._page.write(queue, self._throughput.seconds_for(queue.num_waiting))
 
     def _go_on_from(self, counts: EngineStats | None) -> None:

@@ -89,8 +89,8 @@ def test_a_wrong_value_is_not_replaced(tokenizer: Tokenizer) -> None:
 
 def test_greedy_by_default(tokenizer: Tokenizer) -> None:
     greedy = SamplingDefaults(temperature=0)
-    assert parse(tokenizer, {"n": 3, "seed": 5}, greedy).greedy
-    assert not parse(tokenizer, {"temperature": 1.0}, greedy).greedy
+    assert parse(tokenizer, {"n": 3, "seed": 5}, greedy).temperature == 0
+    assert parse(tokenizer, {"temperature": 1.0}, greedy).temperature == 1
 
 
 @pytest.mark.parametrize(

@@ -375,7 +375,9 @@ class DecodeBench:
 
     def _num_tokens(self) -> int:
         """The number of tokens before the next one, of all sequences together."""
-        return sum(sequence.num_computed_tokens for sequence in self._engine.view().sequences)
+        return sum(
+            sequence.num_computed_tokens for sequence in self._engine.scheduler.view().sequences
+        )
 
     def _time_steps(self, context: int, batch_size: int) -> BatchResult:
         """Time the steps of a batch that is decoding."""
