@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter
-from paged_backend.models.layers import Kernels
+from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.stored_weight import StoredWeight
 from paged_backend.quantization.formats import Quantization, WeightFormat
@@ -27,7 +27,9 @@ class QuantizedLinear:
         form: form of the packed weight; None if it is dequantized.
     """
 
-    def __init__(self, spec: LinearSpec, weight_format: WeightFormat, kernels: Kernels) -> None:
+    def __init__(
+        self, spec: LinearSpec, weight_format: WeightFormat, kernels: PlatformKernels
+    ) -> None:
         self._spec = spec
         self._format = weight_format
         self._kernels = kernels
@@ -146,7 +148,7 @@ class MixedFormatLinear:
 
 
 def quantized_linear(
-    spec: LinearSpec, quantization: Quantization, kernels: Kernels
+    spec: LinearSpec, quantization: Quantization, kernels: PlatformKernels
 ) -> LinearMethod:
     """Allocate a layer of a quantized checkpoint; parts that have one format are one product."""
     formats = {name: quantization.format_of(spec.full_name(name)) for name in spec.parts}
