@@ -99,7 +99,7 @@ def largest_difference(engine: LLM, folder: Path, texts: Sequence[str]) -> float
     return largest
 
 
-class Peer:
+class SentenceTransformersPeer:
     """The process of sentence-transformers."""
 
     def __init__(self, python: str, folder: Path, dtype: str, threads: int) -> None:
@@ -144,7 +144,9 @@ def main() -> None:
         folder = Path(name)
         write_model(folder)
         engine = LLM(name, **options)
-        peer = Peer(args.peer_python, folder, args.peer_dtype, torch.get_num_threads())
+        peer = SentenceTransformersPeer(
+            args.peer_python, folder, args.peer_dtype, torch.get_num_threads()
+        )
         rounds = []
         for seed in range(args.rounds + 1):
             texts = make_texts(args.texts, seed)

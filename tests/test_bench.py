@@ -23,8 +23,8 @@ from paged_backend.tools.bench.decode import (
     DecodeBench,
     DecodeReport,
     DecodeRoofline,
+    DecodeTarget,
     IdleShare,
-    Target,
     compilations,
 )
 from paged_backend.tools.bench.device_trace import device_gaps
@@ -144,13 +144,13 @@ def test_counts_are_whole_numbers_from_one(counts, capsys):
 @pytest.mark.parametrize(
     ("target", "met", "shown"),
     [
-        (Target("a", 9.0, 8.0, at_least=True), True, "a: 9 (>= 8: met)"),
-        (Target("a", 7.9, 8.0, at_least=True), False, "a: 7.9 (>= 8: missed)"),
-        (Target("a", 0.03, 0.03), False, "a: 0.03 (< 0.03: missed)"),
-        (Target("a", 0.0, 0.03), True, "a: 0 (< 0.03: met)"),
-        (Target("a", 0, 0), True, "a: 0 (= 0: met)"),
-        (Target("a", 1, 0), False, "a: 1 (= 0: missed)"),
-        (Target("a", None, 0), None, "a: not measured (= 0)"),
+        (DecodeTarget("a", 9.0, 8.0, at_least=True), True, "a: 9 (>= 8: met)"),
+        (DecodeTarget("a", 7.9, 8.0, at_least=True), False, "a: 7.9 (>= 8: missed)"),
+        (DecodeTarget("a", 0.03, 0.03), False, "a: 0.03 (< 0.03: missed)"),
+        (DecodeTarget("a", 0.0, 0.03), True, "a: 0 (< 0.03: met)"),
+        (DecodeTarget("a", 0, 0), True, "a: 0 (= 0: met)"),
+        (DecodeTarget("a", 1, 0), False, "a: 1 (= 0: missed)"),
+        (DecodeTarget("a", None, 0), None, "a: not measured (= 0)"),
     ],
 )
 def test_targets(target, met, shown):

@@ -48,7 +48,7 @@ Operation = Callable[[Layer], object]
 Prepare = Callable[[Layer], Call]
 
 
-class Batch:
+class AttentionBatch:
     """The sequences of a step: their lengths and block tables, which all layers share.
 
     Blocks are scattered over the pool of a layer, as on a server that has run for a while.
@@ -150,7 +150,7 @@ class Batch:
         return torch.tensor(values, dtype=torch.int32, device=self.bench.device)
 
 
-def time_peers(shape: str, batch: Batch) -> None:
+def time_peers(shape: str, batch: AttentionBatch) -> None:
     """Measure torch's equivalents of the attention, for sequences of equal lengths."""
     bench = batch.bench
     for name, peer in (
@@ -159,14 +159,14 @@ def time_peers(shape: str, batch: Batch) -> None:
         ("FlexAttention", _flex),
     ):
 
-        def time(name: str = name, peer: Callable[[Batch], Prepare] = peer) -> object:
+        def time(name: str = name, peer: Callable[[AttentionBatch], Prepare] = peer) -> object:
             prepare = peer(batch)
             return bench.time(name, shape, batch.work, lambda: prepare(batch.layer()))
 
         bench.peer(f"{name} {shape}", time)
 
 
-def _sdpa(batch: Batch) -> Prepare:
+def _sdpa(batch: AttentionBatch) -> Prepare:
     """Prepare torch's fused attention over keys that were gathered beforehand."""
 
     def prepare(layer: Layer) -> Call:
@@ -176,18 +176,18 @@ def _sdpa(batch: Batch) -> Prepare:
     return prepare
 
 
-def _gather_and_sdpa(batch: Batch) -> Prepare:
+def _gather_and_sdpa(batch: AttentionBatch) -> Prepare:
     """Prepare torch's fused attention including the gather from the paged cache."""
     return lambda layer: lambda: _attend(batch.padded_queries(layer), *batch.gathered(layer), batch)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=batch.queries[0] > 1, enable_gqa=True
     )
 
 
-def _flex(batch: Batch) -> Prepare:
+def _flex(batch: AttentionBatch) -> Prepare:
     """Prepare FlexAttention over gathered keys; it is compiled only on a GPU."""
     attend: Callable[..., object] = flex_attention
     if batch.bench.device.type == "cuda":
@@ -211,11 +211,11 @@ def _causal(_seq: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 def search(
     shape: str,
-    batch: Batch,
+    batch: AttentionBatch,
     table: tuple[ModuleType, str],
     start: Any,
     choices: Mapping[str, Sequence[int]],
-    prepare: Callable[[Batch, Layer], Operation],
+    prepare: Callable[[AttentionBatch, Layer], Operation],
 ) -> None:
     """Search for a better launch configuration for a batch and print the result.
 

@@ -17,7 +17,7 @@ _FEW_ROWS = 64  # up to here, reading the weights takes nearly all of the time
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ExpertSizes:
     """Sizes of the experts of a layer."""
 
     name: str
@@ -32,25 +32,25 @@ class Model:
         return 3 * self.hidden * self.intermediate
 
 
-def models(bench: Bench) -> list[Model]:
+def models(bench: Bench) -> list[ExpertSizes]:
     """Return the shapes of known models, a tiny one in a quick run."""
     if bench.quick:
-        return [Model("tiny", 4, 2, 64, 32)]
+        return [ExpertSizes("tiny", 4, 2, 64, 32)]
     return [
-        Model("Mixtral-8x7B", 8, 2, 4096, 14336),
-        Model("Qwen3-30B-A3B", 128, 8, 2048, 768),
-        Model("gpt-oss-20b", 32, 4, 2880, 2880),
+        ExpertSizes("Mixtral-8x7B", 8, 2, 4096, 14336),
+        ExpertSizes("Qwen3-30B-A3B", 128, 8, 2048, 768),
+        ExpertSizes("gpt-oss-20b", 32, 4, 2880, 2880),
     ]
 
 
-def chosen_experts(model: Model, rows: int) -> Tensor:
+def chosen_experts(model: ExpertSizes, rows: int) -> Tensor:
     """Return random ids [rows, top_k] int32, the same ones in each call."""
     generator = torch.Generator().manual_seed(rows)
     order = torch.rand(rows, model.num_experts, generator=generator).argsort(dim=1)
     return order[:, : model.top_k].int()
 
 
-def call(bench: Bench, model: Model, rows: int) -> Call:
+def call(bench: Bench, model: ExpertSizes, rows: int) -> Call:
     ids = chosen_experts(model, rows).contiguous().to(bench.device)
     return partial(
         experts,

@@ -109,16 +109,6 @@ class Launch:
         """A key that two launches share exactly if one binary serves both."""
         return self.kernel.__name__, self.arch, self.specialization, *sorted(self.options.items())
 
-    def specialized(self) -> list[str]:
-        """Integer parameters that Triton specializes on: new values may compile while serving."""
-        return [
-            parameter.name
-            for parameter in self.kernel.params
-            if isinstance(self.arguments[parameter.name], int)
-            and not parameter.is_constexpr
-            and not parameter.do_not_specialize
-        ]
-
     def compile(self) -> Any:
         """Compile as a launch would, via Triton's disk cache, and return its `CompiledKernel`."""
         with _current(self.arch):

@@ -33,7 +33,7 @@ MAX_ROWS = 128  # queries times heads of a group that share one pass over the ke
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _DecodeShape:
     """Everything that determines a launch except the lengths."""
 
     num_seqs: int
@@ -46,7 +46,7 @@ class _Shape:
     device: Device
 
     @classmethod
-    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int) -> _Shape:
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int) -> _DecodeShape:
         device = device_of("q", q)
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = kv_cache.shape[2]
@@ -99,7 +99,7 @@ def plan_decode(
         ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_queries(q, seq_lens)
-    shape = _Shape.of(q, kv_cache, num_seqs)
+    shape = _DecodeShape.of(q, kv_cache, num_seqs)
     return shape.splits(window).plan(seq_lens)
 
 
@@ -139,7 +139,7 @@ def paged_decode(
     check_cache(q, kv_cache, block_table, num_seqs)
     params.check(q, kv_cache)
     out = check_out(q, out, lse)
-    shape = _Shape.of(q, kv_cache, num_seqs)
+    shape = _DecodeShape.of(q, kv_cache, num_seqs)
     if shape.num_queries > 1:
         check(params.window is None, "window", "does not go with several queries of a sequence")
         check(params.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
@@ -160,7 +160,7 @@ def _launch(
     plan: SplitPlan,
     out: Tensor,
     lse: Tensor | None,
-    shape: _Shape,
+    shape: _DecodeShape,
 ) -> None:
     max_splits, num_rows = len(plan.splits), shape.num_queries * shape.num_heads
     partial = torch.empty(

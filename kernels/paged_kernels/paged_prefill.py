@@ -35,7 +35,7 @@ _MERGED_ROWS = 32  # rows of a tile that a program merges together; with more, r
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _PrefillShape:
     """Everything that determines a launch except the lengths."""
 
     num_tiles: int  # upper bound of the number of tiles of queries
@@ -47,7 +47,7 @@ class _Shape:
     device: Device
 
     @classmethod
-    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, first_seq: int) -> _Shape:
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, first_seq: int) -> _PrefillShape:
         num_heads, head_dim = q.shape[1:]
         num_kv_heads = kv_cache.shape[2]
         group, dim_padded = num_heads // num_kv_heads, triton.next_power_of_2(head_dim)
@@ -101,7 +101,7 @@ def plan_prefill(
         ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_prompts(q, seq_lens, query_start_loc, first_seq)
-    shape = _Shape.of(q, kv_cache, num_seqs, first_seq)
+    shape = _PrefillShape.of(q, kv_cache, num_seqs, first_seq)
     splits = shape.splits(window)
     if splits is None or len(q) == first_seq:
         return None
@@ -152,7 +152,7 @@ def paged_prefill(
     out = check_out(q, out, lse)
     if len(q) == first_seq:
         return out
-    shape = _Shape.of(q, kv_cache, num_seqs, first_seq)
+    shape = _PrefillShape.of(q, kv_cache, num_seqs, first_seq)
     splits = shape.splits(params.window)
     if splits is None:
         check(plan is None, "plan", "was made for another shape")
@@ -188,7 +188,7 @@ def _launch(
     plan: SplitPlan | None,
     out: Tensor,
     lse: Tensor | None,
-    shape: _Shape,
+    shape: _PrefillShape,
 ) -> None:
     num_heads, head_dim = q.shape[1:]
     merged_rows = min(shape.rows, _MERGED_ROWS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Self
 
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError, PagedError
 from paged_loadtest.destination import ServerInfo
 from paged_loadtest.endpoints import open_endpoint
@@ -27,7 +27,7 @@ class NothingMeasured(PagedError, RuntimeError):
     """Raised when no request of a run succeeded."""
 
 
-class Bench:
+class ServerBench:
     """A connection to the server and the runs measured so far."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Bench:
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
 
-    def make(self, workload: WorkloadOptions) -> list[Request]:
+    def make(self, workload: WorkloadOptions) -> list[WorkloadRequest]:
         """Build the requests of a workload for this model.
 
         Raises:
@@ -104,7 +104,7 @@ class Bench:
         if self._target.fresh_cache:
             self._endpoint.forget_cache()
 
-    async def send(self, requests: Sequence[Request], max_concurrency: int | None) -> None:
+    async def send(self, requests: Sequence[WorkloadRequest], max_concurrency: int | None) -> None:
         """Send requests without measuring them.
 
         Raises:
@@ -114,7 +114,7 @@ class Bench:
         await driver.run(requests, [0.0] * len(requests))
 
     async def measure(
-        self, label: str, requests: Sequence[Request], load: LoadOptions, seed: int
+        self, label: str, requests: Sequence[WorkloadRequest], load: LoadOptions, seed: int
     ) -> Run:
         """Send requests, and add the run (even an incomplete one) to `runs`.
 

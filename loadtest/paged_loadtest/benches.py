@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 
 from paged_backend.tools.workloads import WorkloadOptions
 from paged_backend.tools.workloads.options import NUM_PROMPTS
-from paged_backend.tools.workloads.request import Request
-from paged_loadtest.bench import Bench
+from paged_backend.tools.workloads.request import WorkloadRequest
+from paged_loadtest.bench import ServerBench
 from paged_loadtest.options import MIN_OWN_LEN, LoadOptions, PrefixOptions, SweepOptions
 from paged_loadtest.report import print_run, print_series
 from paged_loadtest.session import Session
@@ -34,7 +34,7 @@ def serve(session: Session, workload: WorkloadOptions, load: LoadOptions) -> int
     """Measure one workload under one load."""
     label = _label(workload, load)
 
-    async def steps(bench: Bench) -> None:
+    async def steps(bench: ServerBench) -> None:
         requests = bench.make(workload)
         await bench.warm_up(workload, load)
         bench.forget_cache()
@@ -66,7 +66,7 @@ def sweep(session: Session, workload: WorkloadOptions, options: SweepOptions) ->
     requests from a sharegpt file come in a different order instead.
     """
 
-    async def steps(bench: Bench) -> None:
+    async def steps(bench: ServerBench) -> None:
         await bench.warm_up(workload, LoadOptions())
         best, num_without_gain = 0.0, 0
         for index in itertools.count():
@@ -92,8 +92,8 @@ def sweep(session: Session, workload: WorkloadOptions, options: SweepOptions) ->
 
 
 def _requests_of_level(
-    bench: Bench, workload: WorkloadOptions, index: int, level: int
-) -> list[Request]:
+    bench: ServerBench, workload: WorkloadOptions, index: int, level: int
+) -> list[WorkloadRequest]:
     count = workload.num_prompts
     if workload.dataset_name != "trace":
         count = max(count or NUM_PROMPTS, _REQUESTS_PER_SLOT * level)
@@ -108,7 +108,7 @@ def sweep_prefixes(session: Session, workload: WorkloadOptions, options: PrefixO
     """
     load = LoadOptions(max_concurrency=options.max_concurrency)
 
-    async def steps(bench: Bench) -> None:
+    async def steps(bench: ServerBench) -> None:
         for index, percent in enumerate(options.percents):
             at_rate = _workload_of_hit_rate(workload, options.prompt_len, index, percent)
             first, *rest = bench.make(at_rate)

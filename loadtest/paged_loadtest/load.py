@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import PagedError
 from paged_loadtest.endpoints import Endpoint
 from paged_loadtest.options import LoadOptions
@@ -21,7 +21,7 @@ class ServerLost(PagedError, RuntimeError):
     """Raised when the server stops answering in the middle of a run."""
 
 
-def arrival_times(requests: Sequence[Request], load: LoadOptions, seed: int) -> list[float]:
+def arrival_times(requests: Sequence[WorkloadRequest], load: LoadOptions, seed: int) -> list[float]:
     """When each request is due, in seconds from the start of the run; 0 means at once.
 
     Gaps at a given rate are scaled so that their sum is the same for every seed.
@@ -57,7 +57,7 @@ class Driver:
         """Seconds since the run began; constant once it has ended."""
         return (self._ended_s or perf_counter()) - self._began_s
 
-    async def run(self, requests: Sequence[Request], times: Sequence[float]) -> None:
+    async def run(self, requests: Sequence[WorkloadRequest], times: Sequence[float]) -> None:
         """Send each request when it is due and concurrency allows, and wait for all responses.
 
         Raises:
@@ -82,10 +82,10 @@ class Driver:
         if delay_s > 0:
             await asyncio.sleep(delay_s)
 
-    async def _converse(self, request: Request) -> None:
+    async def _converse(self, request: WorkloadRequest) -> None:
         """Send a request and, for a conversation, its follow-up requests."""
         try:
-            following: Request | None = request
+            following: WorkloadRequest | None = request
             while following is not None:
                 timeline = await self._endpoint.send(following)
                 self.timelines.append(timeline)

@@ -51,7 +51,7 @@ def take_role(environment: Environment, **_: Any) -> None:
     runner = environment.runner
     try:
         if isinstance(runner, WorkerRunner):
-            Worker(environment, runner)
+            LocustWorker(environment, runner)
         elif isinstance(runner, MasterRunner):
             Master(environment, runner)
         else:
@@ -61,7 +61,7 @@ def take_role(environment: Environment, **_: Any) -> None:
         sys.exit(2)
 
 
-class Role(ABC):
+class LocustRole(ABC):
     """Handles Locust's events in one process."""
 
     def __init__(self, environment: Environment) -> None:
@@ -85,7 +85,7 @@ class Role(ABC):
         """Release resources."""
 
 
-class Reporter(Role):
+class Reporter(LocustRole):
     """Role of a process that holds the statistics of the whole run."""
 
     def __init__(self, environment: Environment) -> None:
@@ -213,7 +213,7 @@ class Master(Reporter):
         self.give_up(msg.data["problem"])
 
 
-class Worker(Role):
+class LocustWorker(LocustRole):
     """Role of a worker: users, servers and workload are those of its master."""
 
     def __init__(self, environment: Environment, runner: WorkerRunner) -> None:

@@ -13,7 +13,7 @@ from locust import User
 from locust.argument_parser import LocustArgumentParser
 
 from paged_backend.tools.workloads import TokenizerContext, WorkloadOptions, make_requests
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.flags import add_flags, flag_values
 from paged_loadtest.destination import Unreachable
@@ -44,7 +44,7 @@ class Setup:
     """Options, requests and transports of the users."""
 
     options: LocustOptions
-    requests: Sequence[Request]
+    requests: Sequence[WorkloadRequest]
     wires: Mapping[type[Transport], Transport]
 
     def close(self) -> None:
@@ -124,16 +124,16 @@ def prepare(user_classes: Iterable[type[User]], common: Any) -> Setup:
         raise
 
 
-def _make_requests(workload: WorkloadOptions, material: TokenizerContext) -> list[Request]:
+def _make_requests(workload: WorkloadOptions, material: TokenizerContext) -> list[WorkloadRequest]:
     """Build in a thread: loading a tokenizer takes seconds, and a silent worker counts as dead."""
 
-    def make() -> list[Request] | ConfigError:
+    def make() -> list[WorkloadRequest] | ConfigError:
         try:
             return make_requests(workload, material)
         except ConfigError as error:
             return error  # the thread pool would print a raised exception
 
-    made: list[Request] | ConfigError = gevent.get_hub().threadpool.apply(make)
+    made: list[WorkloadRequest] | ConfigError = gevent.get_hub().threadpool.apply(make)
     if isinstance(made, ConfigError):
         raise made
     return made

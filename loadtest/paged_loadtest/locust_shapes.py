@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from locust import LoadTestShape
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.locust_options import LocustOptions
 from paged_loadtest.locust_statistics import num_output_tokens
 
@@ -114,7 +114,7 @@ class Replay(LoadCurve):
 SHAPES: dict[str, type[LoadCurve]] = {"ramp": Ramp, "burst": Burst, "wave": Wave}
 
 
-def make_shape(options: LocustOptions, requests: Sequence[Request]) -> LoadCurve | None:
+def make_shape(options: LocustOptions, requests: Sequence[WorkloadRequest]) -> LoadCurve | None:
     """Create the shape of a run; None leaves the number of users to Locust."""
     last_arrival_s = requests[-1].arrival_s
     if last_arrival_s is not None:

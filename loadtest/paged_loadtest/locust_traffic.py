@@ -13,7 +13,7 @@ from gevent.event import Event
 from gevent.pool import Group
 from locust.env import Environment
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.locust_statistics import record
 from paged_loadtest.locust_wires import Transport
@@ -31,7 +31,7 @@ class Traffic:
     def __init__(
         self,
         environment: Environment,
-        requests: Sequence[Request],
+        requests: Sequence[WorkloadRequest],
         wires: Mapping[type[Transport], Transport],
         give_up: Callable[[str], None],
         *,
@@ -40,7 +40,7 @@ class Traffic:
         count: int = 1,
     ) -> None:
         is_replay = bool(requests) and requests[0].arrival_s is not None
-        endless: Iterable[Request] = requests if is_replay else cycle(requests)
+        endless: Iterable[WorkloadRequest] = requests if is_replay else cycle(requests)
         self.user_rate = user_rate
         self.is_open_loop = is_replay or user_rate is not None
         self.began_s = perf_counter()
@@ -53,11 +53,11 @@ class Traffic:
         self._in_flight = Group()
         self._is_over = Event()
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> WorkloadRequest | None:
         """Return the next request to send; None when there are no more."""
         return None if self._is_over.is_set() else next(self._requests, None)
 
-    def begin(self, wire_type: type[Transport], request: Request) -> Greenlet:
+    def begin(self, wire_type: type[Transport], request: WorkloadRequest) -> Greenlet:
         """Start a request and its follow-up requests without waiting for them."""
         return self._in_flight.spawn(self._converse, self._wires[wire_type], request)
 
@@ -67,7 +67,7 @@ class Traffic:
         self._in_flight.join(timeout_s)
         self._in_flight.kill()
 
-    def _converse(self, wire: Transport, request: Request | None) -> None:
+    def _converse(self, wire: Transport, request: WorkloadRequest | None) -> None:
         while request is not None:
             timeline, is_lost = wire.send(request)
             record(self._environment, wire.name, timeline)

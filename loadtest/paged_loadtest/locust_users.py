@@ -9,7 +9,7 @@ from typing import ClassVar
 from locust import User, tag, task
 from locust.exception import StopUser
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.locust_traffic import Traffic
 from paged_loadtest.locust_wires import GenerateStreamWire, GrpcWire, OpenAIWire, Transport
 
@@ -26,7 +26,7 @@ class StreamingUser(User):
 
     def on_start(self) -> None:
         """Wait until the first request is due."""
-        self._request: Request | None = None
+        self._request: WorkloadRequest | None = None
         self._due_s = perf_counter()
         self.wait()
 

@@ -21,7 +21,7 @@ from paged_client.errors import from_status
 from paged_client.protocol import channel_options, index_request, ready_request
 from tritonclient.grpc import service_pb2_grpc
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
 from paged_loadtest.destination import PROBE_TIMEOUT_S, Destination, ServerInfo
@@ -29,7 +29,7 @@ from paged_loadtest.locust_options import LocustOptions
 from paged_loadtest.locust_statistics import CUT_OFF
 from paged_loadtest.options import address_of
 from paged_loadtest.protocols import openai, triton_grpc, triton_http
-from paged_loadtest.protocols.decoding import Decoder, describe_refusal
+from paged_loadtest.protocols.decoding import ResponseDecoder, describe_refusal
 from paged_loadtest.timeline import Timeline
 
 _MAX_CONNECTIONS = 10_000  # kept open for reuse; more can be open at once
@@ -46,7 +46,7 @@ class Transport(ABC):
     name: ClassVar[str]  # label in the statistics
     option: ClassVar[str]  # field of LocustOptions that sets its address
     is_grpc: ClassVar[bool] = False
-    decoder_type: ClassVar[type[Decoder[Any]]]
+    decoder_type: ClassVar[type[ResponseDecoder[Any]]]
 
     def __init__(self, options: LocustOptions) -> None:
         self.address, default = (
@@ -63,7 +63,7 @@ class Transport(ABC):
             advice="give its address, or name the user classes to run without this one",
         )
 
-    def send(self, request: Request) -> tuple[Timeline, bool]:
+    def send(self, request: WorkloadRequest) -> tuple[Timeline, bool]:
         """Send a request; return its timeline, and whether it failed because the connection did.
 
         Killing the greenlet cancels the request; the tokens received so far are kept.
@@ -90,11 +90,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def encode(self, request: Request) -> Any:
+    def encode(self, request: WorkloadRequest) -> Any:
         """Encode a request for this protocol."""
 
     @abstractmethod
-    def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
+    def stream(self, request: WorkloadRequest, message: Any, decoder: ResponseDecoder[Any]) -> None:
         """Send a message and feed the response to the decoder.
 
         Raises:
@@ -112,7 +112,7 @@ class GrpcWire(Transport):
     name = "gRPC"
     option = "grpc_url"
     is_grpc = True
-    decoder_type = triton_grpc.ResponseDecoder
+    decoder_type = triton_grpc.TritonGrpcDecoder
 
     def __init__(self, options: LocustOptions) -> None:
         super().__init__(options)
@@ -135,10 +135,10 @@ class GrpcWire(Transport):
             return ServerInfo("triton")
         return ServerInfo("triton", info.vocab_size, info.max_model_len)
 
-    def encode(self, request: Request) -> Any:
+    def encode(self, request: WorkloadRequest) -> Any:
         return triton_grpc.encode(request, self.model)
 
-    def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
+    def stream(self, request: WorkloadRequest, message: Any, decoder: ResponseDecoder[Any]) -> None:
         call = self._stub.ModelStreamInfer(iter((message,)))
         try:
             for response in call:
@@ -167,10 +167,10 @@ class HttpWire(Transport):
             raise ConfigError(f"{self.flag}: must be a URL, got {shorten(self.address)}") from error
 
     @abstractmethod
-    def path(self, request: Request) -> str:
+    def path(self, request: WorkloadRequest) -> str:
         """Return the path to post the request to."""
 
-    def stream(self, request: Request, message: Any, decoder: Decoder[Any]) -> None:
+    def stream(self, request: WorkloadRequest, message: Any, decoder: ResponseDecoder[Any]) -> None:
         with (
             _connection_errors(),
             self._pool.urlopen(
@@ -218,7 +218,7 @@ class GenerateStreamWire(HttpWire):
 
     name = "HTTP"
     option = "http_url"
-    decoder_type = triton_http.ResponseDecoder
+    decoder_type = triton_http.TritonHttpDecoder
 
     def __init__(self, options: LocustOptions) -> None:
         super().__init__(options)
@@ -237,10 +237,10 @@ class GenerateStreamWire(HttpWire):
             return ServerInfo("triton")
         return triton_http.server_info("triton", answer)
 
-    def path(self, request: Request) -> str:
+    def path(self, request: WorkloadRequest) -> str:
         return f"{self._path}/generate_stream"
 
-    def encode(self, request: Request) -> bytes:
+    def encode(self, request: WorkloadRequest) -> bytes:
         return triton_http.encode(request, self.model)
 
 
@@ -249,7 +249,7 @@ class OpenAIWire(HttpWire):
 
     name = "OpenAI"
     option = "openai_url"
-    decoder_type = openai.ResponseDecoder
+    decoder_type = openai.OpenAIDecoder
 
     def __init__(self, options: LocustOptions) -> None:
         super().__init__(options)
@@ -260,14 +260,14 @@ class OpenAIWire(HttpWire):
         card = openai.find_model(self.destination, *self.ask("GET", openai.MODELS))
         return ServerInfo("openai", card.get("vocab_size"), card.get("max_model_len"))
 
-    def path(self, request: Request) -> str:
+    def path(self, request: WorkloadRequest) -> str:
         return openai.CHATS if _is_chat(request) else openai.COMPLETIONS
 
-    def encode(self, request: Request) -> bytes:
+    def encode(self, request: WorkloadRequest) -> bytes:
         return openai.encode(request, self.model, chat=_is_chat(request))
 
 
-def _is_chat(request: Request) -> bool:
+def _is_chat(request: WorkloadRequest) -> bool:
     return not isinstance(request.prompt, str) and isinstance(request.prompt[0], dict)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paged_backend.tools.machine import circumstances
 from paged_backend.values.errors import ConfigError, PagedError
-from paged_loadtest.bench import Bench
+from paged_loadtest.bench import ServerBench
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.report import make_console
 from paged_loadtest.results import Report, Run
@@ -39,7 +39,7 @@ class Session:
         self,
         kind: str,
         config: Mapping[str, Any],
-        steps: Callable[[Bench], Awaitable[None]],
+        steps: Callable[[ServerBench], Awaitable[None]],
         show: Callable[[Sequence[Run]], None],
     ) -> int:
         """Run the steps, show and save their runs even if they end early; return the exit status.
@@ -55,7 +55,7 @@ class Session:
             with contextlib.suppress(OSError):  # the final save reports the error
                 self._save(kind, config, bench)
 
-        bench = Bench(self.target, self.slos, self.metrics_url, on_run=save)
+        bench = ServerBench(self.target, self.slos, self.metrics_url, on_run=save)
         failure: PagedError | None = None
         status = 0
         try:
@@ -81,7 +81,7 @@ class Session:
         if self.save.is_dir() or not os.access(folder, os.W_OK):
             raise ConfigError(f"--save: cannot write {self.save}; name a file in a folder of yours")
 
-    def _finish(self, kind: str, config: Mapping[str, Any], bench: Bench) -> None:
+    def _finish(self, kind: str, config: Mapping[str, Any], bench: ServerBench) -> None:
         try:
             self._save(kind, config, bench)
         except OSError as error:
@@ -89,7 +89,7 @@ class Session:
         if self.save is not None:
             self.console.print(f"Saved to {self.save}", soft_wrap=True, highlight=False)
 
-    def _save(self, kind: str, config: Mapping[str, Any], bench: Bench) -> None:
+    def _save(self, kind: str, config: Mapping[str, Any], bench: ServerBench) -> None:
         if self.save is None:
             return
         everything = {
@@ -103,6 +103,6 @@ class Session:
         Report(kind, everything, environment, bench.runs).save(self.save)
 
 
-async def _take(bench: Bench, steps: Callable[[Bench], Awaitable[None]]) -> None:
+async def _take(bench: ServerBench, steps: Callable[[ServerBench], Awaitable[None]]) -> None:
     async with bench:
         await steps(bench)

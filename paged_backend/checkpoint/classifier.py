@@ -10,7 +10,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
 
 
-class Activation(StrEnum):
+class ScoreFunction(StrEnum):
     """The function that makes a score of the head's output."""
 
     SIGMOID = "sigmoid"
@@ -18,7 +18,7 @@ class Activation(StrEnum):
 
 
 # By the end of the name of torch's class.
-_ACTIVATIONS = {"Sigmoid": Activation.SIGMOID, "Identity": Activation.IDENTITY}
+_ACTIVATIONS = {"Sigmoid": ScoreFunction.SIGMOID, "Identity": ScoreFunction.IDENTITY}
 _OLDER_KEY = "sbert_ce_default_activation_function"
 
 
@@ -32,11 +32,11 @@ class ClassifierSpec:
             checkpoint has a head.
     """
 
-    activation: Activation
+    activation: ScoreFunction
     token_ids: tuple[int, int] | None = None
 
 
-def read_activation(file: ConfigFile) -> Activation:
+def read_activation(file: ConfigFile) -> ScoreFunction:
     """Read the activation that sentence-transformers would use; a sigmoid if none is named.
 
     Raises:
@@ -47,7 +47,7 @@ def read_activation(file: ConfigFile) -> Activation:
     source, key = (file, _OLDER_KEY) if section is None else (section, "activation_fn")
     name = source.value(key)
     if name is None:
-        return Activation.SIGMOID
+        return ScoreFunction.SIGMOID
     found = _ACTIVATIONS.get(name.rpartition(".")[2]) if isinstance(name, str) else None
     if found is None:
         raise source.error(key, f"must be {' or '.join(_ACTIVATIONS)}, got {shorten(name)}")

@@ -44,7 +44,7 @@ class LayerNorms:
         return [name for name in norms if name is not None]
 
 
-class QKNorm(Enum):
+class QKNormScope(Enum):
     """The numbers that share an RMS norm of the queries, or of the keys."""
 
     HEAD = "head"  # each head
@@ -114,7 +114,7 @@ class Variant:
     windows: Windows = ()
     norms: LayerNorms = LayerNorms()
     unit_offset: bool = False
-    qk_norm: QKNorm | None = None
+    qk_norm: QKNormScope | None = None
     activation: Activation = Activation.SILU
     rotary: Rotary = Rotary()
     query_growth: QueryGrowth | None = None
@@ -188,8 +188,8 @@ class ModelShape:
         match self.variant.qk_norm:
             case None:
                 return {}
-            case QKNorm.HEAD:
+            case QKNormScope.HEAD:
                 heads = 1, 1
-            case QKNorm.TOKEN:
+            case QKNormScope.TOKEN:
                 heads = self.num_heads, self.num_kv_heads
         return {"q_norm": heads[0] * self.head_dim, "k_norm": heads[1] * self.head_dim}

@@ -13,7 +13,7 @@ from paged_backend.cli.gateway_options import (
 )
 from paged_backend.cli.options import Subparsers, add_engine_options, engine_options
 from paged_backend.launch.pipeline import PipelineOptions
-from paged_backend.launch.served_names import DEFAULT_NAME, ServedNames, read_names
+from paged_backend.launch.served_names import DEFAULT_NAME, ModelNames, read_names
 from paged_backend.tools.demo import QUESTIONS_FOR
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
@@ -139,14 +139,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _names(args: argparse.Namespace) -> ServedNames:
+def _names(args: argparse.Namespace) -> ModelNames:
     """Return the names of the model, or of the models of a repository."""
     names, has_gateway = args.served_model_name, args.openai_port is not None
     if args.model_repository is None:
         return read_names(names, has_gateway=has_gateway and args.write_to is None)
     if names and not has_gateway:
         raise ConfigError("--served-model-name: needs --openai-port with --model-repository")
-    return ServedNames("", ("--served-model-name", *names) if names else ())
+    return ModelNames("", ("--served-model-name", *names) if names else ())
 
 
 def _check_alone(args: argparse.Namespace, options: Mapping[str, object]) -> None:

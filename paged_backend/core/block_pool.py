@@ -96,10 +96,6 @@ class BlockPool:
                 else:
                     self.num_cached += 1
 
-    def registered_hashes(self) -> set[bytes]:
-        """Return the hashes of all registered blocks, used or free."""
-        return set(self._block_by_hash)
-
     def cached_block_ids(self) -> list[int]:
         """Return the cached blocks in the order in which they will be allocated."""
         return [block_id for block_id in self._free if self._hashes[block_id] is not None]

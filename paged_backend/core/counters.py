@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.sequence import Sequence
-from paged_backend.values.histogram import Histogram
+from paged_backend.values.histogram import RunningHistogram
 from paged_backend.values.outputs import ENGINE_HISTOGRAMS, EngineStats, FinishReason
 
 
@@ -24,7 +24,7 @@ class EngineCounters:
         self._num_cache_hits = 0
         self._finished: Counter[str] = Counter()  # by finish reason
         self._histograms = {
-            name: Histogram(bounds) for name, (_, bounds) in ENGINE_HISTOGRAMS.items()
+            name: RunningHistogram(bounds) for name, (_, bounds) in ENGINE_HISTOGRAMS.items()
         }
 
     @property

@@ -17,7 +17,7 @@ from paged_backend.core.compiling import Progress
 from paged_backend.core.constraints import hold_and_go_on, is_constrained, token_masks
 from paged_backend.core.counters import EngineCounters
 from paged_backend.core.drafter import Drafter
-from paged_backend.core.fairness.policy import QueuePolicy
+from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
 from paged_backend.core.scheduler_config import SchedulerConfig
@@ -61,7 +61,7 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         kv: KVCacheManager,
-        waiting: QueuePolicy,
+        waiting: FairQueue,
         drafter: Drafter | None = None,
     ) -> None:
         self.config = config

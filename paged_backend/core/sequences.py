@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from paged_backend.core.block_pool import NULL_BLOCK
 from paged_backend.core.compiling import Progress
 from paged_backend.core.counters import EngineCounters
-from paged_backend.core.fairness.policy import QueuePolicy
+from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.fairness.tenant_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from paged_backend.core.grammar import Grammar
 from paged_backend.core.kv_cache_manager import KVCacheManager
@@ -39,7 +39,7 @@ class Sequences:
         num_constrained: number of unfinished sequences with a grammar.
     """
 
-    def __init__(self, kv: KVCacheManager, waiting: QueuePolicy, counters: EngineCounters) -> None:
+    def __init__(self, kv: KVCacheManager, waiting: FairQueue, counters: EngineCounters) -> None:
         self._kv = kv
         self._counters = counters
         self.waiting = waiting

@@ -32,9 +32,7 @@ from paged_backend.values.errors import ConfigError, InvalidRequest
 from paged_backend.values.log import LOG
 from paged_backend.values.outputs import (
     EngineStats,
-    EngineView,
     FinishReason,
-    QueueState,
     SequenceOutput,
 )
 from paged_backend.values.pooling_params import PoolingType
@@ -136,10 +134,6 @@ class Engine:
         self._compiling.pop(request_id)
         self.scheduler.cancel_request(request_id)
 
-    def stop_completion(self, request_id: str, index: int) -> None:
-        """End a completion whose text reached a stop string; unknown ones are ignored."""
-        self.scheduler.stop_completion(request_id, index)
-
     def cancel_request(self, request_id: str) -> list[SequenceOutput]:
         """End a request; returns a last output for each completion, none for unknown ids."""
         compiling = self._compiling.pop(request_id)
@@ -211,23 +205,6 @@ class Engine:
         """Counts since the start and the present state."""
         bytes_per_token = self.executor.info.kv_bytes_per_token
         return replace(self.scheduler.stats(), kv_bytes_per_token=bytes_per_token)
-
-    @property
-    def num_finished(self) -> int:
-        """Number of sequences that have ended since the start, for whatever reason."""
-        return self.scheduler.counters.num_finished
-
-    def num_waiting_of(self, tenant: str) -> int:
-        """Number of waiting sequences of a tenant."""
-        return self.scheduler.num_waiting_of(tenant)
-
-    def queue_state(self) -> QueueState:
-        """The occupancy of the queue."""
-        return self.scheduler.queue_state()
-
-    def view(self) -> EngineView:
-        """All unfinished sequences with their blocks."""
-        return self.scheduler.view()
 
     def _wait(self) -> ModelRunnerOutput:
         """Wait for the earliest step in flight."""

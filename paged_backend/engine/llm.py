@@ -14,7 +14,7 @@ from paged_backend.embeddings.vectors import cosine_similarity, make_embedding, 
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.worker import Worker
 from paged_backend.grammar.client import GrammarChecker
-from paged_backend.grammar.compiler import GrammarCompiler
+from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.chat import Chat
 from paged_backend.text.text_stream import TextStream
@@ -84,7 +84,7 @@ class LLM:
         self.tokenizer = load_tokenizer(checkpoint.tokenizer, self.config)
         worker = Worker(self.config, checkpoint.model, checkpoint.tokenizer)
         info = worker.info
-        grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
+        grammars = LlguidanceCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
         self.engine = Engine(self.config, worker, grammars=grammars)
         self._checker = GrammarChecker(checkpoint.tokenizer, info.vocab_size)
         self._num_requests = 0
@@ -127,7 +127,7 @@ class LLM:
         def take(output: SequenceOutput) -> bool:
             answer = by_id[output.request_id]
             if answer.append(output):
-                self.engine.stop_completion(output.request_id, output.index)
+                self.engine.scheduler.stop_completion(output.request_id, output.index)
             return answer.reasons[output.index] is not None
 
         self._run([answer.request for answer in answers], take)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from paged_backend.checkpoint.classifier import Activation, ClassifierSpec, parse_tokens
+from paged_backend.checkpoint.classifier import ClassifierSpec, ScoreFunction, parse_tokens
 from paged_backend.checkpoint.encoder_config import (
     EncoderConfig,
     is_encoder,
@@ -86,5 +86,5 @@ def _with_classifier(model: ModelConfig, options: EngineConfig) -> ModelConfig:
     if first is None or second is None:
         missing = tokens[0] if first is None else tokens[1]
         raise ConfigError(f"{option}: {shorten(missing)} is no token of the model's vocabulary")
-    spec = ClassifierSpec(Activation.SIGMOID, (first, second))
+    spec = ClassifierSpec(ScoreFunction.SIGMOID, (first, second))
     return replace(model, classifier=spec, has_output_layer=False, scores_by_tokens=True)

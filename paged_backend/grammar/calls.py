@@ -67,7 +67,7 @@ def write_calls(writer: GrammarWriter, constraint: OutputConstraint, content: st
     return writer.any_of([called, writer.text_without(*marks)])
 
 
-class _Call(NamedTuple):
+class _CallGrammar(NamedTuple):
     """A call of one tool."""
 
     head: str  # its text before the arguments
@@ -108,21 +108,21 @@ class _CallWriter:
             for call in self._calls
         )
 
-    def _call(self, tool: Tool) -> _Call:
+    def _call(self, tool: Tool) -> _CallGrammar:
         schema = _ANY_OBJECT if tool.is_loose else simplified(parse_schema(tool.parameters))
         match self._format.syntax:
             case JsonCalls(key):
                 head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(key)}: '
-                return _Call(head, self._json(schema), "}")
+                return _CallGrammar(head, self._json(schema), "}")
             case NamedCalls(middle):
-                return _Call(tool.name + middle, self._json(schema), "")
+                return _CallGrammar(tool.name + middle, self._json(schema), "")
             case PythonicCalls():
-                return _Call(f"{tool.name}(", self._pythonic(tool, schema), ")")
+                return _CallGrammar(f"{tool.name}(", self._pythonic(tool, schema), ")")
             case GemmaCalls():
-                return _Call(tool.name, LiteralWriter(self._writer, GEMMA).value(schema), "")
+                return _CallGrammar(tool.name, LiteralWriter(self._writer, GEMMA).value(schema), "")
             case _:
                 head = f"<function={tool.name}>\n"
-                return _Call(head, self._elements(schema), "</function>")
+                return _CallGrammar(head, self._elements(schema), "</function>")
 
     def _json(self, schema: Any) -> str:
         return self._writer.json(checked_schema(schema), _OPTIONS)

@@ -24,7 +24,7 @@ Key = tuple[str, ...]
 """What requests that share a matcher have in common; the grammar is the last part."""
 
 
-class GrammarCompiler:
+class LlguidanceCompiler:
     """Makes the matchers of one model's requests.
 
     Requests with the same grammar share a compiled matcher and its lexer. Most of the time for a

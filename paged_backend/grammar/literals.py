@@ -26,7 +26,7 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Notation:
+class NotationGrammar:
     """The notation of values.
 
     Attributes:
@@ -60,7 +60,7 @@ def _gemma_string(writer: GrammarWriter) -> str:
 
 
 GEMMA_QUOTE = '<|"|>'
-PYTHON = Notation(
+PYTHON = NotationGrammar(
     _json_string,
     json.dumps,
     *("True", "False", "None"),
@@ -68,7 +68,7 @@ PYTHON = Notation(
     r'"[A-Za-z0-9_]+": ',
     ", ",
 )
-GEMMA = Notation(
+GEMMA = NotationGrammar(
     _gemma_string,
     lambda text: f"{GEMMA_QUOTE}{text}{GEMMA_QUOTE}",
     *("true", "false", "null"),
@@ -86,7 +86,7 @@ class LiteralWriter:
         notation: notation of the values.
     """
 
-    def __init__(self, writer: GrammarWriter, notation: Notation) -> None:
+    def __init__(self, writer: GrammarWriter, notation: NotationGrammar) -> None:
         self._writer = writer
         self._notation = notation
         self._anything: str | None = None

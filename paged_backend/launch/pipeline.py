@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paged_backend.launch.server_version import server_is_from
 from paged_backend.values import contract
-from paged_backend.values.contract import PARSED_TEXT, TOOL_INPUTS, TensorSpec, named
+from paged_backend.values.contract import PARSED_TEXT, TOOL_INPUTS, TensorDeclaration, named
 from paged_backend.values.errors import option_error
 
 # Maximum number of responses that wait for the next step, and of requests that wait for the model:
@@ -176,7 +176,7 @@ def _ensemble(pre: str, llm: str, post: str, *, bounded: bool) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _declared(kind: str, specs: Sequence[TensorSpec]) -> list[str]:
+def _declared(kind: str, specs: Sequence[TensorDeclaration]) -> list[str]:
     return [
         f'{kind} {{ name: "{spec.name}" data_type: {spec.data_type} dims: {spec.dims}'
         + (" optional: true }" if kind == "input" else " }")

@@ -17,7 +17,7 @@ _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedNames:
+class ModelNames:
     """The names of one model.
 
     Attributes:
@@ -29,7 +29,7 @@ class ServedNames:
     gateway_flags: tuple[str, ...] = ()
 
 
-def read_names(names: Sequence[str], *, has_gateway: bool) -> ServedNames:
+def read_names(names: Sequence[str], *, has_gateway: bool) -> ModelNames:
     """Return the names of a model: the first one, or what Triton allows of it, is Triton's.
 
     ``org/model`` becomes ``model``, and characters that Triton does not allow become ``_``.
@@ -42,7 +42,7 @@ def read_names(names: Sequence[str], *, has_gateway: bool) -> ServedNames:
         ConfigError: a name needs the gateway, is given twice, or cannot be used at all.
     """
     if not names:
-        return ServedNames(DEFAULT_NAME)
+        return ModelNames(DEFAULT_NAME)
     for name in names:
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -53,7 +53,7 @@ def read_names(names: Sequence[str], *, has_gateway: bool) -> ServedNames:
             raise ConfigError(f"{_FLAG}: the name {shorten(name)} is given twice")
     triton = triton_name(names[0])
     if list(names) == [triton]:
-        return ServedNames(triton)
+        return ModelNames(triton)
     if not has_gateway:
         if len(names) > 1:
             raise ConfigError(f"{_FLAG}: several names need --openai-port, as Triton has only one")
@@ -61,7 +61,7 @@ def read_names(names: Sequence[str], *, has_gateway: bool) -> ServedNames:
             f"{_FLAG}: {shorten(names[0])} needs --openai-port; a name on Triton has letters, "
             "digits, '_', '-' and '.', and does not start with '-' or '.'"
         )
-    return ServedNames(triton, (_FLAG, *(f"{name}={triton}" for name in names)))
+    return ModelNames(triton, (_FLAG, *(f"{name}={triton}" for name in names)))
 
 
 def triton_name(name: str) -> str:

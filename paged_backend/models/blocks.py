@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.model_config import ModelConfig
-from paged_backend.checkpoint.shape import QKNorm as QKNormKind
+from paged_backend.checkpoint.shape import QKNormScope
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from paged_backend.models.head_order import row_order
@@ -34,9 +34,9 @@ class Attention:
         sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self._norms = NormWeights(kernels, unit_offset=variant.unit_offset)
         self._head_norm = self._token_norm = None
-        if variant.qk_norm is QKNormKind.HEAD:
+        if variant.qk_norm is QKNormScope.HEAD:
             self._head_norm = QKNorm(*sizes, config.rms_norm_eps, self._norms)
-        elif variant.qk_norm is QKNormKind.TOKEN:
+        elif variant.qk_norm is QKNormScope.TOKEN:
             self._token_norm = TokenNorm(config, self._norms, kernels.layers)
         sinks = torch.empty(config.num_heads, device=kernels.device) if variant.sinks else None
         self.layer = AttentionLayer(

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paged_backend.checkpoint.classifier import Activation, ClassifierSpec
+from paged_backend.checkpoint.classifier import ClassifierSpec, ScoreFunction
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor, StoredType
 
 
@@ -19,9 +19,9 @@ class Head(Protocol):
         ...
 
 
-def activate(logits: Tensor, activation: Activation) -> Tensor:
+def activate(logits: Tensor, activation: ScoreFunction) -> Tensor:
     """Return the scores for the outputs of a head."""
-    return logits.sigmoid() if activation is Activation.SIGMOID else logits
+    return logits.sigmoid() if activation is ScoreFunction.SIGMOID else logits
 
 
 class Classifier:

@@ -102,6 +102,25 @@ class Kernels(Protocol):
         """Allocate a linear layer."""
         ...
 
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
+        """Allocate the experts of a layer."""
+        ...
+
+    def prompt_attention(self, lengths: Sequence[int]) -> AttentionStep:
+        """Make the bidirectional attention over the whole prompts of a step.
+
+        Args:
+            lengths: the number of tokens of each prompt.
+        """
+        ...
+
+
+class PlatformKernels(Kernels, Protocol):
+    """The kernels of a platform, with products for weights in forms that it can multiply.
+
+    Its linear layers and experts are dense; `QuantizedKernels` has others, made of these products.
+    """
+
     @property
     def weight_forms(self) -> Collection[WeightForm]:
         """The forms of quantized weights that `quantized_linear` multiplies."""
@@ -119,18 +138,6 @@ class Kernels(Protocol):
         """
         ...
 
-    def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
-        """Allocate the experts of a layer."""
-        ...
-
-    def prompt_attention(self, lengths: Sequence[int]) -> AttentionStep:
-        """Make the bidirectional attention over the whole prompts of a step.
-
-        Args:
-            lengths: the number of tokens of each prompt.
-        """
-        ...
-
     @property
     def product_experts(self) -> ProductExperts | None:
         """Computes experts whose projections are separate products; None if it cannot."""
@@ -142,10 +149,10 @@ ProductExperts = Callable[
 ]
 """Makes experts of the products with gate and up together, and with down, of each of them."""
 
-LinearFactory = Callable[[LinearSpec, Kernels], LinearMethod]
+LinearFactory = Callable[[LinearSpec, PlatformKernels], LinearMethod]
 """Creates a linear layer for a spec, with the kernels of a platform."""
 
-ExpertsFactory = Callable[[ExpertsSpec, Kernels], ExpertsMethod]
+ExpertsFactory = Callable[[ExpertsSpec, PlatformKernels], ExpertsMethod]
 """Creates the experts of a layer for a spec, with the kernels of a platform."""
 
 LINEAR_METHODS: dict[str, LinearFactory] = {}
@@ -169,14 +176,13 @@ class QuantizedKernels:
         experts: creates the quantized experts.
     """
 
-    def __init__(self, kernels: Kernels, factory: LinearFactory, experts: ExpertsFactory) -> None:
+    def __init__(
+        self, kernels: PlatformKernels, factory: LinearFactory, experts: ExpertsFactory
+    ) -> None:
         self.device = kernels.device
         self.dtype = kernels.dtype
         self.layers = kernels.layers
-        self.weight_forms = kernels.weight_forms
-        self.quantized_linear = kernels.quantized_linear
         self.prompt_attention = kernels.prompt_attention
-        self.product_experts = kernels.product_experts
         self._kernels = kernels
         self._factory = factory
         self._experts = experts

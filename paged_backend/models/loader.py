@@ -19,7 +19,13 @@ from paged_backend.checkpoint.tied_embeddings import (
 from paged_backend.checkpoint.weights import load_weights, random_weights
 from paged_backend.models.base import LoadableModel, Model
 from paged_backend.models.experts import ExpertsMethod, ExpertsSpec
-from paged_backend.models.layers import LINEAR_METHODS, Kernels, LinearFactory, QuantizedKernels
+from paged_backend.models.layers import (
+    LINEAR_METHODS,
+    Kernels,
+    LinearFactory,
+    PlatformKernels,
+    QuantizedKernels,
+)
 from paged_backend.models.linear import LinearMethod, LinearSpec
 from paged_backend.models.quantized_experts import experts_quantized_online, quantized_experts
 from paged_backend.models.quantized_linear import QuantizedLinear, quantized_linear
@@ -38,7 +44,7 @@ def load_model(
     model_config: ModelConfig,
     quantization: Quantization | None,
     folder: Path,
-    kernels: Kernels,
+    kernels: PlatformKernels,
 ) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
 
@@ -52,7 +58,7 @@ def load_model(
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
     """
-    kernels = _quantized_kernels(config, quantization, kernels)
+    model_kernels = _quantized_kernels(config, quantization, kernels)
     max_model_len = decoder_max_model_len(config, model_config)
     renames = False
     # The header of a GGUF file has been compared with its tensors when it was read.
@@ -61,7 +67,7 @@ def load_model(
             model_config = replace(model_config, tied_embeddings=False)
         check_stored(folder, model_config, quantization)
         renames = model_config.tied_embeddings and only_output_layer(usual_headers(folder))
-    model = build_model(model_config, max_model_len, kernels)
+    model = build_model(model_config, max_model_len, model_kernels)
     if config.load_format == "dummy":
         random_weights(model.parameters(), tensors_of(model_config), config.seed)
     else:
@@ -81,7 +87,7 @@ def build_model(model_config: ModelConfig, max_model_len: int, kernels: Kernels)
 
 
 def _quantized_kernels(
-    config: ModelOptions, checkpoint: Quantization | None, kernels: Kernels
+    config: ModelOptions, checkpoint: Quantization | None, kernels: PlatformKernels
 ) -> Kernels:
     """Return kernels that allocate quantized layers; the same kernels if none are quantized."""
     if checkpoint is not None:
@@ -109,10 +115,10 @@ def _quantized_kernels(
     )
 
 
-def _online(weight_format: WeightFormat, kernels: Kernels) -> Kernels:
+def _online(weight_format: WeightFormat, kernels: PlatformKernels) -> Kernels:
     """Return kernels that quantize the weights of a checkpoint as they are loaded."""
 
-    def linear(spec: LinearSpec, platform: Kernels) -> LinearMethod:
+    def linear(spec: LinearSpec, platform: PlatformKernels) -> LinearMethod:
         return QuantizedLinear(spec, weight_format, platform)
 
     return QuantizedKernels(
@@ -122,10 +128,10 @@ def _online(weight_format: WeightFormat, kernels: Kernels) -> Kernels:
     )
 
 
-def _with_linear_method(name: str, kernels: Kernels) -> Kernels:
+def _with_linear_method(name: str, kernels: PlatformKernels) -> Kernels:
     """Return kernels with a registered linear method, which no experts can use."""
 
-    def refuse(spec: ExpertsSpec, platform: Kernels) -> ExpertsMethod:
+    def refuse(spec: ExpertsSpec, platform: PlatformKernels) -> ExpertsMethod:
         raise ConfigError(
             f"option quantization cannot be {name} for a model with experts ({spec.prefix})"
         )
@@ -136,7 +142,7 @@ def _with_linear_method(name: str, kernels: Kernels) -> Kernels:
 def _unless_full_precision(factory: LinearFactory) -> LinearFactory:
     """Return the factory, but for layers that no option quantizes."""
 
-    def make(spec: LinearSpec, kernels: Kernels) -> LinearMethod:
+    def make(spec: LinearSpec, kernels: PlatformKernels) -> LinearMethod:
         return kernels.linear(spec) if spec.full_precision else factory(spec, kernels)
 
     return make

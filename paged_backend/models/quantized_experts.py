@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import ExpertNames
 from paged_backend.checkpoint.stored_tensor import Parameter, StoredTensor, StoredType
 from paged_backend.models.experts import ExpertsMethod, ExpertsProduct, ExpertsSpec
-from paged_backend.models.layers import Kernels
+from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.linear import LinearProduct
 from paged_backend.models.stored_weight import StoredWeight
 from paged_backend.quantization.formats import FormatError, WeightFormat
@@ -26,7 +26,9 @@ FormatOf = Callable[[str], WeightFormat | None]
 """Returns the format of the linear layer with a name; None if it is not quantized."""
 
 
-def quantized_experts(spec: ExpertsSpec, format_of: FormatOf, kernels: Kernels) -> ExpertsMethod:
+def quantized_experts(
+    spec: ExpertsSpec, format_of: FormatOf, kernels: PlatformKernels
+) -> ExpertsMethod:
     """Allocate the experts of a quantized checkpoint.
 
     Raises:
@@ -41,7 +43,7 @@ def quantized_experts(spec: ExpertsSpec, format_of: FormatOf, kernels: Kernels) 
 
 
 def _fused_experts(
-    spec: ExpertsSpec, weight_format: WeightFormat | None, kernels: Kernels
+    spec: ExpertsSpec, weight_format: WeightFormat | None, kernels: PlatformKernels
 ) -> ExpertsMethod:
     if weight_format is None:
         return kernels.experts(spec)
@@ -54,7 +56,7 @@ def _fused_experts(
 
 
 def experts_quantized_online(
-    spec: ExpertsSpec, weight_format: WeightFormat, kernels: Kernels
+    spec: ExpertsSpec, weight_format: WeightFormat, kernels: PlatformKernels
 ) -> ExpertsMethod:
     """Allocate experts whose weights are quantized as they are loaded."""
     if not spec.names.fused:
@@ -75,7 +77,7 @@ class QuantizedExperts:
         kernels: the platform.
     """
 
-    def __init__(self, spec: ExpertsSpec, format_of: FormatOf, kernels: Kernels) -> None:
+    def __init__(self, spec: ExpertsSpec, format_of: FormatOf, kernels: PlatformKernels) -> None:
         self._spec = spec
         self._kernels = kernels
         self._experts: ExpertsProduct
@@ -179,7 +181,9 @@ class Mxfp4Experts:
     See :class:`~paged_backend.models.experts.ExpertsMethod`.
     """
 
-    def __init__(self, spec: ExpertsSpec, weight_format: Mxfp4Format, kernels: Kernels) -> None:
+    def __init__(
+        self, spec: ExpertsSpec, weight_format: Mxfp4Format, kernels: PlatformKernels
+    ) -> None:
         count, hidden, inner = spec.num_experts, spec.hidden_size, spec.intermediate_size
         self._format = weight_format
         self._sizes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}

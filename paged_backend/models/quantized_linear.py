@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_backend.checkpoint.stored_tensor import Parameter
-from paged_backend.models.layers import Kernels
+from paged_backend.models.layers import PlatformKernels
 from paged_backend.models.linear import LinearMethod, LinearProduct, LinearSpec
 from paged_backend.models.stored_weight import StoredWeight
 from paged_backend.quantization.formats import Quantization, WeightFormat
@@ -27,7 +27,9 @@ class QuantizedLinear:
         form: form of the packed weight; None if it is dequantized.
     """
 
-    def __init__(self, spec: LinearSpec, weight_format: WeightFormat, kernels: Kernels) -> None:
+    def __init__(
+        self, spec: LinearSpec, weight_format: WeightFormat, kernels: PlatformKernels
+    ) -> None:
         self._spec = spec
         self._format = weight_format
         self._kernels = kernels
@@ -114,7 +116,7 @@ class QuantizedLinear:
         return bias if bias is None or order is None else bias[order]
 
 
-class SplitLinear:
+class MixedFormatLinear:
     """A fused layer whose parts have different formats, and are separate products.
 
     See :class:`~paged_backend.models.linear.LinearMethod`.
@@ -146,7 +148,7 @@ class SplitLinear:
 
 
 def quantized_linear(
-    spec: LinearSpec, quantization: Quantization, kernels: Kernels
+    spec: LinearSpec, quantization: Quantization, kernels: PlatformKernels
 ) -> LinearMethod:
     """Allocate a layer of a quantized checkpoint; parts that have one format are one product."""
     formats = {name: quantization.format_of(spec.full_name(name)) for name in spec.parts}
@@ -159,6 +161,6 @@ def quantized_linear(
     if len(set(formats.values())) == 1:
         return make(spec, *set(formats.values()))
     parts = [replace(spec, parts={name: spec.parts[name]}, gated=False) for name in formats]
-    return SplitLinear(
+    return MixedFormatLinear(
         [make(part, formats[name]) for part, name in zip(parts, formats, strict=True)]
     )

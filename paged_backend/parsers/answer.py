@@ -9,7 +9,7 @@ from paged_backend.parsers.literal_calls import NAME
 from paged_backend.parsers.literals import SPACE
 from paged_backend.parsers.output import Output
 from paged_backend.parsers.schema_values import ParameterTypes
-from paged_backend.parsers.source import NotACallError, Reading, Source
+from paged_backend.parsers.source import NotACallError, Reading, UnreadText
 
 
 class AnswerReader:
@@ -23,7 +23,11 @@ class AnswerReader:
     """
 
     def __init__(
-        self, source: Source, output: Output, format: ResponseFormat, types: ParameterTypes | None
+        self,
+        source: UnreadText,
+        output: Output,
+        format: ResponseFormat,
+        types: ParameterTypes | None,
     ) -> None:
         self._source = source
         self._output = output

@@ -26,7 +26,7 @@ from paged_backend.parsers.literal_calls import NAME, read_gemma_call, read_pyth
 from paged_backend.parsers.literals import SPACE, escaped
 from paged_backend.parsers.output import Output
 from paged_backend.parsers.schema_values import ParameterTypes, as_json
-from paged_backend.parsers.source import NotACallError, Reading, Source
+from paged_backend.parsers.source import NotACallError, Reading, UnreadText
 
 _BETWEEN = re.compile(r"[\s;,\[\]}]*")  # JSON calls
 _IN_TAG = re.compile(r"[^<>\n]*")
@@ -45,7 +45,7 @@ class Calls:
     """
 
     def __init__(
-        self, source: Source, output: Output, format: ToolFormat, types: ParameterTypes
+        self, source: UnreadText, output: Output, format: ToolFormat, types: ParameterTypes
     ) -> None:
         self._source = source
         self._output = output
@@ -252,7 +252,7 @@ class Calls:
             output.arguments(value)
 
 
-def read_arguments(source: Source, output: Output) -> Reading[None]:
+def read_arguments(source: UnreadText, output: Output) -> Reading[None]:
     """Read arguments that are a JSON object."""
     if (yield from read_value(source, output.arguments)):
         output.end_call()

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+class CallDelta:
     """A part of a tool call. The first part has the id and the name.
 
     Attributes:
@@ -36,7 +36,7 @@ class ResponseDelta:
 
     content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    tool_calls: list[CallDelta] = field(default_factory=list)
 
     @classmethod
     def joined(cls, deltas: Iterable[ResponseDelta]) -> Self:
@@ -52,6 +52,6 @@ class ResponseDelta:
         )
 
 
-def _joined(parts: list[ToolCallDelta]) -> ToolCallDelta:
+def _joined(parts: list[CallDelta]) -> CallDelta:
     first, arguments = parts[0], "".join(part.arguments for part in parts)
-    return ToolCallDelta(first.index, arguments, first.id, first.name)
+    return CallDelta(first.index, arguments, first.id, first.name)

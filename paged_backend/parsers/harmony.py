@@ -14,7 +14,7 @@ from paged_backend.parsers.formats import HARMONY_REASONING, ResponseFormat
 from paged_backend.parsers.literals import SPACE
 from paged_backend.parsers.output import Output
 from paged_backend.parsers.schema_values import ParameterTypes
-from paged_backend.parsers.source import NotACallError, Reading, Source
+from paged_backend.parsers.source import NotACallError, Reading, UnreadText
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = (
     *("<|start|>", "<|channel|>"),
@@ -39,7 +39,11 @@ class HarmonyReader:
     """
 
     def __init__(
-        self, source: Source, output: Output, format: ResponseFormat, types: ParameterTypes | None
+        self,
+        source: UnreadText,
+        output: Output,
+        format: ResponseFormat,
+        types: ParameterTypes | None,
     ) -> None:
         self._source = source
         self._output = output

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from paged_backend.parsers.source import MAX_HEAD_LENGTH, NotACallError, Reading, Source
+from paged_backend.parsers.source import MAX_HEAD_LENGTH, NotACallError, Reading, UnreadText
 
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')  # text outside of strings
 _STRICTLY_OUTSIDE = re.compile(r"[\s\w.,:+-]*")
@@ -60,7 +60,7 @@ class JsonEnd:
                 self.is_complete = self._depth <= 0
 
 
-def read_string(source: Source) -> Reading[str]:
+def read_string(source: UnreadText) -> Reading[str]:
     """Take a JSON string that is part of a head, and return its text.
 
     Raises:
@@ -81,7 +81,7 @@ def read_string(source: Source) -> Reading[str]:
 
 
 def read_value(
-    source: Source, put: Callable[[str], object], *, is_strict: bool = False
+    source: UnreadText, put: Callable[[str], object], *, is_strict: bool = False
 ) -> Reading[bool]:
     """Take an object or array that is next.
 
@@ -102,7 +102,7 @@ def read_value(
 
 
 def read_object_call(
-    source: Source, is_tool: Callable[[str], bool]
+    source: UnreadText, is_tool: Callable[[str], bool]
 ) -> Reading[tuple[str, str] | None]:
     """Take a call with its arguments before its name, or without a name.
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from paged_backend.parsers.literals import PYTHON, SPACE, LiteralReader, gemma
 from paged_backend.parsers.output import Output
 from paged_backend.parsers.schema_values import ParameterTypes, as_json
-from paged_backend.parsers.source import Reading, Source
+from paged_backend.parsers.source import Reading, UnreadText
 
 NAME = re.compile(r"[\w.-]*")
 _KEYWORD = re.compile(r"\w*")
 
 
-def read_python_calls(source: Source, output: Output, end: str) -> Reading[None]:
+def read_python_calls(source: UnreadText, output: Output, end: str) -> Reading[None]:
     """Read a list of calls with keyword arguments.
 
     Args:
@@ -44,7 +44,7 @@ def read_python_calls(source: Source, output: Output, end: str) -> Reading[None]
     yield from source.run(SPACE)
 
 
-def _python_call(source: Source, output: Output) -> Reading[None]:
+def _python_call(source: UnreadText, output: Output) -> Reading[None]:
     """Read a call that begins within the source's head."""
     yield from source.run(SPACE)
     name = yield from source.run(NAME)
@@ -74,7 +74,7 @@ def _python_call(source: Source, output: Output) -> Reading[None]:
     output.end_call()
 
 
-def _keyword(source: Source) -> Reading[str]:
+def _keyword(source: UnreadText) -> Reading[str]:
     yield from source.run(SPACE)
     keyword = yield from source.run(_KEYWORD)
     yield from source.run(SPACE)
@@ -85,14 +85,14 @@ def _keyword(source: Source) -> Reading[str]:
     return keyword
 
 
-def _take(source: Source, literal: str) -> Reading[bool]:
+def _take(source: UnreadText, literal: str) -> Reading[bool]:
     """Take white space, and a literal if it is next."""
     yield from source.run(SPACE)
     return (yield from source.take(literal))
 
 
 def read_gemma_call(
-    source: Source, output: Output, types: ParameterTypes, quote: str
+    source: UnreadText, output: Output, types: ParameterTypes, quote: str
 ) -> Reading[None]:
     """Read a call: ``call:``, a name and an object.
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paged_backend.parsers.source import Reading, Source
+from paged_backend.parsers.source import Reading, UnreadText
 
 MAX_DEPTH = 200  # lists and objects within each other; Python reads no more, either
 
@@ -41,7 +41,7 @@ class Notation:
 
     quotes: tuple[str, ...]
     raw_quotes: tuple[str, ...]
-    read_escape: Callable[[Source, Put], Reading[None]]
+    read_escape: Callable[[UnreadText, Put], Reading[None]]
     has_bare_keys: bool = False
     joins_strings: bool = False
 
@@ -59,7 +59,7 @@ class LiteralReader:
 
     def __init__(
         self,
-        source: Source,
+        source: UnreadText,
         put: Put,
         notation: Notation,
         convert: Callable[[str], Callable[[str], str] | None] = lambda key: None,
@@ -182,7 +182,7 @@ class LiteralReader:
         self._put(_WORDS.get(word) or _number(source, word))
 
 
-def _number(source: Source, word: str) -> str:
+def _number(source: UnreadText, word: str) -> str:
     try:
         return str(int(word, 0))
     except ValueError:
@@ -201,7 +201,7 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _python_escape(source: Source, put: Put) -> Reading[None]:
+def _python_escape(source: UnreadText, put: Put) -> Reading[None]:
     character = yield from source.peek()
     if character in _PYTHON_ESCAPES:
         source.skip(1)
@@ -215,7 +215,7 @@ def _python_escape(source: Source, put: Put) -> Reading[None]:
         put(escaped("\\"))
 
 
-def _json_escape(source: Source, put: Put) -> Reading[None]:
+def _json_escape(source: UnreadText, put: Put) -> Reading[None]:
     character = yield from source.peek()
     source.skip(len(character))
     if character == "u":
@@ -226,7 +226,7 @@ def _json_escape(source: Source, put: Put) -> Reading[None]:
         source.refuse()
 
 
-def _put_code(source: Source, put: Put, length: int, base: int) -> Reading[None]:
+def _put_code(source: UnreadText, put: Put, length: int, base: int) -> Reading[None]:
     """Read the number of a character: ``length`` digits, or at most that many octal ones."""
     digits = ""
     while len(digits) < length:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from paged_backend.parsers.delta import ResponseDelta, ToolCallDelta
+from paged_backend.parsers.delta import CallDelta, ResponseDelta
 
 _SHORT_ID = 16  # characters; templates that demand ids this short take no others than hex digits
 
@@ -54,13 +54,13 @@ class Output:
         """Begin a call."""
         self.begin_part()
         self.is_inside_call = True
-        self._add(ToolCallDelta(self.num_calls, "", self._new_id(), name))
+        self._add(CallDelta(self.num_calls, "", self._new_id(), name))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
         """Add characters of the arguments of the last call."""
         if text:
-            self._add(ToolCallDelta(self.num_calls - 1, text))
+            self._add(CallDelta(self.num_calls - 1, text))
 
     def end_call(self) -> None:
         """Note that the last call is complete."""
@@ -76,7 +76,7 @@ class Output:
         """Add white space at the end of the answer."""
         self._new.append(ResponseDelta(content=self._content.finish()))
 
-    def _add(self, part: ToolCallDelta) -> None:
+    def _add(self, part: CallDelta) -> None:
         self._new.append(ResponseDelta(tool_calls=[part]))
 
     def _new_id(self) -> str:

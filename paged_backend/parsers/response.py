@@ -13,7 +13,7 @@ from paged_backend.parsers.harmony import HarmonyReader
 from paged_backend.parsers.output import Output
 from paged_backend.parsers.reading_time import ReadingTime
 from paged_backend.parsers.schema_values import ParameterTypes
-from paged_backend.parsers.source import OutOfTimeError, Reading, Source
+from paged_backend.parsers.source import OutOfTimeError, Reading, UnreadText
 from paged_backend.parsers.template import TemplateReader
 
 
@@ -114,7 +114,7 @@ class _FormatReader:
         *,
         in_reasoning: bool,
     ) -> None:
-        self._source = Source()
+        self._source = UnreadText()
         self._output = output
         reader = HarmonyReader if format.is_harmony else AnswerReader
         reading = reader(self._source, output, format, types)

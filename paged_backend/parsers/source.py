@@ -22,7 +22,7 @@ MAX_HEAD_LENGTH = 4096  # characters that may wait for the decision between a ca
 
 
 class NotACallError(Exception):
-    """The text since ``Source.begin_head`` is not the beginning of a call.
+    """The text since ``UnreadText.begin_head`` is not the beginning of a call.
 
     Args:
         text: taken already; it is text of the answer that is not read again.
@@ -37,7 +37,7 @@ class OutOfTimeError(Exception):
     """The processor time for the answer is used up; its rest is text."""
 
 
-class Source:
+class UnreadText:
     """The text that was not read yet. Each method that is a generator waits for text."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from paged_backend.core.scheduler_output import LaunchedStep
 from paged_backend.models.attention import AttentionBackend
 from paged_backend.models.base import Encoder, Model
 from paged_backend.models.kv_cache import KVCacheSpec
-from paged_backend.models.layers import Kernels
+from paged_backend.models.layers import PlatformKernels
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.options.scheduling import StepLimits
 
@@ -40,7 +40,7 @@ class ModelRunner(Protocol):
         ...
 
 
-class Platform(Kernels, Protocol):
+class Platform(PlatformKernels, Protocol):
     """A device with the kernels and the model runner that serve it best."""
 
     @property

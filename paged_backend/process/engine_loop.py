@@ -20,7 +20,7 @@ import zmq
 from paged_backend.checkpoint.hub import Checkpoint, resolve_checkpoint
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.worker import Worker
-from paged_backend.grammar.compiler import GrammarCompiler
+from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
 from paged_backend.process.lifetime import (
@@ -109,7 +109,7 @@ def _drain(socket: zmq.Socket[bytes]) -> list[tuple[str, wire.ToEngine]]:
     return messages
 
 
-class OpenRequests:
+class RequestsByCallId:
     """The open requests by ``call_id``, the name that a client may give to a request.
 
     Several open requests may have the same name, as a client may use it again as soon as it has its
@@ -167,7 +167,7 @@ class EngineLoop:
             engine.executor.info.describe(),
         )
         self._owners: dict[str, str] = {}  # request_id -> front end
-        self._requests = OpenRequests()
+        self._requests = RequestsByCallId()
         self._front_ends: list[str] = []  # the first of them reports the metrics
         self._running = True
         self._stats_due = 0.0
@@ -215,7 +215,7 @@ class EngineLoop:
             case wire.AbortRequest(request_id):
                 self._abort(request_id)
             case wire.StopCompletion(request_id, index):
-                self._engine.stop_completion(request_id, index)
+                self._engine.scheduler.stop_completion(request_id, index)
                 self._forget(request_id)
             case wire.ChargeTenant(tenant):
                 with contextlib.suppress(RequestRefused):
@@ -236,7 +236,7 @@ class EngineLoop:
                 self._check_rate(sender, request.tenant)
             self._engine.add_request(request, progress or ())
         except RequestRefused as error:
-            refusal = wire.RequestRefused(request.request_id, error.reason, error.problem)
+            refusal = wire.RequestDeclined(request.request_id, error.reason, error.problem)
             self._mailbox.send(sender, refusal)
         except (PagedError, ValueError) as error:
             self._mailbox.send(sender, wire.RequestRejected(request.request_id, str(error)))
@@ -245,10 +245,10 @@ class EngineLoop:
             self._requests.add(request)
 
     def _check_room(self, request: Request) -> None:
-        queue, retry_after_s = self._engine.queue_state(), self._page.retry_after_s
+        queue, retry_after_s = self._engine.scheduler.queue_state(), self._page.retry_after_s
         self._bounds.check(queue, len(request.prompt_token_ids), retry_after_s)
         if request.tenant and self._is_fair:
-            num_own = self._engine.num_waiting_of(request.tenant)
+            num_own = self._engine.scheduler.num_waiting_of(request.tenant)
             self._bounds.check_share(queue, num_own, retry_after_s)
 
     def _check_rate(self, sender: str, tenant: str) -> None:
@@ -262,7 +262,7 @@ class EngineLoop:
     def _inspect(self, sender: str, request_id: str) -> None:
         answer: wire.FromEngine
         if self._may_inspect:
-            answer = wire.Inspection(request_id, self._engine.view())
+            answer = wire.Inspection(request_id, self._engine.scheduler.view())
         else:
             answer = wire.RequestRejected(request_id, INSPECT_IS_OFF)
         self._mailbox.send(sender, answer)
@@ -300,8 +300,8 @@ class EngineLoop:
 
     def _show(self) -> None:
         """Update the heartbeat and the queue occupancy on the status page."""
-        queue = self._engine.queue_state()
-        self._throughput.note(self._engine.num_finished, time.monotonic())
+        queue = self._engine.scheduler.queue_state()
+        self._throughput.note(self._engine.scheduler.counters.num_finished, time.monotonic())
         self._page.write(queue, self._throughput.seconds_for(queue.num_waiting))
 
     def _go_on_from(self, counts: EngineStats | None) -> None:
@@ -338,7 +338,7 @@ def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
     checkpoint = resolve_checkpoint(config)
     worker = Worker(config, checkpoint.model, checkpoint.tokenizer)
     info = worker.info
-    grammars = GrammarCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
+    grammars = LlguidanceCompiler(checkpoint.tokenizer, info.vocab_size, info.eos_token_ids)
     if info.pooling is None:
         try:
             grammars.load()  # later the other requests would have to wait

@@ -101,7 +101,7 @@ class RequestRejected(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-class RequestRefused(msgspec.Struct, frozen=True, tag=True):
+class RequestDeclined(msgspec.Struct, frozen=True, tag=True):
     """The engine does not accept the request at present."""
 
     request_id: str
@@ -151,7 +151,7 @@ FromEngine = (
     | EngineFailed
     | StepOutputs
     | RequestRejected
-    | RequestRefused
+    | RequestDeclined
     | RequestsCancelled
     | TenantBlocked
     | Inspection

@@ -54,12 +54,6 @@ class Sandbox:
         self._idle: list[SandboxProcess] = []  # the oldest first
         self._num_used = 0
 
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the processes that no request uses at present."""
-        with self._lock:
-            return [process.pid for process in self._idle]
-
     def start(self) -> None:
         """Start a process, so that the first request need not wait for it."""
         with self._lock:

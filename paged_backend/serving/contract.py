@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 # Copies of bls.py import them from here.
-from paged_backend.values.contract import INPUTS, OUTPUTS, TensorSpec, named
+from paged_backend.values.contract import INPUTS, OUTPUTS, named
 
-__all__ = ["INPUTS", "OUTPUTS", "Array", "TensorSpec", "as_strings", "named"]
+__all__ = ["INPUTS", "OUTPUTS", "Array", "as_strings", "named"]
 
 Array = npt.NDArray[Any]
 """A tensor that a model receives from Triton or sends to it."""

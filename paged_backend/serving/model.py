@@ -18,7 +18,7 @@ from paged_backend.serving.metrics.vllm_metrics import VllmMetrics
 from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.drain import Drain, drain_limit_s
 from paged_backend.serving.requests.front_end import FrontEnd
-from paged_backend.serving.requests.open_requests import Arrival
+from paged_backend.serving.requests.open_requests import IncomingRequest
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.tool_use import load_tool_use
 from paged_backend.serving.triton import (
@@ -76,18 +76,18 @@ class TritonPythonModel:
             try:
                 if not healthy:
                     raise Unhealthy
-                arrivals = self._arrivals(request, sender)
+                incoming = self._incoming_requests(request, sender)
             # An exception that leaves this method would fail every request of the batch.
             except Exception as error:
                 sender.fail(error)
             else:
-                for arrival in arrivals:
-                    self._front_end.submit(arrival)
+                for accepted in incoming:
+                    self._front_end.submit(accepted)
 
-    def _arrivals(self, request: Any, sender: TritonSender) -> list[Arrival]:
+    def _incoming_requests(self, request: Any, sender: TritonSender) -> list[IncomingRequest]:
         """Return what the front end serves for one request of the server."""
         tensors, parameters = read_tensors(request, INPUTS), read_parameters(request)
-        return [Arrival(tensors, parameters, timeout_s(request), sender)]
+        return [IncomingRequest(tensors, parameters, timeout_s(request), sender)]
 
     def is_ready(self) -> bool:
         """Return whether requests are served; servers from 26.03 on ask this."""

@@ -21,7 +21,7 @@ from paged_backend.serving.text_sizes import check_sizes, num_characters, num_id
 from paged_backend.text.text_stream import MAX_CONTEXT_IDS, Stops, StreamState, resumed_delta
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.values import contract
-from paged_backend.values.contract import TensorSpec, named
+from paged_backend.values.contract import TensorDeclaration, named
 from paged_backend.values.errors import InvalidRequest, as_exception
 from paged_backend.values.outputs import FinishReason
 
@@ -33,7 +33,7 @@ INPUTS = tuple(
         *("context_ids", "num_context_ids", "num_held_ids", "pass_through"),
     )
 )
-_PARSED = TensorSpec(contract.PARSED_TEXT, "TYPE_STRING", -1)  # text output of the model
+_PARSED = TensorDeclaration(contract.PARSED_TEXT, "TYPE_STRING", -1)  # text output of the model
 _PASSED_ON = ("finish_reason", "num_output_tokens", "output_ids")
 OUTPUTS = named(contract.OUTPUTS, "text_output", *_PASSED_ON)
 _BY_COMPLETION = ("num_held_ids", "sequence_length", "num_context_ids", "num_output_tokens")

@@ -15,7 +15,8 @@ from paged_backend.serving import triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import Llm, PassThrough, load_llm
-from paged_backend.serving.requests.preparation import Load, Preparation, tenant_of
+from paged_backend.serving.requests.parameters import tenant_of
+from paged_backend.serving.requests.preparation import Load, Preparation
 from paged_backend.serving.requests.prompts import SOURCES
 from paged_backend.values import contract
 from paged_backend.values.contract import named
@@ -96,9 +97,9 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
     Raises:
         InvalidRequest: a field is wrong; the error names it and the allowed range.
     """
-    call_id = llm.parser.call_id(tensors, parameters) or uuid.uuid4().hex
-    parsed = llm.parser.parse(call_id, tensors, parameters)
-    sampling = llm.parser.sampling_values(tensors, parameters)
+    task = llm.parser.read(tensors, parameters)
+    call_id = task.call_id or uuid.uuid4().hex
+    parsed = llm.parser.parse(call_id, task)
     prompt_token_ids = parsed.request.prompt_token_ids
     passed = PassThrough(
         call_id=call_id,
@@ -114,7 +115,7 @@ def prepare(llm: Llm, tensors: Tensors, parameters: str = "") -> dict[str, Array
     return {
         "input_ids": np.array(prompt_token_ids, np.int32),
         "stream": np.array([parsed.options.stream]),
-        "sampling_parameters": as_strings([json.dumps(sampling)]),
+        "sampling_parameters": as_strings([json.dumps(task.parameters.sampling)]),
         "call_id": as_strings([call_id]),
         "pass_through": passed,
         **dict.fromkeys((spec.name for spec in _ALWAYS_SET), np.array([True])),

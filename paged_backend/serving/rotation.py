@@ -21,7 +21,7 @@ MAX_WAITING = 1024  # works that are open; more are refused
 
 
 @dataclass(slots=True)
-class _Account:
+class _OpenWorks:
     """The works of a tenant that are open."""
 
     groups: dict[str, deque[Slices]] = field(default_factory=dict)  # the next one comes first
@@ -36,7 +36,7 @@ class Rotation:
     """
 
     def __init__(self, name: str) -> None:
-        self._accounts: dict[str, _Account] = {}  # by tenant; the one that is next comes first
+        self._accounts: dict[str, _OpenWorks] = {}  # by tenant; the one that is next comes first
         self._num_open = 0
         self._is_closed = False
         self._changed = threading.Condition()
@@ -57,7 +57,7 @@ class Rotation:
             RequestRefused: too many works are open, or too many of the tenant.
         """
         with self._changed:
-            account = self._accounts.get(tenant) or _Account()
+            account = self._accounts.get(tenant) or _OpenWorks()
             num_free = MAX_WAITING - self._num_open
             if num_free <= 0:
                 raise _full(f"{self._num_open} long answers")

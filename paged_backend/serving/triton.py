@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from paged_backend.serving.contract import Array
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 from paged_backend.values.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -31,8 +31,8 @@ _FIELD = re.compile(r"[A-Za-z_.]+")
 
 def complete_config(
     config: Any,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
+    inputs: Sequence[TensorDeclaration],
+    outputs: Sequence[TensorDeclaration],
     *,
     decoupled: bool = False,
 ) -> Any:
@@ -46,7 +46,9 @@ def complete_config(
     return config
 
 
-def add_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Any:
+def add_tensors(
+    config: Any, inputs: Sequence[TensorDeclaration], outputs: Sequence[TensorDeclaration]
+) -> Any:
     """Add a model's tensors to its configuration; tensors that the user declares are kept."""
     declared = config.as_dict()
     for specs, key, add in (
@@ -60,7 +62,7 @@ def add_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
     return config
 
 
-def read_tensors(request: Any, specs: Iterable[TensorSpec]) -> dict[str, Array]:
+def read_tensors(request: Any, specs: Iterable[TensorDeclaration]) -> dict[str, Array]:
     """Return the tensors of a request by name, without those that the client did not send.
 
     Raises:

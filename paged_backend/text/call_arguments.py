@@ -23,7 +23,7 @@ Attempt = tuple[list[Message], bool]
 """Messages with their arguments in one form, and whether a mark has to be in their prompt."""
 
 
-class Marks:
+class ArgumentMarks:
     """Texts that stand for arguments while a prompt is rendered; no client can guess them.
 
     A mark has a quotation mark, so that a mark that became JSON, with quotation marks around it,
@@ -69,7 +69,7 @@ def render_history(
     Raises:
         Exception: what ``render`` raised for the form that was tried first.
     """
-    marks = Marks()
+    marks = ArgumentMarks()
     failure: Exception | None = None
     incomplete: str | None = None
     for attempt, needs_marks in _attempts(messages, marks, fill, text_first=text_first):
@@ -90,7 +90,7 @@ def render_history(
 
 
 def _attempts(
-    messages: list[Message], marks: Marks, fill: Fill, *, text_first: bool
+    messages: list[Message], marks: ArgumentMarks, fill: Fill, *, text_first: bool
 ) -> Iterator[Attempt]:
     arguments = [call["function"]["arguments"] for call in _calls(messages)]
     is_cut = any(_object(value) is None for value in arguments)
@@ -140,12 +140,12 @@ def _object(arguments: str | dict[str, Any]) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _object_or_mark(marks: Marks, arguments: str | dict[str, Any]) -> dict[str, Any] | str:
+def _object_or_mark(marks: ArgumentMarks, arguments: str | dict[str, Any]) -> dict[str, Any] | str:
     value = _object(arguments)
     return marks.add(str(arguments)) if value is None else value
 
 
-def _text(marks: Marks, arguments: str | dict[str, Any]) -> str:
+def _text(marks: ArgumentMarks, arguments: str | dict[str, Any]) -> str:
     value = _object(arguments)
     if value is None:
         return marks.add(str(arguments))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
-class TensorSpec(NamedTuple):
+class TensorDeclaration(NamedTuple):
     """A tensor in the model's configuration; -1 stands for any length."""
 
     name: str
@@ -28,72 +28,72 @@ class TensorSpec(NamedTuple):
 
 
 INPUTS = (
-    TensorSpec("text_input", "TYPE_STRING", 1),
-    TensorSpec("text_pair", "TYPE_STRING", 1),  # the second text of the task ``score``
-    TensorSpec("input_ids", "TYPE_INT32", -1),
-    TensorSpec("messages", "TYPE_STRING", 1),
-    TensorSpec("image", "TYPE_STRING", -1),
-    TensorSpec("embedding_request", "TYPE_STRING", 1),
-    TensorSpec("task", "TYPE_STRING", 1),
-    TensorSpec("stream", "TYPE_BOOL", 1),
-    TensorSpec("sampling_parameters", "TYPE_STRING", 1),
+    TensorDeclaration("text_input", "TYPE_STRING", 1),
+    TensorDeclaration("text_pair", "TYPE_STRING", 1),  # the second text of the task ``score``
+    TensorDeclaration("input_ids", "TYPE_INT32", -1),
+    TensorDeclaration("messages", "TYPE_STRING", 1),
+    TensorDeclaration("image", "TYPE_STRING", -1),
+    TensorDeclaration("embedding_request", "TYPE_STRING", 1),
+    TensorDeclaration("task", "TYPE_STRING", 1),
+    TensorDeclaration("stream", "TYPE_BOOL", 1),
+    TensorDeclaration("sampling_parameters", "TYPE_STRING", 1),
     # Lists that JSON fields of `generate` can carry only as tensors.
-    TensorSpec("stop", "TYPE_STRING", -1),
-    TensorSpec("stop_token_ids", "TYPE_INT32", -1),
-    TensorSpec("bad_words", "TYPE_STRING", -1),
-    TensorSpec("allowed_token_ids", "TYPE_INT32", -1),
-    TensorSpec("tools", "TYPE_STRING", 1),
-    TensorSpec("tool_choice", "TYPE_STRING", 1),
-    TensorSpec("parallel_tool_calls", "TYPE_BOOL", 1),
-    TensorSpec("call_id", "TYPE_STRING", 1),
-    TensorSpec("pass_through", "TYPE_STRING", 1),
-    TensorSpec("add_special_tokens", "TYPE_BOOL", 1),
-    TensorSpec("exclude_input_in_output", "TYPE_BOOL", 1),
-    TensorSpec("return_finish_reason", "TYPE_BOOL", 1),
-    TensorSpec("return_stop_reason", "TYPE_BOOL", 1),
-    TensorSpec("return_cumulative_logprob", "TYPE_BOOL", 1),
-    TensorSpec("return_logprobs", "TYPE_BOOL", 1),
-    TensorSpec("return_prompt_logprobs", "TYPE_BOOL", 1),
-    TensorSpec("return_context_logits", "TYPE_BOOL", 1),
-    TensorSpec("return_generation_logits", "TYPE_BOOL", 1),
-    TensorSpec("return_num_input_tokens", "TYPE_BOOL", 1),
-    TensorSpec("return_num_cached_tokens", "TYPE_BOOL", 1),
-    TensorSpec("return_num_output_tokens", "TYPE_BOOL", 1),
-    TensorSpec("return_output_ids", "TYPE_BOOL", 1),
-    TensorSpec("return_metrics", "TYPE_BOOL", 1),
-    TensorSpec("return_context_ids", "TYPE_BOOL", 1),
-    TensorSpec("return_tool_calls", "TYPE_BOOL", 1),
-    TensorSpec("return_reasoning", "TYPE_BOOL", 1),
+    TensorDeclaration("stop", "TYPE_STRING", -1),
+    TensorDeclaration("stop_token_ids", "TYPE_INT32", -1),
+    TensorDeclaration("bad_words", "TYPE_STRING", -1),
+    TensorDeclaration("allowed_token_ids", "TYPE_INT32", -1),
+    TensorDeclaration("tools", "TYPE_STRING", 1),
+    TensorDeclaration("tool_choice", "TYPE_STRING", 1),
+    TensorDeclaration("parallel_tool_calls", "TYPE_BOOL", 1),
+    TensorDeclaration("call_id", "TYPE_STRING", 1),
+    TensorDeclaration("pass_through", "TYPE_STRING", 1),
+    TensorDeclaration("add_special_tokens", "TYPE_BOOL", 1),
+    TensorDeclaration("exclude_input_in_output", "TYPE_BOOL", 1),
+    TensorDeclaration("return_finish_reason", "TYPE_BOOL", 1),
+    TensorDeclaration("return_stop_reason", "TYPE_BOOL", 1),
+    TensorDeclaration("return_cumulative_logprob", "TYPE_BOOL", 1),
+    TensorDeclaration("return_logprobs", "TYPE_BOOL", 1),
+    TensorDeclaration("return_prompt_logprobs", "TYPE_BOOL", 1),
+    TensorDeclaration("return_context_logits", "TYPE_BOOL", 1),
+    TensorDeclaration("return_generation_logits", "TYPE_BOOL", 1),
+    TensorDeclaration("return_num_input_tokens", "TYPE_BOOL", 1),
+    TensorDeclaration("return_num_cached_tokens", "TYPE_BOOL", 1),
+    TensorDeclaration("return_num_output_tokens", "TYPE_BOOL", 1),
+    TensorDeclaration("return_output_ids", "TYPE_BOOL", 1),
+    TensorDeclaration("return_metrics", "TYPE_BOOL", 1),
+    TensorDeclaration("return_context_ids", "TYPE_BOOL", 1),
+    TensorDeclaration("return_tool_calls", "TYPE_BOOL", 1),
+    TensorDeclaration("return_reasoning", "TYPE_BOOL", 1),
 )
 
 OUTPUTS = (
-    TensorSpec("text_output", "TYPE_STRING", -1, optional=False),
-    TensorSpec("finish_reason", "TYPE_STRING", -1, optional=False),
-    TensorSpec("stop_reason", "TYPE_STRING", -1, optional=False),
-    TensorSpec("cumulative_logprob", "TYPE_FP32", -1, optional=False),
-    TensorSpec("logprobs", "TYPE_STRING", -1, optional=False),
-    TensorSpec("prompt_logprobs", "TYPE_STRING", 1, optional=False),
-    TensorSpec("context_logits", "TYPE_FP32", (-1, -1), optional=False),
-    TensorSpec("generation_logits", "TYPE_FP32", (-1, -1), optional=False),
-    TensorSpec("num_input_tokens", "TYPE_UINT32", 1, optional=False),
-    TensorSpec("num_cached_tokens", "TYPE_UINT32", 1, optional=False),
-    TensorSpec("num_output_tokens", "TYPE_UINT32", -1, optional=False),
-    TensorSpec("output_ids", "TYPE_INT32", -1, optional=False),
-    TensorSpec("metrics", "TYPE_STRING", -1, optional=False),
+    TensorDeclaration("text_output", "TYPE_STRING", -1, optional=False),
+    TensorDeclaration("finish_reason", "TYPE_STRING", -1, optional=False),
+    TensorDeclaration("stop_reason", "TYPE_STRING", -1, optional=False),
+    TensorDeclaration("cumulative_logprob", "TYPE_FP32", -1, optional=False),
+    TensorDeclaration("logprobs", "TYPE_STRING", -1, optional=False),
+    TensorDeclaration("prompt_logprobs", "TYPE_STRING", 1, optional=False),
+    TensorDeclaration("context_logits", "TYPE_FP32", (-1, -1), optional=False),
+    TensorDeclaration("generation_logits", "TYPE_FP32", (-1, -1), optional=False),
+    TensorDeclaration("num_input_tokens", "TYPE_UINT32", 1, optional=False),
+    TensorDeclaration("num_cached_tokens", "TYPE_UINT32", 1, optional=False),
+    TensorDeclaration("num_output_tokens", "TYPE_UINT32", -1, optional=False),
+    TensorDeclaration("output_ids", "TYPE_INT32", -1, optional=False),
+    TensorDeclaration("metrics", "TYPE_STRING", -1, optional=False),
     # The answer to the task ``embed``.
-    TensorSpec("embedding", "TYPE_FP32", -1, optional=False),
+    TensorDeclaration("embedding", "TYPE_FP32", -1, optional=False),
     # The answer to the task ``score``.
-    TensorSpec("score", "TYPE_FP32", 1, optional=False),
+    TensorDeclaration("score", "TYPE_FP32", 1, optional=False),
     # Parts of the answer that `text_output` then leaves out.
-    TensorSpec("tool_calls", "TYPE_STRING", -1, optional=False),
-    TensorSpec("reasoning", "TYPE_STRING", -1, optional=False),
+    TensorDeclaration("tool_calls", "TYPE_STRING", -1, optional=False),
+    TensorDeclaration("reasoning", "TYPE_STRING", -1, optional=False),
     # What a stateless detokenizer needs to continue: StreamState, for each completion.
-    TensorSpec("context_ids", "TYPE_INT32", -1, optional=False),
-    TensorSpec("num_context_ids", "TYPE_UINT32", -1, optional=False),
-    TensorSpec("num_held_ids", "TYPE_UINT32", -1, optional=False),
-    TensorSpec("sequence_length", "TYPE_INT32", -1, optional=False),
+    TensorDeclaration("context_ids", "TYPE_INT32", -1, optional=False),
+    TensorDeclaration("num_context_ids", "TYPE_UINT32", -1, optional=False),
+    TensorDeclaration("num_held_ids", "TYPE_UINT32", -1, optional=False),
+    TensorDeclaration("sequence_length", "TYPE_INT32", -1, optional=False),
     # The input of that name, with every response.
-    TensorSpec("pass_through", "TYPE_STRING", 1, optional=False),
+    TensorDeclaration("pass_through", "TYPE_STRING", 1, optional=False),
 )
 
 
@@ -106,6 +106,6 @@ TOOL_INPUTS = (
 )
 
 
-def named(specs: Iterable[TensorSpec], *names: str) -> tuple[TensorSpec, ...]:
+def named(specs: Iterable[TensorDeclaration], *names: str) -> tuple[TensorDeclaration, ...]:
     """Return the specs with one of these names."""
     return tuple(spec for spec in specs if spec.name in names)

@@ -23,7 +23,7 @@ class HistogramCounts(NamedTuple):
         return HistogramCounts(tuple(a + b for a, b in pairs), self.total + other.total)
 
 
-class Histogram:
+class RunningHistogram:
     """Counts values by ascending upper bounds; a last bucket takes larger values."""
 
     __slots__ = ("_buckets", "_total", "bounds")

@@ -18,7 +18,6 @@ Neutral: TypeAlias = tuple[tuple[object, ...], str]
 _BEAMS = "beam search is not supported"
 _CODE = "no code of a client is run"
 _ROUTES = "the experts that a token was sent to are not returned"
-_ALONE = "one engine does everything"
 _NO_DETECTION = dict.fromkeys(("max_pattern_size", "min_pattern_size", "min_count"), 0)
 _LOGPROBS = "logprobs and prompt_logprobs choose the tokens"
 

@@ -177,11 +177,6 @@ class SamplingParams:
         return cls(**values)
 
     @property
-    def greedy(self) -> bool:
-        """Whether sampling is argmax."""
-        return self.temperature == 0
-
-    @property
     def penalized(self) -> bool:
         """Whether a penalty changes logits by the tokens before them."""
         return (

@@ -21,7 +21,7 @@ from paged_backend.cli import main
 from paged_backend.tools.bench import offline, peer_options
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.environment import FLAGS, StolenTime, cpu_flags
-from paged_backend.tools.bench.measurements import Job, Plan
+from paged_backend.tools.bench.measurements import Job, MeasurementPlan
 from paged_backend.tools.bench.peer_options import PeerOptions
 from paged_backend.tools.bench.peer_process import PeerError, PeerProcess, PeerSettings
 from paged_backend.values.errors import ConfigError
@@ -149,7 +149,7 @@ def test_rounds_without_the_peer_have_no_ratio() -> None:
 
 def test_no_prompt_returns_in_a_later_round() -> None:
     trace = [Job([1, 2, 3], 5), Job([1, 2, 198], 5)]
-    plan = Plan(trace, 2, vocab_size=199, max_model_len=2048, seed=0)
+    plan = MeasurementPlan(trace, 2, vocab_size=199, max_model_len=2048, seed=0)
     first, second = plan.round(0), plan.round(1)
     assert [job.prompt for job in second[0].jobs] == [[2, 3, 4], [2, 3, 0]]
     for before, after in zip(first, second, strict=True):
@@ -167,7 +167,7 @@ def test_no_prompt_returns_in_a_later_round() -> None:
 
 @pytest.mark.parametrize("max_model_len", [8, 100, 512])
 def test_measurements_fit_a_short_model(max_model_len: int) -> None:
-    plan = Plan([Job([1], 1)], 1, vocab_size=9, max_model_len=max_model_len, seed=0)
+    plan = MeasurementPlan([Job([1], 1)], 1, vocab_size=9, max_model_len=max_model_len, seed=0)
     for measurement in plan.round(0):
         assert measurement.lengths[-1] <= max_model_len
         assert all(job.prompt and job.max_tokens for job in measurement.jobs)

@@ -22,7 +22,7 @@ from paged_backend.cli import main
 from paged_backend.tools.bench.divergence import Divergences, Logits, kl_divergence
 from paged_backend.tools.bench.quality import ScoredEngine, reference_config
 from paged_backend.tools.bench.quality_options import NUM_RANDOM_PROMPTS, PromptOptions
-from paged_backend.tools.bench.quality_prompts import Prompt, make_prompts
+from paged_backend.tools.bench.quality_prompts import QualityPrompt, make_prompts
 from paged_backend.values.config import EngineConfig
 
 
@@ -49,7 +49,7 @@ def row(*probabilities: float, shift: float = 0.0) -> Logits:
         return (np.log(probabilities) + shift).astype(np.float32)
 
 
-def prompts_of(**options: Any) -> list[Prompt]:
+def prompts_of(**options: Any) -> list[QualityPrompt]:
     return make_prompts(
         PromptOptions(**options), model=Path("x"), tokenizer="demo", vocab_size=2048, seed=3
     )

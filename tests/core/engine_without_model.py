@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from paged_backend.core.block_pool import NULL_BLOCK
+from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
 from paged_backend.core.fairness.fair_queue import FairQueue
 from paged_backend.core.grammar import SharedLexer
 from paged_backend.core.grammar_budget import StepTime
@@ -54,6 +54,11 @@ def nearest(token: int, allowed: set[int] | None) -> int:
     while allowed is not None and token not in allowed:
         token = (token + 1) % VOCAB
     return token
+
+
+def registered_hashes(pool: BlockPool) -> set[bytes]:
+    """The hashes of all registered blocks, used or free."""
+    return set(pool._block_by_hash)
 
 
 class EndlessTime(StepTime):

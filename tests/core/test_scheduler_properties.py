@@ -12,6 +12,7 @@ from engine_without_model import (
     SchedulerOfSlices,
     expected_tokens,
     make_request,
+    registered_hashes,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -190,7 +191,7 @@ def test_continued_decodes_are_the_steps_of_slices(
                 assert sorted(map(_comparable, outputs)) == sorted(map(_comparable, wanted))
                 pools = [engine.scheduler.kv.pool for engine in engines]
                 assert pools[0].num_used == pools[1].num_used
-                assert pools[0].registered_hashes() == pools[1].registered_hashes()
+                assert registered_hashes(pools[0]) == registered_hashes(pools[1])
     stats, wanted_stats = (engine.scheduler.stats() for engine in engines)
     for name in ("num_steps", "num_preemptions", "num_generation_tokens", "num_cache_hits"):
         assert getattr(stats, name) == getattr(wanted_stats, name), name
@@ -242,7 +243,7 @@ def test_neither_drafts_nor_steps_ahead_change_counts_or_the_prefix_cache(
     plain, drafted = run(None, False), run(make_drafter(), async_scheduling)
     assert (drafted.tokens, drafted.reasons) == (plain.tokens, plain.reasons)
     pool, plain_pool = drafted.scheduler.kv.pool, plain.scheduler.kv.pool
-    assert pool.registered_hashes() == plain_pool.registered_hashes()
+    assert registered_hashes(pool) == registered_hashes(plain_pool)
     stats, plain_stats = drafted.scheduler.stats(), plain.scheduler.stats()
     for name in ("num_prompt_tokens", "num_generation_tokens", "num_cache_hits", "finished"):
         assert getattr(stats, name) == getattr(plain_stats, name), name

@@ -6,7 +6,7 @@ import re
 
 from paged_client import Chunk
 from paged_client.gateway.openai_format import ChoicesFormat
-from paged_client.gateway.response_formats import ChatFormat
+from paged_client.gateway.response_formats import ChatCompletionFormat
 from paged_client.gateway.schema.generation import StreamOptions
 from paged_client.gateway.version import VERSION
 
@@ -16,7 +16,7 @@ REST = '"logprobs":null,"finish_reason":'
 
 
 def test_the_fields_of_events_are_in_openai_s_order():
-    choices = ChatFormat(num_top=None, with_prompt_logprobs=False, with_reasoning=True)
+    choices = ChatCompletionFormat(num_top=None, with_prompt_logprobs=False, with_reasoning=True)
     chat = ChoicesFormat("m", choices, StreamOptions(include_usage=True))
     events = chat.events(0, Chunk("Hi", (1,), "stop", 3, 1)) + chat.end()
     shown = re.sub("chatcmpl-[0-9a-f]+", "chatcmpl-0", events.decode())

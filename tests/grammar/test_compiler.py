@@ -18,7 +18,7 @@ from paged_backend.core.compiling import CompilingRequest, CompilingRequests
 from paged_backend.core.grammar import Grammar, SharedLexer
 from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
-from paged_backend.grammar.compiler import MAX_SHARED, GrammarCompiler
+from paged_backend.grammar.compiler import MAX_SHARED, LlguidanceCompiler
 from paged_backend.grammar.fair_thread import FairThread
 from paged_backend.grammar.matcher import MAX_FORCED_TOKENS, Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
@@ -44,15 +44,15 @@ MANY_STATES = grammar_of(regex="(.{0,40}a.{0,12}b)*")
 
 
 @pytest.fixture
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(MODEL_DIR, VOCAB_SIZE, [EOS])
+def compiler() -> LlguidanceCompiler:
+    return LlguidanceCompiler(MODEL_DIR, VOCAB_SIZE, [EOS])
 
 
 def request(grammar: str, n: int = 1) -> Request:
     return Request("r", [5], SamplingParams(n=n), grammar=grammar)
 
 
-def matcher(compiler: GrammarCompiler, grammar: str) -> Matcher:
+def matcher(compiler: LlguidanceCompiler, grammar: str) -> Matcher:
     (found,) = compiler.start(request(grammar), ()).result().values()
     assert isinstance(found, Matcher)
     return found
@@ -138,15 +138,15 @@ def test_a_request_that_is_ready_need_not_wait_for_the_first_one():
 def test_completions_that_fill_a_lexer_together_go_on_with_another(compiler, monkeypatch):
     """Their masks, with drafts and without, are those of a matcher of their own."""
     renewed: list[str] = []
-    renew = GrammarCompiler._renew
+    renew = LlguidanceCompiler._renew
 
     def counted(
-        self: GrammarCompiler, grammar: str, more_items: bool
+        self: LlguidanceCompiler, grammar: str, more_items: bool
     ) -> tuple[LLMatcher, SharedLexer]:
         renewed.append(grammar)
         return renew(self, grammar, more_items)
 
-    monkeypatch.setattr(GrammarCompiler, "_renew", counted)
+    monkeypatch.setattr(LlguidanceCompiler, "_renew", counted)
     rng = random.Random(0)
     for _ in range(4):
         several = [matcher(compiler, MANY_STATES) for _ in range(4)]
@@ -269,4 +269,4 @@ def test_the_vocabulary_can_be_loaded_before_the_first_grammar(compiler, tmp_pat
     compiler.load()
     assert compiler._loaded is not None
     with pytest.raises(ConfigError):
-        GrammarCompiler(tmp_path, VOCAB_SIZE, [EOS]).load()
+        LlguidanceCompiler(tmp_path, VOCAB_SIZE, [EOS]).load()

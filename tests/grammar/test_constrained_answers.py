@@ -17,7 +17,7 @@ from paged_backend.core import step_results
 from paged_backend.engine.engine import Engine
 from paged_backend.grammar import limits
 from paged_backend.grammar.build import build_grammar
-from paged_backend.grammar.compiler import GrammarCompiler
+from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.grammar.matcher import Matcher, compile_grammar
 from paged_backend.grammar.vocabulary import load_vocabulary
 from paged_backend.values.errors import InvalidRequest
@@ -269,4 +269,4 @@ def test_without_a_compiler_a_grammar_is_refused(llm):
     engine = Engine(llm.config, llm.engine.executor)
     with pytest.raises(InvalidRequest, match="^structured_outputs: "):
         engine.add_request(request(llm, "a", CONSTRAINTS["json"], PROMPTS[0]))
-    assert isinstance(llm.engine._grammars, GrammarCompiler)
+    assert isinstance(llm.engine._grammars, LlguidanceCompiler)

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from paged_backend.launch.ports import Endpoints, ReservedEndpoints
 from paged_backend.launch.repository import model_names, write_model_repository
-from paged_backend.launch.served_names import ServedNames, read_names
+from paged_backend.launch.served_names import ModelNames, read_names
 from paged_backend.launch.server_process import (
     LaunchError,
     RunningServer,
@@ -338,7 +338,7 @@ def test_triton_gets_a_name_that_it_allows(
     names: list[str], triton: str, flags: tuple[str, ...]
 ) -> None:
     option = ("--served-model-name",) if flags else ()
-    assert read_names(names, has_gateway=True) == ServedNames(triton, option + flags)
+    assert read_names(names, has_gateway=True) == ModelNames(triton, option + flags)
 
 
 @pytest.mark.parametrize(

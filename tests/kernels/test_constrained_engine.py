@@ -24,7 +24,7 @@ pytest.importorskip("numba", reason="the CPU's platform needs it")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
 from paged_backend.grammar.build import build_grammar  # noqa: E402
-from paged_backend.grammar.compiler import GrammarCompiler  # noqa: E402
+from paged_backend.grammar.compiler import LlguidanceCompiler  # noqa: E402
 
 VOCAB_SIZE = 301  # more than the tokenizer has
 SCHEMA = {
@@ -114,7 +114,7 @@ def answers(engine: Engine) -> Answers:
 
 
 def constrained_engine(folder: Path, device: str, **options: object) -> Engine:
-    grammars = GrammarCompiler(folder, VOCAB_SIZE, [EOS])
+    grammars = LlguidanceCompiler(folder, VOCAB_SIZE, [EOS])
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20}
     return make_engine(folder, grammars=grammars, device=device, **sizes, **options)
 

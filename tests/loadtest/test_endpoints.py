@@ -12,7 +12,7 @@ from demo_server import MODEL
 from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.options import BACKENDS, TargetOptions
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 
 pytestmark = pytest.mark.server
@@ -33,7 +33,7 @@ async def ask(options, *requests):
 @pytest.mark.parametrize("backend", ["triton", "triton-http", "openai"])
 def test_ids_and_text_get_the_same_answer_everywhere(targets, client, backend):
     ids = client.tokenize(QUESTION)
-    requests = Request(QUESTION, 12), Request(ids, 12)
+    requests = WorkloadRequest(QUESTION, 12), WorkloadRequest(ids, 12)
     facts, timelines = asyncio.run(ask(target(targets, backend), *requests))
     assert (facts.vocab_size, facts.max_model_len) == (2048, 2048)
     expected = client.generate(QUESTION, temperature=0, max_tokens=12, ignore_eos=True)
@@ -51,7 +51,7 @@ def test_ids_and_text_get_the_same_answer_everywhere(targets, client, backend):
 @pytest.mark.parametrize("backend", ["triton", "triton-http", "openai-chat"])
 def test_chats_end_where_the_model_ends_them(targets, client, backend):
     chat = ({"role": "user", "content": QUESTION},)
-    request = Request(chat, 64, ignore_eos=False)
+    request = WorkloadRequest(chat, 64, ignore_eos=False)
     _, (timeline,) = asyncio.run(ask(target(targets, backend), request))
     expected = client.generate(chat, temperature=0, max_tokens=64)
     assert timeline.error is None
@@ -63,8 +63,10 @@ def test_chats_end_where_the_model_ends_them(targets, client, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_failed_request_says_why_and_harms_no_other(targets, backend):
-    too_long = Request("Hi", 10**6)
-    _, (failed, after) = asyncio.run(ask(target(targets, backend), too_long, Request("Hi", 4)))
+    too_long = WorkloadRequest("Hi", 10**6)
+    _, (failed, after) = asyncio.run(
+        ask(target(targets, backend), too_long, WorkloadRequest("Hi", 4))
+    )
     assert "max_tokens" in failed.error and not failed.is_success
     assert after.error is None and after.num_output_tokens == 4
 
@@ -73,7 +75,7 @@ def test_a_failed_request_says_why_and_harms_no_other(targets, backend):
 def test_a_time_limit_is_a_failure(targets, backend):
     for limit_s in (0.3, 1.5, 6.0):  # a busy machine needs longer for its first token
         options = target(targets, backend, request_timeout=limit_s)
-        _, (timeline,) = asyncio.run(ask(options, Request("Hi", 1500)))
+        _, (timeline,) = asyncio.run(ask(options, WorkloadRequest("Hi", 1500)))
         if timeline.num_output_tokens:
             break
     assert timeline.error is not None
@@ -82,7 +84,7 @@ def test_a_time_limit_is_a_failure(targets, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_salted_requests_find_nothing_of_those_before(targets, backend):
-    request = Request("What does os.path.join do with absolute paths? " * 4, 2)
+    request = WorkloadRequest("What does os.path.join do with absolute paths? " * 4, 2)
 
     async def cached():
         async with open_endpoint(target(targets, backend)) as endpoint:
@@ -154,7 +156,9 @@ async def strict_server(gateway):
 def test_a_peer_that_refuses_what_openai_does_not_have(targets):
     async def run():
         async with strict_server(f"http://{targets.gateway}") as url:
-            return await ask(TargetOptions(backend="openai", base_url=url), Request(QUESTION, 6))
+            return await ask(
+                TargetOptions(backend="openai", base_url=url), WorkloadRequest(QUESTION, 6)
+            )
 
     facts, (timeline,) = asyncio.run(run())
     assert facts.vocab_size is None
@@ -173,5 +177,5 @@ def test_a_gateway_that_wants_a_key(targets, monkeypatch, tmp_path):
         with pytest.raises(ConfigError, match="OPENAI_API_KEY: .* wants an API key"):
             asyncio.run(ask(options))
         monkeypatch.setenv("OPENAI_API_KEY", "secret-key-of-the-test")
-        _, (timeline,) = asyncio.run(ask(options, Request(QUESTION, 3)))
+        _, (timeline,) = asyncio.run(ask(options, WorkloadRequest(QUESTION, 3)))
         assert timeline.num_output_tokens == 3

@@ -11,12 +11,12 @@ from paged_loadtest.endpoints import open_endpoint
 from paged_loadtest.load import Driver, arrival_times
 from paged_loadtest.options import LoadOptions, TargetOptions
 
-from paged_backend.tools.workloads.request import Request, Turn
+from paged_backend.tools.workloads.request import Turn, WorkloadRequest
 from paged_backend.values.errors import ConfigError
 
 
 def requests(count, **more):
-    return [Request((1, 2, 3), 4, **more) for _ in range(count)]
+    return [WorkloadRequest((1, 2, 3), 4, **more) for _ in range(count)]
 
 
 def gaps(times):
@@ -50,7 +50,7 @@ def test_without_a_rate_all_are_due_at_once():
 
 
 def test_a_trace_has_its_own_times():
-    trace = [Request((1,), 1, arrival_s=at) for at in (0.0, 0.5, 0.75)]
+    trace = [WorkloadRequest((1,), 1, arrival_s=at) for at in (0.0, 0.5, 0.75)]
     assert arrival_times(trace, LoadOptions(request_rate="100"), 0) == [0.0, 0.5, 0.75]
 
 
@@ -86,7 +86,7 @@ def most_open(timelines):
 
 @pytest.mark.server
 def test_slots_are_all_used_and_no_more(targets):
-    sent = [Request((7, number), 24) for number in range(20)]
+    sent = [WorkloadRequest((7, number), 24) for number in range(20)]
     driver = drive(targets, sent, [0.0] * 20, max_concurrency=5)
     assert [t.num_output_tokens for t in driver.timelines] == [24] * 20
     assert most_open(driver.timelines) == 5
@@ -94,7 +94,7 @@ def test_slots_are_all_used_and_no_more(targets):
 
 @pytest.mark.server
 def test_an_open_loop_sends_on_time_whatever_is_unanswered(targets):
-    sent = [Request((9, number), 800) for number in range(6)]
+    sent = [WorkloadRequest((9, number), 800) for number in range(6)]
     times = [0.05 * number for number in range(6)]
     began = perf_counter()
     driver = drive(targets, sent, times)
@@ -109,7 +109,7 @@ def test_an_open_loop_sends_on_time_whatever_is_unanswered(targets):
 def test_a_conversation_goes_on_in_its_slot_with_what_was_answered(targets, client):
     turns = ("What does len do?", "What does abs do?", "What does min do?")
     first, *later = turns
-    chat = Request(
+    chat = WorkloadRequest(
         ({"role": "user", "content": first},),
         8,
         later=tuple(Turn(content, 8) for content in later),
@@ -127,6 +127,6 @@ def test_a_conversation_goes_on_in_its_slot_with_what_was_answered(targets, clie
 
 @pytest.mark.server
 def test_a_failed_request_ends_its_conversation_only(targets):
-    bad = Request(({"role": "user", "content": "Hi"},), 10**6, later=(Turn("and?", 4),))
+    bad = WorkloadRequest(({"role": "user", "content": "Hi"},), 10**6, later=(Turn("and?", 4),))
     driver = drive(targets, [bad, *requests(3)], [0.0] * 4, max_concurrency=2)
     assert sorted(t.is_success for t in driver.timelines) == [False, True, True, True]

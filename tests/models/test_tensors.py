@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import FAMILIES, make_checkpoint
 
-from paged_backend.checkpoint.classifier import Activation, ClassifierSpec
+from paged_backend.checkpoint.classifier import ClassifierSpec, ScoreFunction
 from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
 from paged_backend.checkpoint.registry import tensors_of
 from paged_backend.checkpoint.safetensors_files import read_headers
@@ -63,7 +63,7 @@ def test_the_list_has_the_head_of_a_reranker(kernels: Kernels, tmp_path: Path) -
             config,
             tied_embeddings=tied,
             has_output_layer=False,
-            classifier=ClassifierSpec(Activation.SIGMOID, (3, 4)),
+            classifier=ClassifierSpec(ScoreFunction.SIGMOID, (3, 4)),
             scores_by_tokens=True,
         )
         assert taken(by_tokens, kernels) == listed(by_tokens)

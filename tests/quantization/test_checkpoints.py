@@ -645,8 +645,8 @@ def test_a_list_is_sent_once_to_each_process(monkeypatch: pytest.MonkeyPatch) ->
         assert [first.first(name) for name in names] == [1, None]
         assert [second.first(name) for name in names] == [None, 0]
         if number == 25:
-            (pid,) = matcher._sandbox.pids
-            psutil.Process(pid).kill()
+            (process,) = matcher._sandbox._idle
+            psutil.Process(process.pid).kill()
     assert [sum(name in line for line in sent) for name in (b"x1", b"x2")] == [2, 2]
 
 

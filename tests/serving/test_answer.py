@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged_backend.serving.contract import Array, as_strings
-from paged_backend.serving.requests.answer import Answer
+from paged_backend.serving.requests.answer import GenerationAnswer
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.config import EngineConfig
@@ -36,7 +36,7 @@ def answer_of(
     *,
     stream: bool = True,
     stop: tuple[str, ...] = (),
-) -> Answer:
+) -> GenerationAnswer:
     limits = RequestLimits.of(EngineConfig(), max_model_len=64, vocab_size=2048, max_num_seqs=8)
     tensors = {
         "text_input": as_strings(["x"]),
@@ -45,8 +45,9 @@ def answer_of(
         "return_output_ids": np.array([True]),
         "return_num_output_tokens": np.array([True]),
     }
-    parsed = RequestParser(tokenizer, limits).parse(REQUEST, tensors, "")
-    return Answer(parsed, tokenizer, stream_interval)
+    parser = RequestParser(tokenizer, limits)
+    parsed = parser.parse(REQUEST, parser.read(tensors, ""))
+    return GenerationAnswer(parsed, tokenizer, stream_interval)
 
 
 @st.composite
@@ -64,7 +65,9 @@ def histories(draw: st.DrawFn) -> tuple[int, list[SequenceOutput]]:
 _LENGTHS = st.integers(0, 8)
 
 
-def responses(answer: Answer, outputs: list[SequenceOutput]) -> Iterator[dict[str, Array]]:
+def responses(
+    answer: GenerationAnswer, outputs: list[SequenceOutput]
+) -> Iterator[dict[str, Array]]:
     for output in outputs:
         answer.append(output)
         if answer.is_due:

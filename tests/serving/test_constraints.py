@@ -13,7 +13,7 @@ from paged_backend.grammar.client import GrammarChecker
 from paged_backend.process import wire
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.requests.intake import Intake
-from paged_backend.serving.requests.open_requests import Arrival
+from paged_backend.serving.requests.open_requests import IncomingRequest
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.preparation import Load
 from paged_backend.serving.requests.request_table import RequestTable
@@ -43,7 +43,7 @@ def _parser(tokenizer: OurTokenizer) -> RequestParser:
 
 
 def test_a_constraint_travels_once_as_a_grammar(parser: RequestParser) -> None:
-    request = parser.parse("1", TENSORS, "").request
+    request = parser.parse("1", parser.read(TENSORS, "")).request
     assert request.params == SamplingParams(max_tokens=5)
     assert wire.encode(wire.AddRequest(request)).count(b"mark[0-9]+") == 1
 
@@ -76,7 +76,7 @@ class _Sender:
 
 
 def test_no_grammar_is_made_on_the_thread_that_admits(parser: RequestParser) -> None:
-    arrival = Arrival(TENSORS, "", None, _Sender())  # type: ignore[arg-type]
+    arrival = IncomingRequest(TENSORS, "", None, _Sender())  # type: ignore[arg-type]
     arrival.load = Load(10, needs_template=False)  # as if its constraint had been overlooked
     assert _thread_of(parser, arrival, has_grammar=True).startswith("paged-grammars")
 
@@ -92,11 +92,13 @@ def test_no_text_of_a_slow_tokenizer_is_encoded_on_the_thread_that_admits() -> N
     assert _thread_of(slow, _plain("a")).startswith("paged-texts")
 
 
-def _plain(text: str) -> Arrival:
-    return Arrival({"text_input": as_strings([text])}, "", None, _Sender())  # type: ignore[arg-type]
+def _plain(text: str) -> IncomingRequest:
+    return IncomingRequest({"text_input": as_strings([text])}, "", None, _Sender())  # type: ignore[arg-type]
 
 
-def _thread_of(parser: RequestParser, arrival: Arrival, *, has_grammar: bool = False) -> str:
+def _thread_of(
+    parser: RequestParser, arrival: IncomingRequest, *, has_grammar: bool = False
+) -> str:
     """Return the name of the thread that sends a request to the engine."""
     link = _Link()
     table = RequestTable(link, 2**20)  # type: ignore[arg-type]

@@ -16,11 +16,11 @@ import pytest
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.requests import lane as lanes
 from paged_backend.serving.requests.lane import Lane
+from paged_backend.serving.requests.parameters import tenant_of
 from paged_backend.serving.requests.preparation import (
     CHARACTERS_PER_TOKEN,
     Load,
     Preparation,
-    tenant_of,
 )
 from paged_backend.values.errors import RequestRefused
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from paged_backend.serving.contract import as_strings
+from paged_backend.serving.requests.parameters import RequestParameters
 from paged_backend.serving.requests.parsing import ParsedRequest, RequestParser
+from paged_backend.serving.requests.tasks import Task, TaskKind
 from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import InvalidRequest
@@ -47,7 +49,8 @@ def parse(parser: RequestParser, sampling: str = "{}", **prompt: object):
     for name, value in (prompt or {"text_input": "x"}).items():
         is_ids = name == "input_ids"
         tensors[name] = np.array(value, np.int32) if is_ids else as_strings([value])
-    return parser.parse("1", tensors, "")
+    parameters = RequestParameters(tensors, "", parser.limits)
+    return parser.parse("1", Task(TaskKind.GENERATE, tensors, parameters))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,7 @@ def test_logits_are_limited(tokenizer: Tokenizer, name: str) -> None:
             "sampling_parameters": as_strings([f'{{"max_tokens": {num_tokens}}}']),
             name: np.array([True]),
         }
-        return narrow.parse("1", tensors, "")
+        return narrow.parse("1", narrow.read(tensors, ""))
 
     assert ask(3).request.params.logprobs == 0
     with pytest.raises(InvalidRequest) as caught:
@@ -230,7 +233,8 @@ def test_a_name_is_a_tensor_or_a_parameter(tokenizer, tensor, parameters, name):
     tensors = {"text_input": as_strings(["x"])}
     if tensor is not None:
         tensors["call_id"] = as_strings([tensor])
-    parsed = parser(tokenizer).parse("1", tensors, parameters)
+    reader = parser(tokenizer)
+    parsed = reader.parse("1", reader.read(tensors, parameters))
     assert parsed.request.call_id == name
 
 
@@ -248,11 +252,11 @@ def test_a_name_is_a_tensor_or_a_parameter(tokenizer, tensor, parameters, name):
 def test_a_wrong_name_is_refused(tokenizer, parameters, problem):
     tensors = {"text_input": as_strings(["x"]), "call_id": as_strings(["mine"])}
     with pytest.raises(InvalidRequest, match=re.escape(problem)):
-        parser(tokenizer).parse("1", tensors, parameters)
+        parser(tokenizer).read(tensors, parameters)
 
 
 def test_finding_the_name_of_a_request_skips_its_other_parameters(tokenizer):
     parameters = json.dumps({"other": [[]] * 200_000, "call_id": "mine"})
     started = time.thread_time()
-    assert parser(tokenizer).call_id({}, parameters) == "mine"
+    assert parser(tokenizer).read({}, parameters).call_id == "mine"
     assert time.thread_time() - started < 0.01

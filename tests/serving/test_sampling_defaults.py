@@ -52,7 +52,8 @@ def parse(
     tensors = {"text_input": as_strings(["x"])}
     if as_tensor:
         tensors["sampling_parameters"] = as_strings([json.dumps(values)])
-    return parser.parse("1", tensors, "" if as_tensor else json.dumps(values)).request.params
+    task = parser.read(tensors, "" if as_tensor else json.dumps(values))
+    return parser.parse("1", task).request.params
 
 
 @pytest.mark.parametrize("as_tensor", [True, False])
@@ -88,8 +89,8 @@ def test_a_wrong_value_is_not_replaced(tokenizer: Tokenizer) -> None:
 
 def test_greedy_by_default(tokenizer: Tokenizer) -> None:
     greedy = SamplingDefaults(temperature=0)
-    assert parse(tokenizer, {"n": 3, "seed": 5}, greedy).greedy
-    assert not parse(tokenizer, {"temperature": 1.0}, greedy).greedy
+    assert parse(tokenizer, {"n": 3, "seed": 5}, greedy).temperature == 0
+    assert parse(tokenizer, {"temperature": 1.0}, greedy).temperature == 1
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def arguments(source):
 
 client = TemplateClient()
 client.render(arguments("x"))
-process = psutil.Process(client._sandbox.pids[0])
+process = psutil.Process(client._sandbox._idle[0].pid)
 used = process.cpu_times().user
 threading.Thread(target=client.render, args=(arguments({LOOP!r}),), daemon=True).start()
 while process.cpu_times().user < used + 0.5:
@@ -264,7 +264,7 @@ def render(client: TemplateClient, source: str) -> str:
 
 def processes_of(client: TemplateClient) -> list[psutil.Process]:
     """The processes that no call uses at present."""
-    return [psutil.Process(pid) for pid in client._sandbox.pids]
+    return [psutil.Process(process.pid) for process in client._sandbox._idle]
 
 
 def stop(process: psutil.Process) -> None:

@@ -41,14 +41,18 @@ from paged_client.gateway.embeddings_api.schema import (
 from paged_client.gateway.error_handlers import add_error_handlers
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
-from paged_client.gateway.limits import RequestLimits
+from paged_client.gateway.limits import BodyLimit
 from paged_client.gateway.messages_api.route import count_tokens, create_message
 from paged_client.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
 from paged_client.gateway.metrics import GatewayMetrics, RequestMetrics
 from paged_client.gateway.openai_format import ChoicesFormat
 from paged_client.gateway.options import GatewayOptions
 from paged_client.gateway.request_ids import RequestIds
-from paged_client.gateway.response_formats import ChatFormat, CompletionFormat, EchoedPrompt
+from paged_client.gateway.response_formats import (
+    ChatCompletionFormat,
+    CompletionFormat,
+    EchoedPrompt,
+)
 from paged_client.gateway.responses import GatewayResponse, respond, while_connected
 from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
@@ -97,9 +101,7 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
     _add_routes(app)
     document(app, _BODIES, with_keys=bool(options.api_keys))
     add_error_handlers(app)
-    guarded: ASGIApp = RequestMetrics(
-        RequestLimits(app, options.max_body_bytes, OPEN_PATHS), metrics
-    )
+    guarded: ASGIApp = RequestMetrics(BodyLimit(app, options.max_body_bytes, OPEN_PATHS), metrics)
     if options.restrictions:
         guarded = RestrictRoutes(guarded, options.restrictions)
     # The key is checked before anything else is read or inspected.
@@ -152,7 +154,7 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     backend_request = BackendRequest(
         model, body.routed(), params, whole=not body.stream, parsed=True
     )
-    choices = ChatFormat(
+    choices = ChatCompletionFormat(
         num_top=(body.top_logprobs or 0) if body.logprobs else None,
         with_prompt_logprobs=body.prompt_logprobs is not None,
         with_reasoning=body.include_reasoning,

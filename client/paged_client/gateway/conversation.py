@@ -5,7 +5,7 @@ from __future__ import annotations
 from paged_client.gateway.events import Json
 
 
-class Conversation:
+class ConversationBuilder:
     """Chat messages in the engine's format, in the order in which their pieces are added.
 
     The rules are those that every chat template knows: what one side says between two turns of

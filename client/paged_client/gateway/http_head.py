@@ -21,7 +21,7 @@ _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """A request's line and headers as received, and how its body is framed."""
 
     content: bytes
@@ -34,7 +34,7 @@ class HeadReader:
     def __init__(self) -> None:
         self._num_searched = 0
 
-    def take(self, received: bytearray) -> Head | None:
+    def take(self, received: bytearray) -> RequestHead | None:
         """Remove a head from the beginning of ``received``; None if it is not complete.
 
         Looks at each byte once, however often it is called. Raises ApiError; then the bytes stay.
@@ -53,7 +53,7 @@ class HeadReader:
             return None
         self._num_searched = 0
         content = bytes(received[: end + len(_END)])
-        head = Head(content, _body(content))
+        head = RequestHead(content, _body(content))
         del received[: end + len(_END)]
         return head
 

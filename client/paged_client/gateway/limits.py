@@ -19,7 +19,7 @@ MIN_BODY_BYTES, MAX_BODY_BYTES = 2**10, 16 * 2**20
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class RequestLimits:
+class BodyLimit:
     """ASGI middleware that reads whole bodies, up to a limit.
 
     Only POST requests have a body for us, except those for ``bodiless`` paths, which need no key.

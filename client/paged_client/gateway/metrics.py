@@ -13,7 +13,7 @@ from paged_client.gateway.routing import Choice
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Watched(Protocol):
+class WatchedServer(Protocol):
     """A server with values to export."""
 
     address: str
@@ -39,7 +39,7 @@ class GatewayMetrics:
         self._open = self._gauge("open_requests", "Requests that a server has open")
         self._up = self._gauge("server_up", "1 unless the server was not there when last asked")
 
-    def watch(self, server: Watched) -> None:
+    def watch(self, server: WatchedServer) -> None:
         """Export a server's values from now on."""
         self._open.labels(server.address).set_function(lambda: server.num_open)
         self._up.labels(server.address).set_function(lambda: server.is_up)

@@ -38,7 +38,7 @@ class ChoiceFormat(Protocol):
         """Return the additional fields beside the choices of a whole response."""
 
 
-class ChatFormat:
+class ChatCompletionFormat:
     """The format of ``/v1/chat/completions``."""
 
     id_prefix: ClassVar[str] = "chatcmpl-"

@@ -28,7 +28,7 @@ class ClientGone(Exception):
     """The client has disconnected before its response."""
 
 
-class ResponseFormat(Protocol):
+class ApiFormat(Protocol):
     """Writes an answer in the format of an API; one object per HTTP request."""
 
     def field_name(self, name: str) -> str:
@@ -50,7 +50,7 @@ class ResponseFormat(Protocol):
 class GatewayResponse:
     """The response to one HTTP request; ``streams`` has the chunks of each of its prompts."""
 
-    def __init__(self, response_format: ResponseFormat, streams: Sequence[Chunks]) -> None:
+    def __init__(self, response_format: ApiFormat, streams: Sequence[Chunks]) -> None:
         self._format = response_format
         self._streams = streams
 

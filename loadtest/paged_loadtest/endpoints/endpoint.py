@@ -6,7 +6,7 @@ import uuid
 from abc import ABC, abstractmethod
 from typing import Self
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.destination import Destination, ServerInfo
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.timeline import Timeline
@@ -47,7 +47,7 @@ class Endpoint(ABC):
         """Return True if the model accepts requests now."""
 
     @abstractmethod
-    async def send(self, request: Request) -> Timeline:
+    async def send(self, request: WorkloadRequest) -> Timeline:
         """Send a request and wait for the end of its response; the timeline records a failure.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.destination import ServerInfo
 from paged_loadtest.endpoints.http import HttpEndpoint
@@ -38,7 +38,7 @@ class OpenAIEndpoint(HttpEndpoint):
             return False
         return True
 
-    async def send(self, request: Request) -> Timeline:
+    async def send(self, request: WorkloadRequest) -> Timeline:
         body = openai.encode(
             request,
             self._target.model,
@@ -46,13 +46,13 @@ class OpenAIEndpoint(HttpEndpoint):
             continuous_usage=self._continuous_usage,
             cache_salt=self._cache_salt,
         )
-        return await self._stream(self._path, body, openai.ResponseDecoder)
+        return await self._stream(self._path, body, openai.OpenAIDecoder)
 
     async def _try_extras(self) -> None:
         """Request one token with vLLM's extra fields; stop using them if the server rejects it."""
         self._continuous_usage = self._knows_salt = True
         self.forget_cache()
-        timeline = await self.send(Request("Hello", max_tokens=1, ignore_eos=False))
+        timeline = await self.send(WorkloadRequest("Hello", max_tokens=1, ignore_eos=False))
         if (timeline.error or "").startswith(_REFUSED):
             self._continuous_usage = self._knows_salt = False
             self._cache_salt = None

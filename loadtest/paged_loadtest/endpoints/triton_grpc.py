@@ -10,12 +10,12 @@ from paged_client import AsyncClient
 from paged_client.protocol import channel_options
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.destination import PROBE_TIMEOUT_S, ServerInfo
 from paged_loadtest.endpoints.endpoint import Endpoint
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.protocols.triton import check_inputs
-from paged_loadtest.protocols.triton_grpc import ResponseDecoder, encode
+from paged_loadtest.protocols.triton_grpc import TritonGrpcDecoder, encode
 from paged_loadtest.timeline import Timeline
 
 
@@ -61,10 +61,10 @@ class TritonGrpcEndpoint(Endpoint):
             return False
         return bool(answer.ready)
 
-    async def send(self, request: Request) -> Timeline:
+    async def send(self, request: WorkloadRequest) -> Timeline:
         message = encode(request, self._target.model, self._inputs, self._cache_salt)
         timeline = Timeline(perf_counter())
-        decoder = ResponseDecoder(timeline)
+        decoder = TritonGrpcDecoder(timeline)
         call = self._stub.ModelStreamInfer(iter((message,)), timeout=self._target.request_timeout)
         try:
             while (response := await call.read()) is not grpc.aio.EOF:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.destination import ServerInfo
 from paged_loadtest.endpoints.http import HttpEndpoint
@@ -44,10 +44,10 @@ class TritonHttpEndpoint(HttpEndpoint):
             return False
         return status == 200
 
-    async def send(self, request: Request) -> Timeline:
+    async def send(self, request: WorkloadRequest) -> Timeline:
         body = triton_http.encode(request, self._target.model, self._inputs, self._cache_salt)
         path = f"{self._model}/generate_stream"
-        return await self._stream(path, body, triton_http.ResponseDecoder)
+        return await self._stream(path, body, triton_http.TritonHttpDecoder)
 
     async def _ready_models(self) -> list[str]:
         status, index = await self._ask("POST", "/v2/repository/index", {"ready": True})

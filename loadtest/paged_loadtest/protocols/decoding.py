@@ -15,7 +15,7 @@ T = TypeVar("T")
 _MAX_MESSAGE = 300
 
 
-class Decoder(ABC, Generic[T]):
+class ResponseDecoder(ABC, Generic[T]):
     """Decodes the response to one request: ``feed`` for each chunk, then ``finish``."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -42,7 +42,7 @@ class Decoder(ABC, Generic[T]):
             self.timeline.error = shorten(message, _MAX_MESSAGE, quote=False)
 
 
-class EventDecoder(Decoder[bytes]):
+class EventDecoder(ResponseDecoder[bytes]):
     """Decodes server-sent events of JSON objects; chunks may split events anywhere."""
 
     def __init__(self, timeline: Timeline) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from paged_backend.tools.workloads.request import Prompt, Request
+from paged_backend.tools.workloads.request import Prompt, WorkloadRequest
 from paged_backend.values.errors import ConfigError
 from paged_loadtest.destination import Destination
 from paged_loadtest.protocols.decoding import EventDecoder
@@ -43,7 +43,7 @@ def find_model(destination: Destination, status: int, answer: Any) -> Mapping[st
 
 
 def encode(
-    request: Request,
+    request: WorkloadRequest,
     model: str,
     *,
     chat: bool = False,
@@ -74,7 +74,7 @@ def encode(
     return json.dumps(body).encode()
 
 
-class ResponseDecoder(EventDecoder):
+class OpenAIDecoder(EventDecoder):
     """Decodes the response body."""
 
     def __init__(self, timeline: Timeline) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.errors import ConfigError
-from paged_loadtest.protocols.decoding import Decoder
+from paged_loadtest.protocols.decoding import ResponseDecoder
 
 NEEDED = ("return_num_input_tokens", "return_num_output_tokens")
 """Inputs that make the server return token counts; they are needed for every request."""
@@ -36,7 +36,7 @@ def asked_for(inputs: Collection[str] | None) -> Iterable[str]:
     return [name for name in _ASKED_FOR if inputs is None or name in inputs]
 
 
-def sampling_parameters(request: Request, cache_salt: str | None) -> Mapping[str, Any]:
+def sampling_parameters(request: WorkloadRequest, cache_salt: str | None) -> Mapping[str, Any]:
     """Return parameters for greedy sampling with the request's length."""
     return {
         "temperature": 0,
@@ -48,7 +48,7 @@ def sampling_parameters(request: Request, cache_salt: str | None) -> Mapping[str
 
 
 def take_response(
-    decoder: Decoder[Any],
+    decoder: ResponseDecoder[Any],
     now_s: float,
     *,
     text: str,

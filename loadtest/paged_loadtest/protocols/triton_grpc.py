@@ -7,13 +7,13 @@ from typing import Any
 
 from paged_client.protocol import stream_request
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.protocols import triton
-from paged_loadtest.protocols.decoding import Decoder
+from paged_loadtest.protocols.decoding import ResponseDecoder
 
 
 def encode(
-    request: Request,
+    request: WorkloadRequest,
     model: str,
     inputs: Collection[str] | None = None,
     cache_salt: str | None = None,
@@ -27,7 +27,7 @@ def encode(
     )
 
 
-class ResponseDecoder(Decoder[Any]):
+class TritonGrpcDecoder(ResponseDecoder[Any]):
     """Decodes ``ModelStreamInferResponse`` messages."""
 
     def feed(self, data: Any, now_s: float) -> None:

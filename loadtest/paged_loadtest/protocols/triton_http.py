@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.destination import ServerInfo
 from paged_loadtest.protocols import triton
 from paged_loadtest.protocols.decoding import EventDecoder
@@ -25,7 +25,7 @@ def server_info(server: str, answer: Mapping[str, Any]) -> ServerInfo:
 
 
 def encode(
-    request: Request,
+    request: WorkloadRequest,
     model: str,
     inputs: Collection[str] | None = None,
     cache_salt: str | None = None,
@@ -40,7 +40,7 @@ def encode(
     return json.dumps(body).encode()
 
 
-class ResponseDecoder(EventDecoder):
+class TritonHttpDecoder(EventDecoder):
     """Decodes the response body."""
 
     def _take(self, event: Any, now_s: float) -> None:
@@ -58,7 +58,7 @@ class ResponseDecoder(EventDecoder):
         )
 
 
-def _prompt(request: Request) -> dict[str, Any]:
+def _prompt(request: WorkloadRequest) -> dict[str, Any]:
     prompt = request.prompt
     if isinstance(prompt, str):
         return {"text_input": prompt}

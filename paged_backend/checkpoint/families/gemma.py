@@ -15,7 +15,7 @@ from paged_backend.checkpoint.families.keys import (
     rotary_by_kind,
     windows_of,
 )
-from paged_backend.checkpoint.shape import Activation, LayerNorms, QKNorm, Variant
+from paged_backend.checkpoint.shape import Activation, LayerNorms, QKNormScope, Variant
 
 _NORMS = LayerNorms(
     attention_input="input_layernorm",
@@ -41,7 +41,7 @@ def gemma3(config: ConfigFile, num_layers: int) -> Variant:
     }
     return replace(
         _gemma(config, kinds),
-        qk_norm=QKNorm.HEAD,
+        qk_norm=QKNormScope.HEAD,
         rotary=replace(rotary_by_kind(config, kinds, older), within_positions=True),
     )
 

@@ -19,7 +19,7 @@ from paged_backend.checkpoint.families.keys import (
     windows_of,
 )
 from paged_backend.checkpoint.moe_reader import read_olmoe
-from paged_backend.checkpoint.shape import LayerNorms, QKNorm, Variant
+from paged_backend.checkpoint.shape import LayerNorms, QKNormScope, Variant
 
 _NORMS = LayerNorms(
     attention_input=None,
@@ -32,7 +32,7 @@ _OLMO3_THETA = 500_000.0
 
 def olmo2(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of an OLMo 2 checkpoint."""
-    return Variant(biases=attention_biases(config), norms=_NORMS, qk_norm=QKNorm.TOKEN)
+    return Variant(biases=attention_biases(config), norms=_NORMS, qk_norm=QKNormScope.TOKEN)
 
 
 def olmo3(config: ConfigFile, num_layers: int) -> Variant:
@@ -51,4 +51,6 @@ def olmo3(config: ConfigFile, num_layers: int) -> Variant:
 
 def olmoe(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of an OLMoE checkpoint."""
-    return Variant(biases=attention_biases(config), qk_norm=QKNorm.TOKEN, moe=read_olmoe(config))
+    return Variant(
+        biases=attention_biases(config), qk_norm=QKNormScope.TOKEN, moe=read_olmoe(config)
+    )

@@ -12,7 +12,7 @@ from paged_backend.checkpoint.families.keys import (
     windows_of,
 )
 from paged_backend.checkpoint.moe_reader import read_qwen2_moe, read_qwen3_moe
-from paged_backend.checkpoint.shape import Biases, QKNorm, Variant, Windows
+from paged_backend.checkpoint.shape import Biases, QKNormScope, Variant, Windows
 from paged_backend.values.validation import shorten
 
 
@@ -24,7 +24,7 @@ def qwen2(config: ConfigFile, num_layers: int) -> Variant:
 def qwen3(config: ConfigFile, num_layers: int) -> Variant:
     """Read the variant of a Qwen 3 checkpoint."""
     windows = _windows(config, num_layers)
-    return Variant(biases=attention_biases(config), windows=windows, qk_norm=QKNorm.HEAD)
+    return Variant(biases=attention_biases(config), windows=windows, qk_norm=QKNormScope.HEAD)
 
 
 def qwen2_moe(config: ConfigFile, num_layers: int) -> Variant:
@@ -43,7 +43,7 @@ def qwen3_moe(config: ConfigFile, num_layers: int) -> Variant:
     return Variant(
         biases=attention_biases(config),
         windows=one_window(config, num_layers, default=4096) if has_window else (),
-        qk_norm=QKNorm.HEAD,
+        qk_norm=QKNormScope.HEAD,
         moe=read_qwen3_moe(config),
         moe_layers=_moe_layers(config, num_layers),
     )

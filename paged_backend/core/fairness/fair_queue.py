@@ -1,4 +1,4 @@
-"""A queue policy by priority, fair among tenants of equal priority."""
+"""The queue of waiting sequences: by priority, and fair among tenants of equal priority."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paged_backend.values.request import Request
 class FairQueue:
     """Orders sequences by priority, then by the service of their tenants, then by arrival.
 
-    Implements :class:`~paged_backend.core.fairness.policy.QueuePolicy`. The service of a tenant is
-    the cost of its computed tokens, divided by its weight. It is counted separately for each
-    priority, because tenants compete only at equal priority.
+    The service of a tenant is the cost of its computed tokens, divided by its weight. It is counted
+    separately for each priority, because tenants compete only at equal priority. The queue also
+    chooses a running sequence to preempt, if the next one cannot start otherwise.
 
     Args:
         tenant_weights: the weight of each tenant. A tenant with weight 2 gets twice the service of

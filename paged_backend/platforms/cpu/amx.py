@@ -89,14 +89,14 @@ def emit_instruction(builder: Any, name: str, *arguments: Any) -> None:
     builder.call(function, arguments)
 
 
-class _Product(NamedTuple):
+class _TileProduct(NamedTuple):
     """What tile functions differ in."""
 
     instruction: str
     products: tuple[tuple[int, int], ...] = _ONE_PRODUCT  # pairs of parts of A and B, in order
 
 
-def _emit(builder: Any, product: _Product, row_tiles: int, panels: int, args: Any) -> None:
+def _emit(builder: Any, product: _TileProduct, row_tiles: int, panels: int, args: Any) -> None:
     """Emit C = A @ B for some rows and panels, plus what the sums, which are tiles, begin with.
 
     The parts of A and of B, if there are several, follow each other in each row and panel.
@@ -151,7 +151,7 @@ def _emit(builder: Any, product: _Product, row_tiles: int, panels: int, args: An
     move_sums("tilestored64", c, c_stride)
 
 
-def _tile_function(module: Any, product: _Product, row_tiles: int, panels: int) -> Any:
+def _tile_function(module: Any, product: _TileProduct, row_tiles: int, panels: int) -> Any:
     return shared_function(
         module,
         f"paged_{product.instruction}_{len(product.products)}_{row_tiles}x{panels}",
@@ -160,7 +160,7 @@ def _tile_function(module: Any, product: _Product, row_tiles: int, panels: int) 
     )
 
 
-def _make_multiply_tile(product: _Product, sizes: Sequence[tuple[int, int]] = _SIZES) -> Any:
+def _make_multiply_tile(product: _TileProduct, sizes: Sequence[tuple[int, int]] = _SIZES) -> Any:
     """Return the intrinsic that multiplies one or two tiles of rows by some panels.
 
     multiply_tile(row_tiles, panels, a, a_stride, b, panel_stride, c, c_stride, steps, initial,
@@ -197,13 +197,13 @@ def _make_multiply_tile(product: _Product, sizes: Sequence[tuple[int, int]] = _S
     return multiply_tile
 
 
-multiply_bf16_tile = _make_multiply_tile(_Product(_BF16))
+multiply_bf16_tile = _make_multiply_tile(_TileProduct(_BF16))
 """Multiply tiles of bf16 values; the result is float32."""
 
-_multiply_parts_tile = _make_multiply_tile(_Product(_BF16, _PRODUCTS_OF_PARTS), _SIZES_OF_PARTS)
+_multiply_parts_tile = _make_multiply_tile(_TileProduct(_BF16, _PRODUCTS_OF_PARTS), _SIZES_OF_PARTS)
 """Multiply tiles of float32 values in two parts, up to two panels at once."""
 
-multiply_int8_tile = _make_multiply_tile(_Product(_INT8_TILES))
+multiply_int8_tile = _make_multiply_tile(_TileProduct(_INT8_TILES))
 """Multiply tiles of unsigned (A) and signed (B) bytes; the result is int32."""
 
 

@@ -71,14 +71,14 @@ class CpuGraphRunner(CpuModelRunner):
             logits = logits[torch.from_numpy(batch.logits_indices)]
         return logits, logits[:0]
 
-    def _forward_buffers(self, shape: _Shape) -> Tensor:
+    def _forward_buffers(self, shape: _GraphShape) -> Tensor:
         """Compute logits [num_logits, vocab_size] from the inputs in the buffers."""
         input_ids, meta, indices = self._buffers.of(shape)
         hidden = self._model.forward(input_ids, self._attention, meta, indices)
         return self._model.compute_logits(hidden).float()
 
 
-class _Shape(NamedTuple):
+class _GraphShape(NamedTuple):
     """The sizes that the arguments of a step's kernels depend on.
 
     If there are as many sequences as tokens, each token is a separate row with its own block table,
@@ -101,7 +101,7 @@ class _Graphs:
 
     def __init__(self) -> None:
         self._arena = Arena(_ARENA_BYTES)
-        self._by_shape: OrderedDict[_Shape, Graph | None] = OrderedDict()  # None: seen once
+        self._by_shape: OrderedDict[_GraphShape, Graph | None] = OrderedDict()  # None: seen once
         # A step with this number of tokens could not be captured: the arena is too small for it, or
         # the code depends on values.
         self._too_many_tokens: int | None = None
@@ -111,7 +111,7 @@ class _Graphs:
         """The number of graphs."""
         return sum(graph is not None for graph in self._by_shape.values())
 
-    def may_run(self, shape: _Shape) -> bool:
+    def may_run(self, shape: _GraphShape) -> bool:
         """Return True if there is a graph of a shape, or if one should be captured now."""
         if self._too_many_tokens is not None and shape.num_tokens >= self._too_many_tokens:
             return False
@@ -122,7 +122,7 @@ class _Graphs:
             self._by_shape.popitem(last=False)
         return was_seen
 
-    def run(self, shape: _Shape, function: Callable[[], Tensor]) -> Tensor:
+    def run(self, shape: _GraphShape, function: Callable[[], Tensor]) -> Tensor:
         """Return the result of a function by its graph, which is captured if there is none."""
         graph = self._by_shape[shape]
         if graph is not None:
@@ -151,7 +151,7 @@ class _Buffers:
         # Several completions can begin after one row.
         self._logits_indices = torch.zeros(num_tokens + num_rows, dtype=torch.int64)
 
-    def shape_of(self, batch: InputBatch, tables: Ints) -> _Shape | None:
+    def shape_of(self, batch: InputBatch, tables: Ints) -> _GraphShape | None:
         """Return the shape of a step; None if the buffers cannot hold its inputs."""
         _, max_num_rows, width = self._tables.shape
         num_tokens, num_seqs = len(batch.input_ids), len(batch.seq_lens)
@@ -163,10 +163,10 @@ class _Buffers:
         ):
             return None
         if num_tokens <= max_num_rows and _keys_read_again(batch) <= _MAX_KEYS_READ_AGAIN:
-            return _Shape(num_tokens, num_tokens, num_tokens)
-        return _Shape(num_tokens, num_seqs, len(batch.logits_indices))
+            return _GraphShape(num_tokens, num_tokens, num_tokens)
+        return _GraphShape(num_tokens, num_seqs, len(batch.logits_indices))
 
-    def fill(self, shape: _Shape, batch: InputBatch, tables: Ints) -> None:
+    def fill(self, shape: _GraphShape, batch: InputBatch, tables: Ints) -> None:
         """Copy the inputs of a step of a shape."""
         num_tokens, num_seqs, num_logits = shape
         seq_lens = batch.seq_lens
@@ -188,7 +188,7 @@ class _Buffers:
         for buffer, values in pairs:
             buffer.numpy()[...] = values
 
-    def of(self, shape: _Shape) -> tuple[Tensor, AttentionMetadata, Tensor | None]:
+    def of(self, shape: _GraphShape) -> tuple[Tensor, AttentionMetadata, Tensor | None]:
         """Return token ids, metadata, and the rows with logits (None: all), without copies."""
         num_tokens, num_seqs, num_logits = shape
         starts = self._row_starts if shape.has_rows else self._query_start_loc

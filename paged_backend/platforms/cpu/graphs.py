@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_backend.platforms.cpu.arena import Arena, ArenaFull
-from paged_backend.platforms.cpu.threads import Job, JobList, recorded_jobs
+from paged_backend.platforms.cpu.threads import JobList, KernelRun, recorded_jobs
 
 _aten = torch.ops.aten
 _ALLOCATIONS = {
@@ -70,8 +70,8 @@ def capture(function: Callable[[], Tensor], arena: Arena) -> tuple[Tensor, Graph
         return result, None
     parts: list[_Part] = []
     for kind, steps in groupby(recorder.steps, type):
-        if kind is Job:
-            parts.append(JobList([step for step in steps if isinstance(step, Job)]))
+        if kind is KernelRun:
+            parts.append(JobList([step for step in steps if isinstance(step, KernelRun)]))
         else:
             parts += [step for step in steps if isinstance(step, _Operation)]
     return result, Graph(parts, result)
@@ -110,7 +110,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
     def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in its library
         self._arena = arena
-        self.steps: list[Job | _Operation] = []
+        self.steps: list[KernelRun | _Operation] = []
         self.is_complete = True
 
     @classmethod

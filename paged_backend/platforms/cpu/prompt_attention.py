@@ -79,7 +79,7 @@ class _Rows(NamedTuple):
     token_stride: Any
 
 
-class _Step(NamedTuple):
+class _KernelArguments(NamedTuple):
     """The arguments of the kernel."""
 
     queries: _Rows
@@ -100,7 +100,7 @@ def _address(rows: _Rows, head: int, token: int) -> Any:
 
 
 @device_function
-def _load(step: _Step, scratch: Scratch, rows: int, first: int, head: int) -> None:
+def _load(step: _KernelArguments, scratch: Scratch, rows: int, first: int, head: int) -> None:
     """Gather and scale the queries of a part, and clear its state."""
     for row in range(rows):
         query = floats(_address(step.queries, head, first + row), step.head_dim)
@@ -112,7 +112,7 @@ def _load(step: _Step, scratch: Scratch, rows: int, first: int, head: int) -> No
 
 
 @device_function
-def _transpose(step: _Step, head: int, base: int, num_keys: int, panels: Any) -> None:
+def _transpose(step: _KernelArguments, head: int, base: int, num_keys: int, panels: Any) -> None:
     """Copy keys to panels [chunk / LANES, head_dim, LANES]; the last one is filled with zeros."""
     for key in range(num_keys):
         source = floats(_address(step.keys, head, base + key), step.head_dim)
@@ -130,7 +130,7 @@ def _whole_panels(num_keys: int) -> Any:
 
 
 @device_function
-def _store(step: _Step, scratch: Scratch, rows: int, first: int, head: int) -> None:
+def _store(step: _KernelArguments, scratch: Scratch, rows: int, first: int, head: int) -> None:
     for row in range(rows):
         out = floats(_address(step.out, head, first + row), step.head_dim)
         inverse = np.float32(1.0) / scratch.totals[row]
@@ -140,7 +140,13 @@ def _store(step: _Step, scratch: Scratch, rows: int, first: int, head: int) -> N
 
 @inlined
 def _attend_part(
-    step: _Step, scratch: Scratch, panels: Any, start: int, end: int, first: int, head: int
+    step: _KernelArguments,
+    scratch: Scratch,
+    panels: Any,
+    start: int,
+    end: int,
+    first: int,
+    head: int,
 ) -> None:
     """Attend the queries from `first` on with a head, in the prompt from `start` to `end`."""
     rows, kv_head = min(_QUERIES, end - first), head // (step.num_heads // step.num_kv_heads)
@@ -179,7 +185,7 @@ def _attend_prompts(arguments: Any) -> None:
     """Attend one part after the other."""
     words = numba.carray(arguments, _NUM_ARGUMENTS)
     starts, num_heads, head_dim = longs(words[5], words[6] + 1), words[7], words[9]
-    step = _Step(
+    step = _KernelArguments(
         _Rows(words[1], words[10], words[11]),
         _Rows(words[2], words[12], words[13]),
         _Rows(words[3], words[14], words[15]),

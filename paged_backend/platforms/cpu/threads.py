@@ -141,7 +141,7 @@ def _say_that_it_takes_time() -> None:
     LOG.info("compiling kernels for this processor: this start takes longer than the next")
 
 
-class Job(NamedTuple):
+class KernelRun(NamedTuple):
     """A run of a kernel, which can be repeated."""
 
     kernel: int  # address of the compiled function
@@ -151,7 +151,7 @@ class Job(NamedTuple):
 class JobList:
     """Jobs that run one after the other, at one call from Python."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[KernelRun]) -> None:
         self._jobs = jobs  # keeps the arguments alive
         pairs = [(job.kernel, job.arguments.buffer_info()[0]) for job in jobs]
         self._addresses = np.array(pairs, np.int64)
@@ -172,7 +172,7 @@ _recording = _Recording()
 
 @contextlib.contextmanager
 def recorded_jobs(jobs: list[Any]) -> Iterator[None]:
-    """Add a `Job` to the list for each kernel that this thread runs within the `with` block."""
+    """Add a `KernelRun` to the list for each kernel that this thread runs in the `with` block."""
     _recording.jobs = jobs
     try:
         yield
@@ -196,7 +196,7 @@ class ParallelKernel:
         block = array("q", (0, *arguments))
         _crew.run(self._address, block.buffer_info()[0])
         if _recording.jobs is not None:
-            _recording.jobs.append(Job(self._address, block))
+            _recording.jobs.append(KernelRun(self._address, block))
 
 
 class Crew:

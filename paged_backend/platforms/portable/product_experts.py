@@ -13,7 +13,9 @@ from paged_backend.platforms.portable.experts import weighted_sum
 
 
 class ProductExperts:
-    """See `Kernels.product_experts` and :class:`~paged_backend.models.experts.ExpertsProduct`.
+    """Implements `PlatformKernels.product_experts`.
+
+    See also :class:`~paged_backend.models.experts.ExpertsProduct`.
 
     Args:
         spec: the sizes.

@@ -7,9 +7,9 @@ from collections import Counter as Numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paged_backend.serving.metrics.registry import Registry, Series
+from paged_backend.serving.metrics.registry import MetricSeries, Registry
 from paged_backend.serving.metrics.stat_logger import AnswerClock, RequestClock, StatLogger
-from paged_backend.values.histogram import Histogram
+from paged_backend.values.histogram import RunningHistogram
 from paged_backend.values.outputs import (
     ENGINE_HISTOGRAMS,
     EngineStats,
@@ -129,9 +129,9 @@ _HISTOGRAM_INTERVAL_S = 2.0  # as often as tritonserver updates its own metrics
 
 def stats_series(
     registry: Registry, prefix: str, gauges: Table, counters: Table
-) -> list[tuple[Series, Read]]:
+) -> list[tuple[MetricSeries, Read]]:
     """Create gauges and counters, each with the function that reads its value."""
-    series: list[tuple[Series, Read]] = [
+    series: list[tuple[MetricSeries, Read]] = [
         (registry.gauge(prefix + name, help), read) for name, (help, read) in gauges.items()
     ]
     series += [
@@ -146,10 +146,10 @@ def stats_series(
     return series
 
 
-def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[Series, Read]]:
+def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[MetricSeries, Read]]:
     requests = {**_TRTLLM_REQUESTS, "max": lambda _: limits.max_num_seqs}
     name, help = "nv_trt_llm_request_metrics", "Requests, by state"
-    series: list[tuple[Series, Read]] = [
+    series: list[tuple[MetricSeries, Read]] = [
         (registry.gauge(name, help, request_type=label), read) for label, read in requests.items()
     ]
     name, help = "nv_trt_llm_kv_cache_block_metrics", "KV blocks, by state"
@@ -191,7 +191,7 @@ class MetricsPublisher(StatLogger):
             reason: registry.counter(name, help, shared=False, reason=reason) for reason in REFUSALS
         }
         self._request_histograms = {
-            name: Histogram(bounds) for name, (_, bounds) in REQUEST_HISTOGRAMS.items()
+            name: RunningHistogram(bounds) for name, (_, bounds) in REQUEST_HISTOGRAMS.items()
         }
         self._of_requests = {
             name: registry.histogram(prefix + name, help, bounds, shared=False)

@@ -28,8 +28,8 @@ class Registry:
         self._make_family = families
         self._labels = dict(labels)
         self._families: dict[str, Any] = {}
-        self._due: dict[Series, float] = {}  # series to report, the oldest first
-        self._shared: list[Series] = []
+        self._due: dict[MetricSeries, float] = {}  # series to report, the oldest first
+        self._shared: list[MetricSeries] = []
 
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
         """Return a gauge that all instances share; one instance at a time reports it."""
@@ -91,10 +91,10 @@ class Registry:
         return self._families[name].Metric(labels={**self._labels, **labels}, **more)
 
 
-class Series(ABC):
+class MetricSeries(ABC):
     """One value at the server; compared by identity."""
 
-    def __init__(self, due: dict[Series, float], metric: Any, shown: float | None) -> None:
+    def __init__(self, due: dict[MetricSeries, float], metric: Any, shown: float | None) -> None:
         self._due = due
         self._metric = metric
         self._noted = shown
@@ -120,10 +120,10 @@ class Series(ABC):
         """Report the value now."""
 
 
-class Gauge(Series):
+class Gauge(MetricSeries):
     """A value that may rise and fall."""
 
-    def __init__(self, due: dict[Series, float], metric: Any) -> None:
+    def __init__(self, due: dict[MetricSeries, float], metric: Any) -> None:
         super().__init__(due, metric, None)
 
     def publish(self, value: float) -> None:
@@ -131,10 +131,10 @@ class Gauge(Series):
         self._metric.set(value)
 
 
-class Counter(Series):
+class Counter(MetricSeries):
     """A value that only grows; a lower value is ignored until it exceeds the reported one."""
 
-    def __init__(self, due: dict[Series, float], metric: Any) -> None:
+    def __init__(self, due: dict[MetricSeries, float], metric: Any) -> None:
         super().__init__(due, metric, 0.0)
         self._shown = 0.0
 

@@ -33,7 +33,7 @@ _TOKEN_BYTES = 8  # size of a token's text and id, as an estimate
 
 
 @dataclass(slots=True)
-class Completion:
+class OpenCompletion:
     """One of the n completions of a request, and the part of it that was not sent yet."""
 
     stream: TextStream
@@ -126,7 +126,7 @@ class Completion:
         self.logprobs = []
 
 
-class Answer:
+class GenerationAnswer:
     """Collects new output until it is sent as one response.
 
     A stream that falls behind the engine therefore gets fewer and larger responses.
@@ -195,7 +195,7 @@ class Answer:
             return self.is_finished
         return self.is_finished or any(map(self._has_enough, self._completions))
 
-    def _has_enough(self, completion: Completion) -> bool:
+    def _has_enough(self, completion: OpenCompletion) -> bool:
         """Return True if the new tokens of a completion are the first, the last or enough."""
         is_urgent = completion.sent.num_tokens == 0 or completion.finish_reason is not None
         return len(completion.token_ids) >= (1 if is_urgent else self._stream_interval)
@@ -328,34 +328,34 @@ class Answer:
         }
 
 
-_OUTPUTS: dict[str, Callable[[Answer, str], dict[str, Array]]] = {
-    "finish_reason": Answer._finish_reasons,
-    "stop_reason": Answer._stop_reasons,
-    "cumulative_logprob": Answer._cumulative_logprobs,
-    "logprobs": Answer._token_logprobs,
-    "prompt_logprobs": Answer._logprobs_of_prompt,
-    "context_logits": Answer._context_logits,
-    "generation_logits": Answer._generation_logits,
-    "num_input_tokens": Answer._num_input_tokens,
-    "num_cached_tokens": Answer._num_cached,
-    "num_output_tokens": Answer._num_output_tokens,
-    "output_ids": Answer._output_ids,
-    "metrics": Answer._metrics,
-    "context_ids": Answer._context_ids,
-    "tool_calls": Answer._tool_calls,
-    "reasoning": Answer._reasoning,
+_OUTPUTS: dict[str, Callable[[GenerationAnswer, str], dict[str, Array]]] = {
+    "finish_reason": GenerationAnswer._finish_reasons,
+    "stop_reason": GenerationAnswer._stop_reasons,
+    "cumulative_logprob": GenerationAnswer._cumulative_logprobs,
+    "logprobs": GenerationAnswer._token_logprobs,
+    "prompt_logprobs": GenerationAnswer._logprobs_of_prompt,
+    "context_logits": GenerationAnswer._context_logits,
+    "generation_logits": GenerationAnswer._generation_logits,
+    "num_input_tokens": GenerationAnswer._num_input_tokens,
+    "num_cached_tokens": GenerationAnswer._num_cached,
+    "num_output_tokens": GenerationAnswer._num_output_tokens,
+    "output_ids": GenerationAnswer._output_ids,
+    "metrics": GenerationAnswer._metrics,
+    "context_ids": GenerationAnswer._context_ids,
+    "tool_calls": GenerationAnswer._tool_calls,
+    "reasoning": GenerationAnswer._reasoning,
 }
 
 
 def _completion(
     parsed: ParsedRequest, tokenizer: Tokenizer, stops: Stops, reading_time: ReadingTime
-) -> Completion:
+) -> OpenCompletion:
     request = parsed.request
     stream = TextStream(
         tokenizer, request.params, parsed.kept_special_ids, request.prompt_token_ids, stops
     )
     reader = None if parsed.new_reader is None else parsed.new_reader(reading_time)
-    return Completion(stream, stream.state, reader)
+    return OpenCompletion(stream, stream.state, reader)
 
 
 def _counts(values: Iterable[int]) -> Array:

@@ -18,7 +18,7 @@ from paged_backend.serving.metrics.stat_logger import StatLogger
 from paged_backend.serving.requests.delivery import Delivery
 from paged_backend.serving.requests.drain import Drain
 from paged_backend.serving.requests.intake import Intake, answer_cancel
-from paged_backend.serving.requests.open_requests import Arrival
+from paged_backend.serving.requests.open_requests import IncomingRequest
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.refusal_log import RefusalLog
 from paged_backend.serving.requests.request_table import RequestTable
@@ -109,13 +109,13 @@ class FrontEnd:
         """Whether requests are accepted, and an engine serves them now."""
         return self._table.closed is None and self._table.has_engine
 
-    def submit(self, arrival: Arrival) -> None:
+    def submit(self, incoming: IncomingRequest) -> None:
         """Check a request and pass it to the engine.
 
         This never raises: an error becomes the request's final response.
         """
         self._may_begin.set()
-        self._intake.submit(arrival)
+        self._intake.submit(incoming)
 
     # --- the sending thread ---------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class FrontEnd:
                     steps.append(outputs)
                 case wire.RequestRejected(request_id, text):
                     self._delivery.end(request_id, InvalidRequest.verbatim("request", text))
-                case wire.RequestRefused(request_id, reason, problem):
+                case wire.RequestDeclined(request_id, reason, problem):
                     refusal = RequestRefused(reason, problem)
                     self._table.count_refusal(refusal)
                     self._delivery.end(request_id, refusal)

@@ -5,32 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 from paged_backend.process import wire
 from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.process.engine_supervisor import EngineSupervisor
-from paged_backend.serving.requests.answer import Answer
+from paged_backend.serving.requests.answer import GenerationAnswer
 from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
 from paged_backend.serving.requests.held_results import result_bytes
 from paged_backend.serving.requests.open_requests import (
-    Arrival,
-    OpenAnswer,
+    IncomingRequest,
     OpenRequest,
+    RequestAnswer,
     Sender,
 )
+from paged_backend.serving.requests.parameters import tenant_of
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.pooling import PoolingAnswer, parse_pooling
-from paged_backend.serving.requests.preparation import MustWait, Preparation, tenant_of
+from paged_backend.serving.requests.preparation import MustWait, Preparation
 from paged_backend.serving.requests.request_table import Cancel, RequestTable
-from paged_backend.serving.requests.tasks import (
-    CancelTask,
-    EmbedTask,
-    GenerateTask,
-    InspectTask,
-    ScoreTask,
-    TokenizerTask,
-)
+from paged_backend.serving.requests.tasks import TaskKind
 from paged_backend.text.tokenizer import Tokenizer
 from paged_backend.values.errors import DeadlineExceeded, RequestRefused, as_exception
 
@@ -69,46 +62,46 @@ class Intake:
         """Prepare the requests that wait for it, and end the threads."""
         self._preparation.close()
 
-    def submit(self, arrival: Arrival) -> None:
+    def submit(self, incoming: IncomingRequest) -> None:
         """Check a request and pass it to the engine.
 
         This never raises: an error becomes the request's final response.
         """
-        with self._answering(arrival.sender):
-            self._submit(arrival)
+        with self._answering(incoming.sender):
+            self._submit(incoming)
 
-    def _submit(self, arrival: Arrival) -> None:
-        task = self._parser.read(arrival.tensors, arrival.parameters_json)
-        if not isinstance(task, CancelTask):
+    def _submit(self, incoming: IncomingRequest) -> None:
+        task = self._parser.read(incoming.tensors, incoming.parameters_json)
+        if task.kind is not TaskKind.CANCEL:
             self._table.check_open()  # for tasks, too: a health probe must see that it is closed
-        arrival.load = replace(arrival.load, is_slow=self._parser.prompts.is_slow)
-        if not arrival.load.is_small:
-            arrival.tenant = tenant_of(arrival.tensors, arrival.parameters_json)
-        match task:
-            case CancelTask():
-                self._cancel(Cancel(task.call_id, arrival.sender))
-            case InspectTask():
-                self._table.inspect(arrival.sender)
-            case GenerateTask() | EmbedTask() | ScoreTask():
-                arrival.call_id = task.call_id
-                arrival.needs_engine = True
-                self._check_room(arrival)
-                scores = isinstance(task, ScoreTask)
-                start = partial(self._start_pooling, scores=scores)
-                self._prepare(arrival, self._start if isinstance(task, GenerateTask) else start)
-            case TokenizerTask():
-                self._check_tasks(arrival.tenant)
-                self._prepare(arrival, partial(self._answer_task, task))
+        incoming.load = replace(incoming.load, is_slow=self._parser.prompts.is_slow)
+        if not incoming.load.is_small:
+            incoming.tenant = tenant_of(incoming.tensors, incoming.parameters_json)
+        incoming.task = task
+        match task.kind:
+            case TaskKind.CANCEL:
+                self._cancel(Cancel(task.call_id, incoming.sender))
+            case TaskKind.INSPECT:
+                self._table.inspect(incoming.sender)
+            case TaskKind.GENERATE:
+                self._check_room(incoming)
+                self._prepare(incoming, self._start)
+            case TaskKind.EMBED | TaskKind.SCORE:
+                self._check_room(incoming)
+                self._prepare(incoming, self._start_pooling)
+            case TaskKind.TOKENIZE | TaskKind.DETOKENIZE | TaskKind.INFO:
+                self._check_tasks(incoming.tenant)
+                self._prepare(incoming, self._answer_task)
 
-    def _check_room(self, arrival: Arrival) -> None:
+    def _check_room(self, incoming: IncomingRequest) -> None:
         """Refuse a request for the engine if the queue is full, or full of its tenant's requests.
 
         Raises:
             RequestRefused: the error says when to retry.
         """
         num_own = 0  # a small request is in the queue at once, where its tenant's share is checked
-        if not arrival.load.is_small:
-            num_own = self._preparation.num_waiting_of(arrival.tenant)
+        if not incoming.load.is_small:
+            num_own = self._preparation.num_waiting_of(incoming.tenant)
         self._link.check_room(len(self._table), self._table.num_starting, num_own)
 
     def _check_tasks(self, tenant: str) -> None:
@@ -134,79 +127,73 @@ class Intake:
         if request_id is not None:
             answer_cancel(self._table, request_id)
 
-    def _prepare(self, arrival: Arrival, act: Callable[[Arrival], None]) -> None:
+    def _prepare(self, incoming: IncomingRequest, act: Callable[[IncomingRequest], None]) -> None:
         """Prepare a request: at once if it is small, and otherwise on another thread."""
 
         def work() -> None:
-            with self._answering(arrival.sender):
-                self._check_waited(arrival)
-                act(arrival)
-            self._table.end_preparing(arrival)
+            with self._answering(incoming.sender):
+                self._check_waited(incoming)
+                act(incoming)
+            self._table.end_preparing(incoming)
 
-        self._table.begin_preparing(arrival)
+        self._table.begin_preparing(incoming)
         try:
-            self._preparation.run(arrival.load, work, arrival.tenant)
+            self._preparation.run(incoming.load, work, incoming.tenant)
         except MustWait:
-            arrival.load = replace(arrival.load, needs_grammar=True)
-            arrival.tenant = tenant_of(arrival.tensors, arrival.parameters_json)
-            self._prepare(arrival, act)
+            incoming.load = replace(incoming.load, needs_grammar=True)
+            incoming.tenant = tenant_of(incoming.tensors, incoming.parameters_json)
+            self._prepare(incoming, act)
         except RequestRefused:
-            self._table.end_preparing(arrival)
+            self._table.end_preparing(incoming)
             raise
 
-    def _check_waited(self, arrival: Arrival) -> None:
+    def _check_waited(self, incoming: IncomingRequest) -> None:
         """Refuse a request that was canceled or ran out of time while it waited to be prepared."""
-        if arrival.load.is_small:
+        if incoming.load.is_small:
             return
         self._table.check_open()
-        if arrival.sender.is_cancelled():
+        if incoming.sender.is_cancelled():
             raise Cancelled(CANCELLED)
-        if arrival.timeout_s is not None and arrival.clock.age_s > arrival.timeout_s:
-            raise DeadlineExceeded(arrival.timeout_s)
+        if incoming.timeout_s is not None and incoming.clock.age_s > incoming.timeout_s:
+            raise DeadlineExceeded(incoming.timeout_s)
 
-    def _answer_task(self, task: TokenizerTask, arrival: Arrival) -> None:
-        tenant = self._parser.tenant_of_task(arrival.parameters_json)
-        if task.is_charged:
+    def _answer_task(self, incoming: IncomingRequest) -> None:
+        task = incoming.task
+        tenant = task.parameters.tenant  # checked for all of these tasks
+        if task.kind.is_charged:
             self._link.check_rate(tenant)
             self._link.send(wire.ChargeTenant(tenant))
-        arrival.sender.send(self._parser.answer_task(task, arrival.tensors), True)
+        incoming.sender.send(self._parser.tokenizer_tasks.answer(task), True)
 
-    def _start(self, arrival: Arrival) -> None:
-        parsed = self._parser.parse(
-            self._table.new_id(), arrival.tensors, arrival.parameters_json, self._link.check_rate
-        )
-        answer = Answer(parsed, self._tokenizer, self._stream_interval)
+    def _start(self, incoming: IncomingRequest) -> None:
+        parsed = self._parser.parse(self._table.new_id(), incoming.task, self._link.check_rate)
+        answer = GenerationAnswer(parsed, self._tokenizer, self._stream_interval)
         held = result_bytes(
             parsed.request.params,
             len(parsed.request.prompt_token_ids),
             self._parser.limits.vocab_size,
             stream=parsed.options.stream,
         )
-        self._open(arrival, answer, parsed.timeout_s, held)
+        self._open(incoming, answer, parsed.timeout_s, held)
 
-    def _start_pooling(self, arrival: Arrival, *, scores: bool) -> None:
+    def _start_pooling(self, incoming: IncomingRequest) -> None:
         parsed = parse_pooling(
-            self._parser,
-            self._table.new_id(),
-            arrival.tensors,
-            arrival.parameters_json,
-            self._link.check_rate,
-            scores=scores,
+            self._parser, self._table.new_id(), incoming.task, self._link.check_rate
         )
-        self._open(arrival, PoolingAnswer(parsed), parsed.timeout_s)
+        self._open(incoming, PoolingAnswer(parsed), parsed.timeout_s)
 
     def _open(
         self,
-        arrival: Arrival,
-        answer: OpenAnswer,
+        incoming: IncomingRequest,
+        answer: RequestAnswer,
         own_timeout_s: float | None,
         result_bytes: int = 0,
     ) -> None:
-        timeout_s = min(filter(None, (arrival.timeout_s, own_timeout_s)), default=None)
+        timeout_s = min(filter(None, (incoming.timeout_s, own_timeout_s)), default=None)
         open_request = OpenRequest(
-            answer, arrival.sender, arrival.clock, timeout_s, result_bytes, arrival.is_large
+            answer, incoming.sender, incoming.clock, timeout_s, result_bytes, incoming.is_large
         )
-        self._table.start(open_request, arrival)
+        self._table.start(open_request, incoming)
 
     @contextlib.contextmanager
     def _answering(self, sender: Sender) -> Iterator[None]:

@@ -24,7 +24,7 @@ _MAX_PASSED_S = 1.0
 
 
 @dataclass(order=True, slots=True)
-class _Job:
+class _LaneJob:
     due_s: float
     number: int
     work: Work = field(compare=False)
@@ -36,7 +36,7 @@ class _Account:
     """The jobs of a tenant, and the time that they have taken so far."""
 
     spent_s: float  # time on the threads, or more if the tenant came later than others
-    jobs: list[_Job] = field(default_factory=list)  # a heap
+    jobs: list[_LaneJob] = field(default_factory=list)  # a heap
     num_running: int = 0
     size: int = 0  # total size of all jobs that wait or run
     is_slow: bool = False
@@ -82,7 +82,7 @@ class Lane:
             account = self._accounts.setdefault(tenant, _Account(self._served_s))
             if not account.num_jobs:
                 account.spent_s = max(account.spent_s, self._served_s)
-            heapq.heappush(account.jobs, _Job(due_s, next(self._numbers), work, size))
+            heapq.heappush(account.jobs, _LaneJob(due_s, next(self._numbers), work, size))
             account.size += size
             self.size += size
             self.num_jobs += 1
@@ -112,7 +112,7 @@ class Lane:
                 write_internal_error(error)
             self._end(account, job, time.monotonic() - started_s)
 
-    def _next(self) -> tuple[_Account, _Job] | None:
+    def _next(self) -> tuple[_Account, _LaneJob] | None:
         """Wait for the next job; None once the lane is closed and nothing waits."""
         with self._changed:
             while (account := self._first()) is None:
@@ -137,7 +137,7 @@ class Lane:
             default=None,
         )
 
-    def _end(self, account: _Account, job: _Job, seconds: float) -> None:
+    def _end(self, account: _Account, job: _LaneJob, seconds: float) -> None:
         with self._changed:
             self._num_slow -= account.is_slow
             account.num_running -= 1

@@ -14,6 +14,7 @@ from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.metrics.stat_logger import RequestClock
 from paged_backend.serving.requests.preparation import Load
+from paged_backend.serving.requests.tasks import Task
 from paged_backend.serving.requests.token_bucket import TokenBucket
 from paged_backend.values.outputs import SequenceOutput
 from paged_backend.values.request import Request
@@ -45,8 +46,8 @@ class Sender(Protocol):
         """Whether the client has disconnected or canceled the request."""
 
 
-class OpenAnswer(Protocol):
-    """Collects the outputs of one request until they are sent."""
+class RequestAnswer(Protocol):
+    """The answer to one request: outputs of the engine, until they are sent as responses."""
 
     request: Request
 
@@ -84,8 +85,8 @@ class OpenAnswer(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Arrival:
-    """A request as it arrived, before any check.
+class IncomingRequest:
+    """A request of the server, until it is open, answered or refused.
 
     ``timeout_s`` is the server's timeout for the request; the request may have its own as well.
     """
@@ -95,12 +96,11 @@ class Arrival:
     timeout_s: float | None
     sender: Sender
     clock: RequestClock = field(default_factory=RequestClock)
-    call_id: str | None = None
-    needs_engine: bool = False  # others need the tokenizer only
     is_cancelled: bool = False  # canceled by its name, before the engine knew it
     tenant: str = ""  # that its preparation is charged to, unless it is small
     is_large: bool = False  # each of its responses is sent as a large one
     load: Load = field(init=False)
+    task: Task = field(init=False)  # once it has been read
 
     def __post_init__(self) -> None:
         self.load = Load.of(self.tensors, self.parameters_json)
@@ -110,7 +110,7 @@ class Arrival:
 class OpenRequest:
     """A request that has had no final response yet."""
 
-    answer: OpenAnswer
+    answer: RequestAnswer
     sender: Sender
     clock: RequestClock
     timeout_s: float | None

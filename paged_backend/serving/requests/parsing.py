@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from paged_backend.grammar.client import GrammarChecker
 from paged_backend.parsers.formats import ResponseFormat
@@ -17,24 +14,18 @@ from paged_backend.parsers.response import ResponseReader
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.preparation import check_may_wait, may_have_name
-from paged_backend.serving.requests.prompts import UTF8_BYTES, PromptReader
-from paged_backend.serving.requests.tasks import (
-    CANCEL,
-    CHARGED,
-    EMBED,
-    GENERATE,
-    INSPECT,
-    SCORE,
-    CancelTask,
-    EmbedTask,
-    GenerateTask,
-    InspectTask,
-    ScoreTask,
-    Task,
-    TaskReader,
-    TokenizerTask,
+from paged_backend.serving.requests.parameters import (
+    CALL_ID,
+    OWN,
+    SAMPLING,
+    RequestParameters,
+    call_id_of,
+    check_json_length,
 )
+from paged_backend.serving.requests.preparation import check_may_wait
+from paged_backend.serving.requests.prompts import UTF8_BYTES, PromptReader
+from paged_backend.serving.requests.tasks import Task, TaskKind, read_kind
+from paged_backend.serving.requests.tokenizer_tasks import TokenizerTasks
 from paged_backend.serving.requests.tool_use import PARSED, ToolUse
 from paged_backend.text.bad_words import resolve_bad_words
 from paged_backend.text.detokenizer import text_of_prompt
@@ -46,15 +37,7 @@ from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.request import Request, RequestLimits, RequestOptions
 from paged_backend.values.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from paged_backend.values.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
-from paged_backend.values.validation import coerce, shorten
 
-CALL_ID = "call_id"
-RESERVED_PREFIX = "triton_"  # parameters of Triton's own, not of the request
-
-_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_CALL_ID_JSON = 6 * 64 + 2  # characters, each of which may be written as six
-# Names of the prompt in other APIs.
-_PROMPT_ELSEWHERE = ("prompt", "inputs")
 _RETURN = "return_"
 _RETURN_FLAGS = [spec.name for spec in INPUTS if spec.name.startswith(_RETURN)]
 LOGITS = ("context_logits", "generation_logits")  # outputs that are sampling parameters, too
@@ -116,10 +99,12 @@ class RequestParser:
         self._tokenizer = tokenizer
         self.limits = limits
         self.prompts = PromptReader(tokenizer, limits)
-        self._tasks = TaskReader(tokenizer, limits, self.prompts, self._tool_use, defaults)
+        self.tokenizer_tasks = TokenizerTasks(
+            tokenizer, limits, self.prompts, self._tool_use, defaults
+        )
 
     def read(self, tensors: Tensors, parameters_json: str) -> Task:
-        """Return what a request asks for; this does not tokenize, so it is quick.
+        """Return what a request asks for; this does not tokenize or decode, so it is quick.
 
         Args:
             tensors: the request's input tensors.
@@ -128,55 +113,31 @@ class RequestParser:
         Raises:
             InvalidRequest: the task is not known, a field is too long, or ``call_id`` is wrong.
         """
-        name = self._tasks.name(tensors)
+        kind = read_kind(tensors)
         self._check_lengths(tensors, parameters_json)
-        if name == CANCEL:
-            return CancelTask(self._call_id_to_cancel(tensors, parameters_json))
-        if name == INSPECT:
-            return InspectTask()
-        if name == EMBED:
-            return EmbedTask(self.call_id(tensors, parameters_json))
-        if name == SCORE:
-            return ScoreTask(self.call_id(tensors, parameters_json))
-        if name == GENERATE:
-            return GenerateTask(self.call_id(tensors, parameters_json))
-        return TokenizerTask(name, is_charged=name in CHARGED)
-
-    def answer_task(self, task: TokenizerTask, tensors: Tensors) -> dict[str, Array]:
-        """Return the answer to a task that needs the tokenizer only.
-
-        Raises:
-            InvalidRequest: the prompt cannot be used.
-        """
-        return self._tasks.answer(task, tensors)
-
-    def tenant_of_task(self, parameters_json: str) -> str:
-        """Return the tenant of a request that needs the tokenizer only.
-
-        Raises:
-            InvalidRequest: the parameters cannot be read, or the tenant is invalid.
-        """
-        values = self._json_object("parameters", parameters_json or "{}")
-        return RequestOptions.take_from({"tenant": values.get("tenant", "")}).tenant
+        call_id = ""
+        if kind.is_computed or kind is TaskKind.CANCEL:
+            call_id = call_id_of(tensors, parameters_json)
+        if kind is TaskKind.CANCEL and not call_id:
+            raise InvalidRequest(CALL_ID, "is missing; it names the request to cancel")
+        return Task(
+            kind, tensors, RequestParameters(tensors, parameters_json, self.limits), call_id
+        )
 
     def parse(
-        self,
-        request_id: str,
-        tensors: Tensors,
-        parameters_json: str,
-        admit: Callable[[str], None] = lambda tenant: None,
+        self, request_id: str, task: Task, admit: Callable[[str], None] = lambda tenant: None
     ) -> ParsedRequest:
-        """Check one request.
+        """Check one request for tokens.
 
         Args:
             request_id: the id by which the engine will know it.
-            tensors: the request's input tensors.
-            parameters_json: the request's parameters, a JSON object or empty.
+            task: what it asks for.
             admit: called with the tenant before the prompt is tokenized; it may raise.
 
         Raises:
             InvalidRequest: naming the field and the allowed range.
         """
+        tensors = task.tensors
         self.limits.check_generates()
         for name, problem in _NOT_SUPPORTED.items():
             if name in tensors:
@@ -184,7 +145,7 @@ class RequestParser:
         options = answer_options(tensors)
         if options.pass_through is not None:
             self.check_pass_through(options.pass_through, stream=options.stream)
-        values = self.sampling_values(tensors, parameters_json)
+        values = dict(task.parameters.sampling)
         own = RequestOptions.take_from(values)
         admit(own.tenant)
         params = resolve_bad_words(self._tokenizer, self._sampling_params(values))
@@ -220,7 +181,7 @@ class RequestParser:
             own.priority,
             own.tenant,
             grammar,
-            call_id=self.call_id(tensors, parameters_json) or "",
+            call_id=task.call_id,
         )
         parsed = ParsedRequest(
             request, options, prompt_text, prompt.text is not None, own.timeout_s
@@ -261,42 +222,6 @@ class RequestParser:
         check_may_wait()
         return self._grammars.grammar(constraint, tenant=own.tenant, salt=own.cache_salt)
 
-    def sampling_values(self, tensors: Tensors, parameters_json: str) -> dict[str, Any]:
-        """Return the sampling parameters of a request by name.
-
-        They are read from the tensor ``sampling_parameters``, or from the request's parameters if
-        there is no such tensor. The tensors ``stop``, ``bad_words``, ``stop_token_ids`` and
-        ``allowed_token_ids`` take precedence. Strings become numbers and booleans where necessary;
-        the values are not checked.
-
-        Raises:
-            InvalidRequest: they cannot be read.
-        """
-        if "sampling_parameters" in tensors:
-            name = "sampling_parameters"
-            values = self._json_object(name, fields.string(name, tensors[name]))
-        else:
-            values = self._json_object("parameters", parameters_json or "{}")
-            values = {
-                name: value
-                for name, value in values.items()
-                if name != CALL_ID and not name.startswith(RESERVED_PREFIX)
-            }
-        if (
-            values.pop("lora_name", None) is not None
-        ):  # vllm_backend's wording, which its clients compare
-            raise InvalidRequest.verbatim("lora_name", "LoRA feature is not enabled.")
-        for name in _PROMPT_ELSEWHERE:
-            if name in values:
-                raise InvalidRequest(name, "is not known; the prompt's name here is text_input")
-        for name in ("stop", "bad_words"):
-            if name in tensors:
-                values[name] = fields.strings(name, tensors[name])
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            if name in tensors:
-                values[name] = fields.elements(name, tensors[name])
-        return coerce(SamplingParams, values)
-
     def check_pass_through(self, tensor: Array, *, stream: bool) -> None:
         """Check the length of ``pass_through``, which is returned with each response.
 
@@ -315,42 +240,6 @@ class RequestParser:
                 "pass_through", f"has {length} bytes, more than {limit} ({reason})"
             )
 
-    def call_id(self, tensors: Tensors, parameters_json: str) -> str | None:
-        """Return the name that the client gave to the request, by which it can be canceled.
-
-        The name is a tensor or a parameter. Ensembles pass parameters on, and tensors only where
-        they declare them.
-
-        Raises:
-            InvalidRequest: the name is invalid, or the tensor and the parameter differ.
-        """
-        names: list[Any] = []
-        if CALL_ID in tensors:
-            names.append(fields.string(CALL_ID, tensors[CALL_ID]))
-        if may_have_name(parameters_json, CALL_ID):
-            self._check_json_length("parameters", len(parameters_json))
-            names += _call_ids(parameters_json)
-        if not names:
-            return None
-        for name in names:
-            if not isinstance(name, str) or not _CALL_ID.fullmatch(name):
-                problem = "must have 1 to 64 letters, digits, '_' and '-', got "
-                raise InvalidRequest(CALL_ID, problem + shorten(name))
-        if len(set(names)) > 1:
-            raise InvalidRequest(CALL_ID, "must be the same as a tensor and as a parameter")
-        return str(names[0])
-
-    def _call_id_to_cancel(self, tensors: Tensors, parameters_json: str) -> str:
-        """Return the name of the requests that a cancellation should end.
-
-        Raises:
-            InvalidRequest: it is missing or invalid.
-        """
-        call_id = self.call_id(tensors, parameters_json)
-        if call_id is None:
-            raise InvalidRequest(CALL_ID, "is missing; it names the request to cancel")
-        return call_id
-
     def _check_lengths(self, tensors: Tensors, parameters_json: str) -> None:
         """Refuse a request with a field that is too long, without reading the field.
 
@@ -358,46 +247,10 @@ class RequestParser:
             InvalidRequest: naming the field.
         """
         self.prompts.check_lengths(tensors)
-        name = "sampling_parameters"
-        if name in tensors:
-            self._check_json_length(name, len(fields.single(name, tensors[name])) // UTF8_BYTES)
-        self._check_json_length("parameters", len(parameters_json))
-
-    def _check_json_length(self, name: str, length: int) -> None:
-        if length > self.limits.max_json_length:
-            raise InvalidRequest(
-                name, f"has over {self.limits.max_json_length} characters (max_json_length)"
-            )
-
-    def _json_object(self, name: str, source: str) -> dict[str, Any]:
-        self._check_json_length(name, len(source))
-        return fields.json_object(name, source, self.limits.max_json_depth)
-
-
-class _Parameters(msgspec.Struct):
-    """The one parameter that is read before the others, which are skipped."""
-
-    call_id: msgspec.Raw = msgspec.Raw()
-
-
-_PARAMETERS = msgspec.json.Decoder(_Parameters)
-
-
-def _call_ids(parameters_json: str) -> list[object]:
-    """Return the name in a request's parameters, unchecked, if there is one.
-
-    Raises:
-        InvalidRequest: the parameters cannot be read.
-    """
-    try:
-        raw = bytes(_PARAMETERS.decode(parameters_json).call_id)
-        if len(raw) > _MAX_CALL_ID_JSON:  # too long for any valid name
-            return [raw.decode()]
-        return [msgspec.json.decode(raw)] if raw else []
-    except msgspec.ValidationError as error:
-        raise InvalidRequest("parameters", "must be a JSON object") from error
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest("parameters", f"is not valid JSON: {shorten(str(error))}") from error
+        if SAMPLING in tensors:
+            length = len(fields.single(SAMPLING, tensors[SAMPLING])) // UTF8_BYTES
+            check_json_length(SAMPLING, length, self.limits)
+        check_json_length(OWN, len(parameters_json), self.limits)
 
 
 def answer_options(tensors: Tensors) -> AnswerOptions:

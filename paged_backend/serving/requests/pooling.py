@@ -22,6 +22,7 @@ from paged_backend.serving.requests.prompts import (
     TEXT_PAIR,
     Prompt,
 )
+from paged_backend.serving.requests.tasks import Task, TaskKind
 from paged_backend.values.contract import INPUTS
 from paged_backend.values.errors import InvalidRequest
 from paged_backend.values.outputs import SequenceOutput
@@ -53,28 +54,21 @@ class ParsedPooling:
 
 
 def parse_pooling(
-    parser: RequestParser,
-    request_id: str,
-    tensors: Tensors,
-    parameters_json: str,
-    admit: Callable[[str], None],
-    *,
-    scores: bool,
+    parser: RequestParser, request_id: str, task: Task, admit: Callable[[str], None]
 ) -> ParsedPooling:
     """Check one request for an embedding or a score.
 
     Args:
         parser: checks requests against the loaded model.
         request_id: the id by which the engine will know it.
-        tensors: the request's input tensors.
-        parameters_json: the request's parameters, a JSON object or empty.
+        task: what it asks for.
         admit: called with the tenant before the prompt is tokenized; it may raise.
-        scores: whether the request is for the score of a pair of texts.
 
     Raises:
         InvalidRequest: naming the field and the allowed range.
     """
-    limits = parser.limits
+    limits, tensors = parser.limits, task.tensors
+    scores = task.kind is TaskKind.SCORE
     subject = "scores" if scores else "embeddings"
     as_json = EMBEDDING_REQUEST in tensors
     if as_json and not limits.makes_embeddings:
@@ -84,7 +78,7 @@ def parse_pooling(
     else:
         limits.check_embeds()
     _check_tensors(tensors, subject, _PAIR if scores else _PROMPTS)
-    values = parser.sampling_values(tensors, parameters_json)
+    values = dict(task.parameters.sampling)
     own = RequestOptions.take_from(values)
     if own.thinking_token_budget is not None:
         raise InvalidRequest("thinking_token_budget", f"cannot be used with {subject}")
@@ -113,7 +107,7 @@ def parse_pooling(
         cache_salt=own.cache_salt,
         priority=own.priority,
         tenant=own.tenant,
-        call_id=parser.call_id(tensors, parameters_json) or "",
+        call_id=task.call_id,
         pooling=pooling,
     )
     wanted = frozenset(name for name in _COUNTS if fields.flag(tensors, f"return_{name}"))

@@ -19,6 +19,7 @@ from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.serving.contract import Array
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.lane import Lane, Work
+from paged_backend.serving.requests.parameters import SAMPLING, has_escapes, has_text
 from paged_backend.values.errors import RequestRefused
 
 # Maximum characters of a request that is prepared at once, which takes about a millisecond.
@@ -32,7 +33,6 @@ _RETRY_AFTER_S = 1
 # Names in the parameters, or beginnings of names.
 _CONSTRAINTS = ("structured_outputs", "response_format", "guided_", "thinking_token_budget")
 _CONSTRAINING = ("guided_decoding_guide_type", "tools")  # tensors
-_ESCAPE = "\\u"  # JSON may write the letters of a name so, too
 _NAMES: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 _thread = threading.local()
@@ -90,8 +90,8 @@ def _may_need_grammar(tensors: Tensors, parameters_json: str) -> bool:
     if not tensors.keys().isdisjoint(_CONSTRAINING):
         return True
     sources: list[str | bytes] = [parameters_json]
-    if "sampling_parameters" in tensors:
-        sources += tensors["sampling_parameters"].reshape(-1)[:1].tolist()
+    if SAMPLING in tensors:
+        sources += tensors[SAMPLING].reshape(-1)[:1].tolist()
     return any(map(_may_have_constraint, sources))
 
 
@@ -99,7 +99,7 @@ def _may_have_constraint(source: str | bytes) -> bool:
     """Return True if parameters may have a constraint; True if they are too long to be searched."""
     if len(source) > MAX_SEARCHED or any(has_text(source, name) for name in _CONSTRAINTS):
         return True
-    if not has_text(source, _ESCAPE):
+    if not has_escapes(source):
         return False
     if len(source) > SMALL:
         return True
@@ -109,45 +109,12 @@ def _may_have_constraint(source: str | bytes) -> bool:
         return True
 
 
-def has_text(source: str | bytes, text: str) -> bool:
-    """Return True if a text is in JSON as it is; its letters may be escaped there instead."""
-    return text.encode() in source if isinstance(source, bytes) else text in source
-
-
-def may_have_name(source: str | bytes, name: str) -> bool:
-    """Return False if no object of a JSON text has a name, without parsing it."""
-    return has_text(source, f'"{name}"') or has_text(source, _ESCAPE)
-
-
 def _size(tensor: Array) -> int:
     if tensor.dtype != object:
         return tensor.size
     if tensor.size > _MAX_COUNTED:
         return SMALL + tensor.size
     return sum(map(len, tensor.reshape(-1).tolist()))
-
-
-class _Tenant(msgspec.Struct):
-    tenant: str = ""
-
-
-_TENANT = msgspec.json.Decoder(_Tenant)
-
-
-def tenant_of(tensors: Tensors, parameters_json: str) -> str:
-    """Return the tenant that a request is charged to; empty if its parameters cannot be read.
-
-    This skips what else the parameters hold, which takes 1 ms for a megabyte. They are checked when
-    the request is prepared.
-    """
-    source: str | bytes = parameters_json
-    if "sampling_parameters" in tensors:
-        tensor = tensors["sampling_parameters"].reshape(-1)
-        source = tensor[0] if tensor.size == 1 else ""
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError, TypeError):
-        if may_have_name(source, "tenant"):
-            return _TENANT.decode(source).tenant
-    return ""
 
 
 class Preparation:

@@ -10,7 +10,12 @@ from typing import NamedTuple
 from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.requests.held_results import HeldResults
-from paged_backend.serving.requests.open_requests import Arrival, Deadlines, OpenRequest, Sender
+from paged_backend.serving.requests.open_requests import (
+    Deadlines,
+    IncomingRequest,
+    OpenRequest,
+    Sender,
+)
 from paged_backend.values.errors import EngineDead, PagedError, RequestRefused
 
 MAX_HELD_CANCELS = 4096
@@ -36,7 +41,7 @@ class RequestTable:
         self._open: dict[str, OpenRequest] = {}  # by request_id, the earliest first
         self._inspecting: dict[str, Sender] = {}  # by request_id
         self._cancelling: dict[str, Cancel] = {}  # by request_id, until the engine confirms it
-        self._preparing: set[Arrival] = set()
+        self._preparing: set[IncomingRequest] = set()
         self._deadlines = Deadlines(self._open)
         self._refused: Counter[str] = Counter()
         self._has_engine = True
@@ -83,23 +88,23 @@ class RequestTable:
     def num_starting(self) -> int:
         """The number of requests in preparation that will be sent to the engine."""
         with self._lock:
-            return sum(arrival.needs_engine for arrival in self._preparing)
+            return sum(incoming.task.kind.is_computed for incoming in self._preparing)
 
-    def begin_preparing(self, arrival: Arrival) -> None:
+    def begin_preparing(self, incoming: IncomingRequest) -> None:
         """Remember a request while it is prepared, so that it can be canceled by its name."""
         with self._lock:
-            self._preparing.add(arrival)
+            self._preparing.add(incoming)
 
-    def end_preparing(self, arrival: Arrival) -> None:
+    def end_preparing(self, incoming: IncomingRequest) -> None:
         """Forget a request that was prepared; unknown ones are ignored."""
         with self._lock:
-            self._preparing.discard(arrival)
+            self._preparing.discard(incoming)
 
     def new_id(self) -> str:
         """Return an id that no other request of any front end has."""
         return f"{self._link.identity}-{next(self._ids)}"
 
-    def start(self, open_request: OpenRequest, arrival: Arrival) -> None:
+    def start(self, open_request: OpenRequest, incoming: IncomingRequest) -> None:
         """Add a request, and send it to the engine if there is one.
 
         Without an engine, the request waits for the next one. If sending raises an error, the
@@ -121,7 +126,7 @@ class RequestTable:
                     self._results.remove(open_request.result_bytes, request.tenant)
                     raise
             self._deadlines.add(request.request_id)
-            if arrival.is_cancelled:
+            if incoming.is_cancelled:
                 self._send_cancel(request.call_id)
 
     def inspect(self, sender: Sender) -> None:
@@ -148,9 +153,9 @@ class RequestTable:
             caller must pass to ``confirm_cancel``.
         """
         with self._lock:
-            for arrival in self._preparing:
-                if arrival.call_id == cancel.call_id:
-                    arrival.is_cancelled = True
+            for incoming in self._preparing:
+                if incoming.task.call_id == cancel.call_id:
+                    incoming.is_cancelled = True
             request_id = self._send_cancel(cancel.call_id)
             self._cancelling[request_id] = cancel
             return None if self._has_engine else request_id

@@ -1,150 +1,70 @@
-"""What a request can ask for, and the answers that need the tokenizer only, not the engine."""
+"""What a request asks for."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-
-import numpy as np
+from dataclasses import dataclass
+from enum import StrEnum
 
 from paged_backend.serving import fields
-from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.prompts import EMBEDDING_REQUEST, PromptReader
-from paged_backend.serving.requests.tool_use import ToolUse
-from paged_backend.text.detokenizer import text_of_prompt
-from paged_backend.text.tokenizer import Tokenizer
+from paged_backend.serving.requests.parameters import RequestParameters
+from paged_backend.serving.requests.prompts import EMBEDDING_REQUEST
 from paged_backend.values.errors import InvalidRequest
-from paged_backend.values.request import RequestLimits
-from paged_backend.values.sampling_defaults import SamplingDefaults
 from paged_backend.values.validation import shorten
 
-GENERATE = "generate"
-EMBED = "embed"
-SCORE = "score"
-CANCEL = "cancel"  # done by the front end
-INSPECT = "inspect"  # answered by the engine
-CHARGED = ("tokenize", "detokenize")  # they count against a tenant's rate, as GENERATE does
+
+class TaskKind(StrEnum):
+    """The tasks of requests, by the values of the tensor ``task``."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+    CANCEL = "cancel"  # done by the front end
+    INSPECT = "inspect"  # answered by the engine, which computes nothing for it
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    INFO = "info"
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the engine computes steps for the task."""
+        return self in (TaskKind.GENERATE, TaskKind.EMBED, TaskKind.SCORE)
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether a task for the tokenizer counts against its tenant's rate, as requests do."""
+        return self in (TaskKind.TOKENIZE, TaskKind.DETOKENIZE)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateTask:
-    """Generate tokens; the engine does it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """What one request asks for.
 
-    call_id: str | None  # the name that the client gave to the request, to cancel it
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedTask:
-    """Make an embedding; the engine does it."""
-
-    call_id: str | None  # the name that the client gave to the request, to cancel it
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreTask:
-    """Score a pair of texts; the engine does it."""
-
-    call_id: str | None  # the name that the client gave to the request, to cancel it
-
-
-@dataclass(frozen=True, slots=True)
-class CancelTask:
-    """Cancel all requests with the name ``call_id``; the front end and the engine do it."""
-
-    call_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class InspectTask:
-    """Show the engine's sequences; the engine does it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerTask:
-    """A task that :class:`TaskReader` answers."""
-
-    name: str
-    is_charged: bool  # it counts against the tenant's rate
-
-
-Task = GenerateTask | EmbedTask | ScoreTask | CancelTask | InspectTask | TokenizerTask
-
-
-class TaskReader:
-    """Reads the task of a request, and answers the tasks that need the tokenizer only.
-
-    These are all tasks except ``generate``, ``embed``, ``score``, ``cancel`` and ``inspect``.
+    Attributes:
+        kind: kind of the task.
+        tensors: the request's input tensors.
+        parameters: the request's parameters, which are not decoded yet.
+        call_id: the name by which a request that is computed can be canceled, empty if it has
+            none; or the name of the requests to cancel.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        limits: RequestLimits,
-        prompts: PromptReader,
-        tool_use: ToolUse,
-        defaults: SamplingDefaults,
-    ) -> None:
-        self._defaults = defaults
-        self._tokenizer = tokenizer
-        self._limits = limits
-        self._prompts = prompts
-        self._tool_use = tool_use
-        self._tasks = {
-            "tokenize": self._tokenize,
-            "detokenize": self._detokenize,
-            "info": self._info,
-        }
+    kind: TaskKind
+    tensors: Tensors
+    parameters: RequestParameters
+    call_id: str = ""
 
-    def name(self, tensors: Tensors) -> str:
-        """Return the name of the task that a request asks for.
 
-        Raises:
-            InvalidRequest: the task is not known.
-        """
-        default = EMBED if EMBEDDING_REQUEST in tensors else GENERATE
-        task = fields.string("task", tensors["task"]) if "task" in tensors else default
-        if default == EMBED and task != EMBED:
-            raise InvalidRequest("task", f"must be embed with {EMBEDDING_REQUEST}")
-        known = [GENERATE, EMBED, SCORE, CANCEL, INSPECT, *self._tasks]
-        if task not in known:
-            raise InvalidRequest("task", f"must be one of {', '.join(known)}, got {shorten(task)}")
-        return task
+def read_kind(tensors: Tensors) -> TaskKind:
+    """Return the kind of task that a request asks for.
 
-    def answer(self, task: TokenizerTask, tensors: Tensors) -> dict[str, Array]:
-        """Return the output tensors of a task that needs the tokenizer only.
-
-        Raises:
-            InvalidRequest: the prompt cannot be used.
-        """
-        return self._tasks[task.name](tensors)
-
-    def _tokenize(self, tensors: Tensors) -> dict[str, Array]:
-        # A prompt has the tools that it would have for the task ``generate``.
-        tools = self._tool_use.read(tensors)
-        token_ids = self._prompts.read(tensors, tools.definitions).token_ids
-        self._limits.check_token_ids("input_ids", token_ids)
-        return {
-            "output_ids": np.array(token_ids, np.int32),
-            "num_input_tokens": np.asarray(len(token_ids), np.uint32),
-        }
-
-    def _detokenize(self, tensors: Tensors) -> dict[str, Array]:
-        if "input_ids" not in tensors:
-            raise InvalidRequest("input_ids", "is missing")
-        token_ids = fields.elements("input_ids", tensors["input_ids"])
-        self._limits.check_token_ids("input_ids", token_ids)
-        if fields.flag(tensors, "stream"):  # more text follows
-            text = text_of_prompt(self._tokenizer, token_ids, skip_special_tokens=False)
-        else:
-            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-        return {"text_output": as_strings([text])}
-
-    def _info(self, tensors: Tensors) -> dict[str, Array]:
-        del tensors
-        info = {
-            **asdict(self._limits),
-            "sampling_defaults": asdict(self._defaults),
-            "has_chat_template": self._tokenizer.chat_template is not None,
-        }
-        return {"text_output": as_strings([json.dumps(info)])}
+    Raises:
+        InvalidRequest: the task is not known.
+    """
+    default = TaskKind.EMBED if EMBEDDING_REQUEST in tensors else TaskKind.GENERATE
+    name = fields.string("task", tensors["task"]) if "task" in tensors else default
+    if default is TaskKind.EMBED and name != TaskKind.EMBED:
+        raise InvalidRequest("task", f"must be embed with {EMBEDDING_REQUEST}")
+    known = list(TaskKind)
+    if name not in known:
+        raise InvalidRequest("task", f"must be one of {', '.join(known)}, got {shorten(name)}")
+    return TaskKind(name)

@@ -11,7 +11,7 @@ from paged_backend.serving.tensorrtllm.arrays import Outputs, element, merge
 from paged_backend.values.errors import InvalidRequest, RequestRefused
 
 
-class Batch:
+class BatchResponses:
     """The responses to one request; any thread may use it.
 
     Args:
@@ -97,7 +97,7 @@ class Batch:
 class RowSender:
     """Sends the responses to one row: a ``Sender`` of the front end."""
 
-    batch: Batch
+    batch: BatchResponses
     row: int
     convert: Callable[[Outputs], Iterator[Outputs]]  # a response of the model
     rename: Callable[[InvalidRequest], InvalidRequest]

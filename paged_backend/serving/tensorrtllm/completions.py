@@ -13,7 +13,7 @@ from paged_backend.serving.fields import Tensors
 from paged_backend.serving.requests.answer import METRICS
 from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 
 _BLOCKS = (
     *("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks"),
@@ -25,15 +25,15 @@ _NO_DRAFTS = ("total_accepted_draft_tokens", "total_draft_tokens")
 
 # Outputs that every interface has.
 COMMON_OUTPUTS = (
-    *(TensorSpec(name, "TYPE_INT32", 1) for name in ("batch_index", "sequence_index")),
-    TensorSpec("sequence_length", "TYPE_INT32", -1),
-    TensorSpec("cum_log_probs", "TYPE_FP32", -1),
-    TensorSpec("output_log_probs", "TYPE_FP32", (-1, -1)),
-    TensorSpec("context_logits", "TYPE_FP32", (-1, -1)),
-    TensorSpec("generation_logits", "TYPE_FP32", (-1, -1, -1)),
-    *(TensorSpec(name, "TYPE_INT32", 1) for name in (*_BLOCKS, *_NO_DRAFTS)),
-    *(TensorSpec(name, "TYPE_INT64", 1) for name in METRICS),
-    TensorSpec("acceptance_rate", "TYPE_FP32", 1),
+    *(TensorDeclaration(name, "TYPE_INT32", 1) for name in ("batch_index", "sequence_index")),
+    TensorDeclaration("sequence_length", "TYPE_INT32", -1),
+    TensorDeclaration("cum_log_probs", "TYPE_FP32", -1),
+    TensorDeclaration("output_log_probs", "TYPE_FP32", (-1, -1)),
+    TensorDeclaration("context_logits", "TYPE_FP32", (-1, -1)),
+    TensorDeclaration("generation_logits", "TYPE_FP32", (-1, -1, -1)),
+    *(TensorDeclaration(name, "TYPE_INT32", 1) for name in (*_BLOCKS, *_NO_DRAFTS)),
+    *(TensorDeclaration(name, "TYPE_INT64", 1) for name in METRICS),
+    TensorDeclaration("acceptance_rate", "TYPE_FP32", 1),
 )
 
 

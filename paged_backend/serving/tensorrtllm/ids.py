@@ -12,16 +12,16 @@ from paged_backend.serving import fields, triton
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.model import TritonSender
-from paged_backend.serving.requests.open_requests import Arrival
-from paged_backend.serving.requests.tasks import CANCEL
+from paged_backend.serving.requests.open_requests import IncomingRequest
+from paged_backend.serving.requests.tasks import TaskKind
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
-from paged_backend.serving.tensorrtllm.batch import Batch, RowSender
+from paged_backend.serving.tensorrtllm.batch import BatchResponses, RowSender
 from paged_backend.serving.tensorrtllm.completions import COMMON_OUTPUTS
-from paged_backend.serving.tensorrtllm.model import BatchModel, Row, call_id
+from paged_backend.serving.tensorrtllm.model import BatchModel, RowRequest, call_id
 from paged_backend.serving.tensorrtllm.sampling import IDS, LLM_API, PREFIX, without_prefix
 from paged_backend.serving.tensorrtllm.specs import SAMPLING_INPUTS, TEXT_INPUTS, specs
 from paged_backend.serving.tensorrtllm.text import text_prompt
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 from paged_backend.values.errors import InvalidRequest
 
 # The LLM API's own outputs.
@@ -73,9 +73,9 @@ class TritonPythonModel(BatchModel):
         *_LLM_API_INPUTS,
     )
     outputs = (
-        TensorSpec("output_ids", "TYPE_INT32", (-1, -1)),
+        TensorDeclaration("output_ids", "TYPE_INT32", (-1, -1)),
         *specs("TYPE_STRING", -1, "text_output", *_REASONS),
-        TensorSpec("cumulative_logprob", "TYPE_FP32", -1),
+        TensorDeclaration("cumulative_logprob", "TYPE_FP32", -1),
         *COMMON_OUTPUTS,
     )
 
@@ -93,15 +93,15 @@ class TritonPythonModel(BatchModel):
             sender.fail(InvalidRequest("stop", "must come with the request id of a request"))
             return True
         cancel = {
-            "task": as_strings([CANCEL]),
+            "task": as_strings([TaskKind.CANCEL]),
             "call_id": as_strings([call_id(request.request_id())]),
         }
-        stopping = Batch(sender, 1, is_stream=False, is_decoupled=self._is_decoupled)
+        stopping = BatchResponses(sender, 1, is_stream=False, is_decoupled=self._is_decoupled)
         nothing = RowSender(stopping, 0, lambda answer: iter(()), lambda error: error)
-        self._front_end.submit(Arrival(cancel, "", None, nothing))
+        self._front_end.submit(IncomingRequest(cancel, "", None, nothing))
         return True
 
-    def _row(self, tensors: Tensors, *, is_stream: bool) -> Row:
+    def _row(self, tensors: Tensors, *, is_stream: bool) -> RowRequest:
         if "text_input" in tensors:
             _refuse_others(tensors, _IDS_ONLY, "token ids")
             return _text_row(without_prefix(tensors))
@@ -116,7 +116,7 @@ class TritonPythonModel(BatchModel):
             found = {"output_ids": ids[None, None]}  # first: some clients take the first output
             return found | common | {"sequence_length": element(len(ids))}
 
-        return Row(IDS, tensors, {"input_ids": prompt}, convert, ("output_ids",))
+        return RowRequest(IDS, tensors, {"input_ids": prompt}, convert, ("output_ids",))
 
 
 def _refuse_others(tensors: Tensors, names: Iterable[str], of: str) -> None:
@@ -126,7 +126,7 @@ def _refuse_others(tensors: Tensors, names: Iterable[str], of: str) -> None:
             raise InvalidRequest(name, f"can only be used with {of}")
 
 
-def _text_row(tensors: dict[str, Array]) -> Row:
+def _text_row(tensors: dict[str, Array]) -> RowRequest:
     """Return what a request to the LLM API asks for."""
     tensors.setdefault("max_tokens", np.array([_LLM_API_MAX_TOKENS]))
     flags = (*_REASONS, "cumulative_logprob")
@@ -140,7 +140,7 @@ def _text_row(tensors: dict[str, Array]) -> Row:
             found["stop_reason"] = as_strings(text or _NO_STOP_REASON for text in reasons)
         return {"text_output": model["text_output"], **common, **found}
 
-    return Row(LLM_API, tensors, text_prompt(tensors, echo=echo), convert, wanted)
+    return RowRequest(LLM_API, tensors, text_prompt(tensors, echo=echo), convert, wanted)
 
 
 def _prompt(tensors: Tensors) -> Array:

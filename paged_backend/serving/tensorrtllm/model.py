@@ -23,10 +23,10 @@ from paged_backend.serving.deployment import Deployment
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.model import TritonSender
 from paged_backend.serving.pipeline import llm_version
-from paged_backend.serving.requests.open_requests import Arrival
+from paged_backend.serving.requests.open_requests import IncomingRequest
 from paged_backend.serving.requests.parsing import LOGITS
 from paged_backend.serving.tensorrtllm.arrays import Outputs, is_batched, split_rows
-from paged_backend.serving.tensorrtllm.batch import Batch, RowSender
+from paged_backend.serving.tensorrtllm.batch import BatchResponses, RowSender
 from paged_backend.serving.tensorrtllm.completions import Completions
 from paged_backend.serving.tensorrtllm.sampling import (
     Dialect,
@@ -35,7 +35,7 @@ from paged_backend.serving.tensorrtllm.sampling import (
     sampling_values,
     with_newer_names,
 )
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 from paged_backend.values.errors import InvalidRequest
 
 # Parameters of a request that its clients set, and that have no effect.
@@ -44,7 +44,7 @@ MAX_PARAMETERS = 2**14  # characters of all parameters, of which there are few
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowRequest:
     """What a client asks for in one row, in the words of one interface."""
 
     dialect: Dialect
@@ -63,8 +63,8 @@ class BatchModel(model.TritonPythonModel):
     answers to all rows.
     """
 
-    inputs: ClassVar[tuple[TensorSpec, ...]]
-    outputs: ClassVar[tuple[TensorSpec, ...]]
+    inputs: ClassVar[tuple[TensorDeclaration, ...]]
+    outputs: ClassVar[tuple[TensorDeclaration, ...]]
     stream_flag: ClassVar[str]
 
     @classmethod
@@ -84,14 +84,14 @@ class BatchModel(model.TritonPythonModel):
         self._open(replace(own, name=version.parent.name, version=version.name, folder=version))
 
     @abstractmethod
-    def _row(self, tensors: Tensors, *, is_stream: bool) -> Row:
+    def _row(self, tensors: Tensors, *, is_stream: bool) -> RowRequest:
         """Return what a row asks for.
 
         Raises:
             InvalidRequest: a field cannot be used.
         """
 
-    def _arrivals(self, request: Any, sender: TritonSender) -> list[Arrival]:
+    def _incoming_requests(self, request: Any, sender: TritonSender) -> list[IncomingRequest]:
         parameters = triton.read_parameters(request)
         if len(parameters) > MAX_PARAMETERS:
             raise InvalidRequest("parameters", f"has over {MAX_PARAMETERS} characters")
@@ -101,17 +101,20 @@ class BatchModel(model.TritonPythonModel):
         rows = split_rows(triton.read_tensors(request, self.inputs), is_batched=self._is_batched)
         rows = list(map(with_newer_names, rows))
         is_stream = self._is_stream(rows)
-        batch = Batch(sender, len(rows), is_stream=is_stream, is_decoupled=self._is_decoupled)
+        batch = BatchResponses(
+            sender, len(rows), is_stream=is_stream, is_decoupled=self._is_decoupled
+        )
         read = [self._row(tensors, is_stream=is_stream) for tensors in rows]
         check_bias_words(row.tensors for row in read)
-        arrivals = [
-            self._arrival(request, batch, index, row, is_stream) for index, row in enumerate(read)
+        incoming = [
+            self._incoming_request(request, batch, index, row, is_stream)
+            for index, row in enumerate(read)
         ]
         # The answers to all rows may be one response.
         is_large = any(fields.flag(row, f"return_{name}") for row in rows for name in LOGITS)
-        for arrival in arrivals:
-            arrival.is_large = is_large
-        return arrivals
+        for row_request in incoming:
+            row_request.is_large = is_large
+        return incoming
 
     def _is_stream(self, rows: Sequence[Tensors]) -> bool:
         flags = {fields.flag(row, self.stream_flag) for row in rows}
@@ -123,9 +126,9 @@ class BatchModel(model.TritonPythonModel):
             )
         return True in flags
 
-    def _arrival(
-        self, request: Any, batch: Batch, index: int, row: Row, is_stream: bool
-    ) -> Arrival:
+    def _incoming_request(
+        self, request: Any, batch: BatchResponses, index: int, row: RowRequest, is_stream: bool
+    ) -> IncomingRequest:
         block_size = self._loaded.config.block_size
         completions = Completions(row.tensors, is_stream=is_stream, block_size=block_size)
         values = sampling_values(row.dialect, row.tensors, self._loaded)
@@ -145,7 +148,7 @@ class BatchModel(model.TritonPythonModel):
 
         rename = partial(renamed, dialect=row.dialect, tensors=row.tensors)
         sender = RowSender(batch, index, convert, rename)
-        return Arrival(inputs, "", model.timeout_s(request), sender)
+        return IncomingRequest(inputs, "", model.timeout_s(request), sender)
 
 
 def call_id(request_id: str) -> str:

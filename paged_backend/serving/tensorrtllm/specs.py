@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 
 
-def specs(data_type: str, dims: int | tuple[int, ...], *names: str) -> tuple[TensorSpec, ...]:
+def specs(
+    data_type: str, dims: int | tuple[int, ...], *names: str
+) -> tuple[TensorDeclaration, ...]:
     """Return optional inputs, or outputs, of one type and shape."""
-    return tuple(TensorSpec(name, data_type, dims) for name in names)
+    return tuple(TensorDeclaration(name, data_type, dims) for name in names)
 
 
 SAMPLING_INPUTS = (

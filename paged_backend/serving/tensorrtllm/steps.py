@@ -17,8 +17,9 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.pipeline import load_llm
 from paged_backend.serving.requests.intake import MAX_WAITING_TASKS
-from paged_backend.serving.requests.preparation import Load, Preparation, tenant_of
-from paged_backend.serving.requests.tasks import TokenizerTask
+from paged_backend.serving.requests.parameters import tenant_of
+from paged_backend.serving.requests.preparation import Load, Preparation
+from paged_backend.serving.requests.tasks import TaskKind
 from paged_backend.serving.rotation import MAX_IDS_AT_ONCE, Rotation
 from paged_backend.serving.tensorrtllm.arrays import (
     Outputs,
@@ -32,21 +33,20 @@ from paged_backend.serving.tensorrtllm.lengths import check_queries, check_seque
 from paged_backend.serving.tensorrtllm.sampling import bias_of_words
 from paged_backend.serving.tensorrtllm.specs import specs
 from paged_backend.serving.tensorrtllm.words import NO_WORD, read_texts, write_words
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 from paged_backend.values.errors import InvalidRequest, RequestRefused, as_exception
 from paged_backend.values.sampling_params import MAX_BAD_WORDS, MAX_WORD_LENGTH
 
-_TOKENIZE = TokenizerTask("tokenize", is_charged=False)
 _WORD_LISTS = {"BAD_WORDS_DICT": "BAD_WORDS_IDS", "STOP_WORDS_DICT": "STOP_WORDS_IDS"}
 _OFF = ("DECODER_QUERY", "PROMPT_TABLE_EXTRA_ID")
 _PADDING = dict.fromkeys(_WORD_LISTS.values(), NO_WORD)
 
 
-class _Step:
+class _TextStep:
     """A step that answers small requests at once, and large ones on a thread."""
 
-    inputs: ClassVar[tuple[TensorSpec, ...]]
-    outputs: ClassVar[tuple[TensorSpec, ...]]
+    inputs: ClassVar[tuple[TensorDeclaration, ...]]
+    outputs: ClassVar[tuple[TensorDeclaration, ...]]
 
     @classmethod
     def auto_complete_config(cls, config: Any) -> Any:
@@ -103,12 +103,12 @@ class _Step:
         raise NotImplementedError
 
 
-class Preprocessing(_Step):
+class Preprocessing(_TextStep):
     """Turns text and words into token ids; the outputs are inputs of ``tensorrt_llm``."""
 
     inputs = (
-        TensorSpec("QUERY", "TYPE_STRING", 1, optional=False),
-        TensorSpec("REQUEST_OUTPUT_LEN", "TYPE_INT32", 1, optional=False),
+        TensorDeclaration("QUERY", "TYPE_STRING", 1, optional=False),
+        TensorDeclaration("REQUEST_OUTPUT_LEN", "TYPE_INT32", 1, optional=False),
         *specs("TYPE_STRING", 1, "DECODER_QUERY"),
         *specs("TYPE_STRING", -1, *_WORD_LISTS, "EMBEDDING_BIAS_WORDS"),
         *specs("TYPE_FP32", -1, "EMBEDDING_BIAS_WEIGHTS"),
@@ -165,10 +165,13 @@ class Preprocessing(_Step):
         }
 
     def _token_ids(self, tensors: Tensors) -> Array:
-        query = {"text_input": as_strings([fields.string("QUERY", tensors["QUERY"])])}
+        query = {
+            "task": as_strings([TaskKind.TOKENIZE]),
+            "text_input": as_strings([fields.string("QUERY", tensors["QUERY"])]),
+        }
+        parser = self._llm.parser
         try:
-            self._llm.parser.read(query, "")
-            return self._llm.parser.answer_task(_TOKENIZE, query)["output_ids"]
+            return parser.tokenizer_tasks.answer(parser.read(query, ""))["output_ids"]
         except InvalidRequest as error:
             raise error.renamed("QUERY") from error
 
@@ -205,12 +208,12 @@ class Preprocessing(_Step):
         return bias
 
 
-class Postprocessing(_Step):
+class Postprocessing(_TextStep):
     """Turns the outputs of ``tensorrt_llm`` into text."""
 
     inputs = (
-        TensorSpec("TOKENS_BATCH", "TYPE_INT32", (-1, -1), optional=False),
-        TensorSpec("SEQUENCE_LENGTH", "TYPE_INT32", -1, optional=False),
+        TensorDeclaration("TOKENS_BATCH", "TYPE_INT32", (-1, -1), optional=False),
+        TensorDeclaration("SEQUENCE_LENGTH", "TYPE_INT32", -1, optional=False),
     )
     outputs = specs("TYPE_STRING", -1, "OUTPUT")
 

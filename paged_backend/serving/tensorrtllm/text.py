@@ -9,10 +9,10 @@ from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element
 from paged_backend.serving.tensorrtllm.completions import COMMON_OUTPUTS
-from paged_backend.serving.tensorrtllm.model import BatchModel, Row
+from paged_backend.serving.tensorrtllm.model import BatchModel, RowRequest
 from paged_backend.serving.tensorrtllm.sampling import TEXT
 from paged_backend.serving.tensorrtllm.specs import SAMPLING_INPUTS, TEXT_INPUTS, specs
-from paged_backend.values.contract import TensorSpec
+from paged_backend.values.contract import TensorDeclaration
 
 _COUNTS = ("num_input_tokens", "num_output_tokens")
 _REQUIRED = ("text_input", "max_tokens")
@@ -33,12 +33,12 @@ class TritonPythonModel(BatchModel):
         *specs("TYPE_BOOL", 1, *(f"return_{name}" for name in _COUNTS)),
     )
     outputs = (
-        TensorSpec("text_output", "TYPE_STRING", -1),
+        TensorDeclaration("text_output", "TYPE_STRING", -1),
         *specs("TYPE_INT32", 1, *_COUNTS),
         *COMMON_OUTPUTS,
     )
 
-    def _row(self, tensors: Tensors, *, is_stream: bool) -> Row:
+    def _row(self, tensors: Tensors, *, is_stream: bool) -> RowRequest:
         wanted = [name for name in _COUNTS if fields.flag(tensors, f"return_{name}")]
         # A stream never contains the prompt.
         echo = not (is_stream or fields.flag(tensors, "exclude_input_in_output"))
@@ -47,7 +47,7 @@ class TritonPythonModel(BatchModel):
             counts = {name: element(model[name].item()) for name in wanted}
             return {"text_output": model["text_output"], **common, **counts}
 
-        return Row(TEXT, tensors, text_prompt(tensors, echo=echo), convert)
+        return RowRequest(TEXT, tensors, text_prompt(tensors, echo=echo), convert)
 
 
 def text_prompt(tensors: Tensors, *, echo: bool) -> dict[str, Array]:

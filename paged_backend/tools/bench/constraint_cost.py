@@ -11,7 +11,7 @@ from paged_backend.engine.worker import Worker
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.engine_run import EngineFigures, run_engine
 from paged_backend.tools.bench.environment import StolenTime
-from paged_backend.tools.bench.measurements import Measurement, Plan
+from paged_backend.tools.bench.measurements import Measurement, MeasurementPlan
 
 WITHOUT = "without constraints"
 
@@ -32,7 +32,7 @@ class ConstraintCost:
         self.comparisons: list[Comparison] = []
         self.stolen_share = 0.0
 
-    def run(self, plan: Plan, rounds: int) -> None:
+    def run(self, plan: MeasurementPlan, rounds: int) -> None:
         """Measure; a short round without figures comes first."""
         self._with(plan.trace_in(2 * rounds).warm_up())
         self._without(plan.trace_in(2 * rounds + 1).warm_up())

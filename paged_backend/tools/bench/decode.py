@@ -111,7 +111,7 @@ class IdleShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DecodeTarget:
     """A figure and the limit that it should meet."""
 
     name: str
@@ -155,10 +155,10 @@ class DecodeReport:
     idle: IdleShare | None = None
     peer: PeerResult | None = None
 
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[DecodeTarget]:
         """The targets, with the measured values."""
         shares = [
-            Target(
+            DecodeTarget(
                 f"share of the roofline at {row.batch_size} x {row.context}",
                 row.figures.of_roofline,
                 ROOFLINE_TARGET,
@@ -169,14 +169,18 @@ class DecodeReport:
         ]
         return shares + self._other_targets()
 
-    def _other_targets(self) -> list[Target]:
+    def _other_targets(self) -> list[DecodeTarget]:
         late, idle, prefix = self.compiled_after_warm_up, self.idle, self.prefix
         speedup = None if prefix is None else prefix.speedup
         between = None if idle is None else idle.between_launches
         return [
-            Target("first token sooner by a cached prefix", speedup, PREFIX_TARGET, at_least=True),
-            Target("kernels compiled after the warm-up", None if late is None else len(late), 0),
-            Target("device idle between launches", between, IDLE_TARGET),
+            DecodeTarget(
+                "first token sooner by a cached prefix", speedup, PREFIX_TARGET, at_least=True
+            ),
+            DecodeTarget(
+                "kernels compiled after the warm-up", None if late is None else len(late), 0
+            ),
+            DecodeTarget("device idle between launches", between, IDLE_TARGET),
         ]
 
     def print(self) -> None:
@@ -368,7 +372,9 @@ class DecodeBench:
 
     def _num_tokens(self) -> int:
         """The number of tokens before the next one, of all sequences together."""
-        return sum(sequence.num_computed_tokens for sequence in self._engine.view().sequences)
+        return sum(
+            sequence.num_computed_tokens for sequence in self._engine.scheduler.view().sequences
+        )
 
     def _time_steps(self, context: int, batch_size: int) -> BatchResult:
         """Time the steps of a batch that is decoding."""

@@ -41,14 +41,14 @@ class HostTime(NamedTuple):
 
 def measure_host(batch_size: int, context: int, num_steps: int) -> HostTime:
     """Time decode steps of ``batch_size`` sequences after prompts of ``context`` tokens."""
-    step = _Step(batch_size, context, num_steps)
+    step = _HostStep(batch_size, context, num_steps)
     step.compute_prompts()
     timed = [step.decode() for _ in range(num_steps)][_WARM_UP_STEPS:]
     medians = (statistics.median(column) * 1e3 for column in zip(*timed, strict=True))
     return HostTime(batch_size, context, *medians)
 
 
-class _Step:
+class _HostStep:
     def __init__(self, batch_size: int, context: int, num_steps: int) -> None:
         max_model_len = context + num_steps + 2
         num_blocks = batch_size * (-(-max_model_len // BLOCK_SIZE)) * 102 // 100 + 2

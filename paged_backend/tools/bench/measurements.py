@@ -59,7 +59,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """Makes the measurements of each round; lengths shrink to fit a short model."""
 
     trace: Sequence[Job]

@@ -20,14 +20,14 @@ from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.worker import Worker
-from paged_backend.grammar.compiler import GrammarCompiler
+from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.platforms.select import is_gpu
 from paged_backend.tools.bench.comparison import Comparison, Pair
 from paged_backend.tools.bench.constrained import Constraint
 from paged_backend.tools.bench.constraint_cost import WITHOUT, ConstraintCost
 from paged_backend.tools.bench.engine_run import EngineFigures, median_run, run_engine
 from paged_backend.tools.bench.environment import StolenTime, environment
-from paged_backend.tools.bench.measurements import TRACE, Job, Measurement, Plan
+from paged_backend.tools.bench.measurements import TRACE, Job, Measurement, MeasurementPlan
 from paged_backend.tools.bench.offline_report import OfflineReport, PeerReport
 from paged_backend.tools.bench.peer_options import PeerOptions
 from paged_backend.tools.bench.peer_process import PeerError, PeerProcess, PeerSettings
@@ -58,7 +58,7 @@ class OfflineBench:
         self._folder, self._tokenizer = checkpoint.model, str(checkpoint.tokenizer)
         self._worker = Worker(self._config, self._folder)
         info = self._worker.info
-        grammars = GrammarCompiler(self._tokenizer, info.vocab_size, info.eos_token_ids)
+        grammars = LlguidanceCompiler(self._tokenizer, info.vocab_size, info.eos_token_ids)
         self._engine = Engine(self._config, self._worker, grammars=grammars)
 
     def run(
@@ -85,7 +85,9 @@ class OfflineBench:
             raise ConfigError("GGUF files are measured without a peer: add --no-peer")
         jobs = self._jobs(workload, constraint)
         limits = self._engine.limits
-        plan = Plan(jobs, concurrency, limits.vocab_size, limits.max_model_len, self._config.seed)
+        plan = MeasurementPlan(
+            jobs, concurrency, limits.vocab_size, limits.max_model_len, self._config.seed
+        )
         measured: Duel | ConstraintCost
         if constraint is None:
             measured = duel = self._duel(plan, rounds, peer)
@@ -112,7 +114,7 @@ class OfflineBench:
             environment=environment(self._worker.platform.device),
         )
 
-    def _duel(self, plan: Plan, rounds: int, peer: PeerOptions | None) -> Duel:
+    def _duel(self, plan: MeasurementPlan, rounds: int, peer: PeerOptions | None) -> Duel:
         """Run all rounds; the peer's process lives that long."""
         with ExitStack() as stack:
             process = None
@@ -139,7 +141,7 @@ class OfflineBench:
         rng = np.random.default_rng(self._config.seed)
         return time_prefix(self._engine, self._config, PREFIX_TOKENS, rng)
 
-    def _settings(self, options: PeerOptions, plan: Plan) -> PeerSettings:
+    def _settings(self, options: PeerOptions, plan: MeasurementPlan) -> PeerSettings:
         """Return the peer's settings.
 
         Raises:
@@ -188,7 +190,7 @@ class Duel:
             short = measurement.warm_up()
             self._run_peer(short, self._run_engine(short).seconds)
 
-    def run(self, plan: Plan, rounds: int) -> None:
+    def run(self, plan: MeasurementPlan, rounds: int) -> None:
         """Measure; the last round is the one in which the peer fails."""
         stolen = StolenTime()
         with tqdm(total=rounds, unit="round", leave=False, disable=None) as bar:

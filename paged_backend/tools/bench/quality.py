@@ -23,7 +23,7 @@ from paged_backend.engine.worker import Worker
 from paged_backend.tools.bench.divergence import Divergences, Logits
 from paged_backend.tools.bench.environment import environment
 from paged_backend.tools.bench.quality_options import PromptOptions
-from paged_backend.tools.bench.quality_prompts import Prompt, make_prompts
+from paged_backend.tools.bench.quality_prompts import QualityPrompt, make_prompts
 from paged_backend.tools.bench.quality_report import AnswerFigures, NumberFormat, QualityReport
 from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
@@ -191,7 +191,7 @@ def reference_config(config: EngineConfig) -> EngineConfig:
 
 
 def _fitted(
-    config: EngineConfig, shape: ModelConfig, prompts: Sequence[Prompt], max_tokens: int
+    config: EngineConfig, shape: ModelConfig, prompts: Sequence[QualityPrompt], max_tokens: int
 ) -> tuple[EngineConfig, int]:
     """Return the options of the engines for these prompts, and the tokens of an answer at most.
 
@@ -225,7 +225,7 @@ def _fitted(
 
 
 def _compare_answers(
-    prompts: Sequence[Prompt], tested: Sequence[list[int]], reference: Sequence[list[int]]
+    prompts: Sequence[QualityPrompt], tested: Sequence[list[int]], reference: Sequence[list[int]]
 ) -> AnswerFigures:
     right = [prompt.right_answer for prompt in prompts if prompt.right_answer is not None]
     has_right = len(right) == len(prompts)

@@ -19,7 +19,7 @@ from paged_backend.values.validation import shorten
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class QualityPrompt:
     """One prompt, and its right answer with the end-of-sequence token if there is one."""
 
     token_ids: list[int]
@@ -28,7 +28,7 @@ class Prompt:
 
 def make_prompts(
     options: PromptOptions, *, model: Path, tokenizer: str, vocab_size: int, seed: int
-) -> list[Prompt]:
+) -> list[QualityPrompt]:
     """Return the prompts.
 
     Args:
@@ -48,13 +48,13 @@ def make_prompts(
         return _demo_prompts(load_tokenizer(tokenizer))[: options.num_prompts]
     shape = options.num_prompts or NUM_RANDOM_PROMPTS, options.input_len
     rows = np.random.default_rng(seed).integers(vocab_size, size=shape)
-    return [Prompt(row) for row in rows.tolist()]
+    return [QualityPrompt(row) for row in rows.tolist()]
 
 
-def _demo_prompts(tokenizer: Tokenizer) -> list[Prompt]:
+def _demo_prompts(tokenizer: Tokenizer) -> list[QualityPrompt]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return [
-        Prompt(
+        QualityPrompt(
             tokenizer.encode(item.question),
             tokenizer.encode(f"\n{item.answer}", add_special_tokens=False) + end,
         )
@@ -62,7 +62,7 @@ def _demo_prompts(tokenizer: Tokenizer) -> list[Prompt]:
     ]
 
 
-def _encoded(texts: list[str], tokenizer: Tokenizer, file: str) -> Iterator[Prompt]:
+def _encoded(texts: list[str], tokenizer: Tokenizer, file: str) -> Iterator[QualityPrompt]:
     for number, text in enumerate(texts, 1):
         try:
             token_ids = tokenizer.encode(text)
@@ -70,7 +70,7 @@ def _encoded(texts: list[str], tokenizer: Tokenizer, file: str) -> Iterator[Prom
             raise ConfigError(f"{file}, prompt {number}: {error}") from error
         if not token_ids:
             raise ConfigError(f"{file}, prompt {number} has no tokens in the model's tokenizer")
-        yield Prompt(token_ids)
+        yield QualityPrompt(token_ids)
 
 
 def _read_prompts(file: Path, num_prompts: int | None) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import cast
 
 from paged_backend.engine.engine import Engine
-from paged_backend.tools.workloads.request import Request as Work
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.values.request import Request
 from paged_backend.values.sampling_params import SamplingParams
 
 
-def prompt_ids(work: Work) -> list[int]:
+def prompt_ids(work: WorkloadRequest) -> list[int]:
     """The token ids of a request's prompt; the workload's prompt format must be `ids`."""
     return list(cast(tuple[int, ...], work.prompt))
 

@@ -132,7 +132,9 @@ class SimulatedBench:
         steps_between = 1 / (request_rate * self._step_s) if request_rate else self._longest
         for place in range(batch_size):
             self._add(self._context, _LATEST_START + int((place + 1) * steps_between))
-        while any(seq.num_tokens == self._context for seq in self._engine.view().sequences):
+        while any(
+            seq.num_tokens == self._context for seq in self._engine.scheduler.view().sequences
+        ):
             self._engine.step()
         device.reset(self._step_s)
         arrivals = self._arrivals(request_rate)

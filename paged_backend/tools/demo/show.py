@@ -70,7 +70,7 @@ def demo_server(console: Console, model: str) -> Iterator[RunningServer]:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ShownStream:
     """One stream on the screen."""
 
     question: Question
@@ -139,7 +139,7 @@ def _side_by_side(panels: list[Panel]) -> Table:
     return grid
 
 
-def _conversations() -> list[Conversation]:
+def _conversations() -> list[ShownStream]:
     from transformers import AutoTokenizer  # slow to import; the server loads meanwhile
 
     template = AutoTokenizer.from_pretrained(MODEL_DIR).apply_chat_template
@@ -151,11 +151,11 @@ def _conversations() -> list[Conversation]:
             {"role": "user", "content": by_name[name].question},
         ]
         prompt = str(template(messages, tokenize=False, add_generation_prompt=True))
-        conversations.append(Conversation(by_name[name], prompt, color))
+        conversations.append(ShownStream(by_name[name], prompt, color))
     return conversations
 
 
-def _streams_table(conversations: list[Conversation]) -> Table:
+def _streams_table(conversations: list[ShownStream]) -> Table:
     table = Table("stream", "prompt", "output", "TTFT ms", "ITL ms", "tokens/s", "right")
     for conversation in conversations:
         completion = conversation.completion
@@ -172,9 +172,7 @@ def _streams_table(conversations: list[Conversation]) -> Table:
     return table
 
 
-def _server_table(
-    conversations: list[Conversation], metrics: MetricsWatch, seconds: float
-) -> Table:
+def _server_table(conversations: list[ShownStream], metrics: MetricsWatch, seconds: float) -> Table:
     total = sum(c.completion.num_output_tokens for c in conversations if c.completion is not None)
     hits, queries = (metrics.last(f"prefix_cache_{kind}_total") for kind in ("hits", "queries"))
     table = Table(show_header=False)

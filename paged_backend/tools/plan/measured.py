@@ -16,7 +16,7 @@ REPORT_SCHEMA = 1  # version of the reports of `paged-backend bench` that this m
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class MeasuredRate:
     """Measured output tokens per second, and the load parameters that the roofline needs."""
 
     label: str
@@ -28,10 +28,10 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RooflineComparison:
     """One measurement and the roofline of the same load."""
 
-    measurement: Measurement
+    measurement: MeasuredRate
     roofline_tokens_per_s: float
     cost_per_million_output: float | None  # at the measured rate; None without a price
 
@@ -41,7 +41,9 @@ class Comparison:
         return self.measurement.tokens_per_s / self.roofline_tokens_per_s
 
 
-def compare(measurement: Measurement, roofline: Roofline, hourly: float | None) -> Comparison:
+def compare(
+    measurement: MeasuredRate, roofline: Roofline, hourly: float | None
+) -> RooflineComparison:
     """Compare a measurement with the roofline of the same load."""
     seen = measurement
     if seen.prompt:
@@ -49,10 +51,10 @@ def compare(measurement: Measurement, roofline: Roofline, hourly: float | None) 
         limit = seen.output / seconds
     else:
         limit = roofline.decode(seen.batch_size, seen.held).tokens_per_s
-    return Comparison(seen, limit, cost_per_million(hourly, seen.tokens_per_s))
+    return RooflineComparison(seen, limit, cost_per_million(hourly, seen.tokens_per_s))
 
 
-def read_measurements(path: Path) -> list[Measurement]:
+def read_measurements(path: Path) -> list[MeasuredRate]:
     """Read a file that `bench serve`, `sweep` or `prefix` saved, or that `bench decode` wrote.
 
     Raises:
@@ -68,10 +70,10 @@ def read_measurements(path: Path) -> list[Measurement]:
     return measurements
 
 
-def _of_decode(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Measurement]:
+def _of_decode(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[MeasuredRate]:
     try:
         return [
-            Measurement(
+            MeasuredRate(
                 label=f"{row['batch_size']} x {row['context']}",
                 batch_size=row["batch_size"],
                 held=row["figures"]["kv_tokens"] / row["batch_size"],
@@ -84,7 +86,7 @@ def _of_decode(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Measuremen
         raise ConfigError(f"{path} holds no results of `bench decode` ({error!r})") from error
 
 
-def _of_report(path: Path, values: Mapping[str, Any]) -> list[Measurement]:
+def _of_report(path: Path, values: Mapping[str, Any]) -> list[MeasuredRate]:
     try:
         if values["schema"] != REPORT_SCHEMA:
             raise ConfigError(f"{path}: schema must be {REPORT_SCHEMA}, got {values['schema']!r}")
@@ -95,11 +97,11 @@ def _of_report(path: Path, values: Mapping[str, Any]) -> list[Measurement]:
         ) from error
 
 
-def _of_run(run: Mapping[str, Any]) -> Measurement:
+def _of_run(run: Mapping[str, Any]) -> MeasuredRate:
     prompt = run["num_input_tokens"] / run["num_completed"]
     cached = (run["num_cached_tokens"] or 0) / run["num_completed"]
     output = run["num_output_tokens"] / run["num_completed"]
-    return Measurement(
+    return MeasuredRate(
         label=run["label"],
         batch_size=sum(run["samples"]["e2e_ms"]) / 1e3 / run["duration_s"],  # by Little's law
         held=prompt + output / 2,

@@ -12,13 +12,13 @@ from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.tools.plan.gpus import Gpu
 from paged_backend.tools.plan.lengths import Lengths
-from paged_backend.tools.plan.measured import Comparison, Measurement, compare
+from paged_backend.tools.plan.measured import MeasuredRate, RooflineComparison, compare
 from paged_backend.tools.plan.memory import MAX_GPUS, Memory, MemoryPlanner, group_sizes
 from paged_backend.tools.plan.model_file import find_config, read_config
 from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES, kv_type_of
 from paged_backend.tools.plan.options import PlanOptions, refuse
 from paged_backend.tools.plan.prices import cost_per_million
-from paged_backend.tools.plan.roofline import Roofline, Step
+from paged_backend.tools.plan.roofline import Roofline, StepRoofline
 from paged_backend.tools.plan.sizes import KvSizes, Parameters, count_parameters
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.kv_cache_groups import group_layers
@@ -80,7 +80,7 @@ class LengthRow:
     num_tokens: int
     blocks: int
     sequences: int
-    prefill: Step
+    prefill: StepRoofline
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class DecodeRow:
 
     batch_size: int
     fits: bool
-    step: Step
+    step: StepRoofline
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Capacity:
     lengths: tuple[LengthRow, ...]
     decode: tuple[DecodeRow, ...]
     service: Service
-    measured: tuple[Comparison, ...]
+    measured: tuple[RooflineComparison, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def make_plan(
     engine: EngineConfig,
     gpus: Sequence[Gpu],
     prices: Sequence[float | None],
-    measurements: Sequence[Measurement] = (),
+    measurements: Sequence[MeasuredRate] = (),
 ) -> Plan:
     """Plan for each kind of GPU.
 
@@ -197,7 +197,7 @@ class Planner:
         )
 
     def plan(
-        self, gpu: Gpu, price: float | None, measurements: Sequence[Measurement] = ()
+        self, gpu: Gpu, price: float | None, measurements: Sequence[MeasuredRate] = ()
     ) -> GpuPlan:
         """Plan for the requested number of these GPUs, or else for the fewest that suffice."""
         memory = self._memory(gpu)

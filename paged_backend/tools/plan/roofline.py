@@ -21,7 +21,7 @@ from paged_backend.tools.plan.sizes import (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRoofline:
     """The minimum time of one step, and the resource that bounds it."""
 
     num_tokens: float  # that the step processes
@@ -52,14 +52,14 @@ class Roofline:
         self._linear_rate = gpu.flops_per_s(weights.compute) * num_gpus
         self._rest_rate = gpu.flops_per_s(weights.rest_compute) * num_gpus
 
-    def decode(self, batch_size: float, num_tokens: float) -> Step:
+    def decode(self, batch_size: float, num_tokens: float) -> StepRoofline:
         """A decode step of `batch_size` sequences that hold `num_tokens` tokens each."""
         read = self._weight_bytes(batch_size) + batch_size * self._kv.bytes_seen(num_tokens)
         rest = 2 * self._head + attention_flops(self._shape, num_tokens)
         compute = batch_size * (2 * self._linear / self._linear_rate + rest / self._rest_rate)
         return _step(batch_size, read / self._bytes_per_s, compute)
 
-    def prefill(self, num_tokens: int) -> Step:
+    def prefill(self, num_tokens: int) -> StepRoofline:
         """A step that computes one whole prompt; only its last token enters the output layer."""
         moved = self._weight_bytes(num_tokens) + self._kv.bytes_per_token * num_tokens
         rest = 2 * self._head + prompt_attention_flops(self._shape, num_tokens)
@@ -79,6 +79,6 @@ class Roofline:
         return prefill + mean_output * self.decode(batch_size, num_tokens).seconds / batch_size
 
 
-def _step(num_tokens: float, memory_s: float, compute_s: float) -> Step:
+def _step(num_tokens: float, memory_s: float, compute_s: float) -> StepRoofline:
     bound = "memory" if memory_s >= compute_s else "compute"
-    return Step(num_tokens, max(memory_s, compute_s), bound)
+    return StepRoofline(num_tokens, max(memory_s, compute_s), bound)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from paged_backend.tools.plan.memory import CONTEXT_BYTES
 from paged_backend.tools.plan.planner import Capacity, GpuPlan, Plan
-from paged_backend.tools.plan.roofline import Step
+from paged_backend.tools.plan.roofline import StepRoofline
 
 _NONE = "-"
 _BOUNDS = {"memory": "m", "compute": "c"}
@@ -209,7 +209,7 @@ def _batch_sizes(plan: Plan) -> list[int]:
     return [row.batch_size for row in capacity.decode] if capacity else []
 
 
-def _step(step: Step) -> str:
+def _step(step: StepRoofline) -> str:
     milliseconds = step.seconds * 1e3
     digits = 2 if milliseconds < 10 else 1 if milliseconds < 100 else 0
     return f"{step.tokens_per_s:,.0f}  {milliseconds:,.{digits}f} {_BOUNDS[step.bound]}"

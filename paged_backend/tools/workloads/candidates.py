@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_backend.tools.workloads.request import Message, Request, Turn
+from paged_backend.tools.workloads.request import Message, Turn, WorkloadRequest
 from paged_backend.tools.workloads.tokens import Tokens
 
 
@@ -13,7 +13,7 @@ class Candidate:
     """A request, its place in the workload for error messages, and its final length."""
 
     place: str
-    request: Request
+    request: WorkloadRequest
     num_tokens: int  # prompt and response, at the end of a conversation
 
 
@@ -31,7 +31,7 @@ def chat_candidate(
     for question in questions:
         history += [question, {"role": "assistant", "content": ""}]
     first, *later = turns
-    request = Request(
+    request = WorkloadRequest(
         prompt=(*system, questions[0]),
         max_tokens=first.max_tokens,
         ignore_eos=ignore_eos,

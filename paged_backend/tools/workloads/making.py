@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paged_backend.tools.workloads.candidates import Candidate
 from paged_backend.tools.workloads.options import NUM_PROMPTS, TokenizerContext, WorkloadOptions
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.tools.workloads.sharegpt import recorded_chats
 from paged_backend.tools.workloads.synthetic import conversations, random_prompts, shared_prefixes
 from paged_backend.tools.workloads.trace import trace_requests
@@ -23,7 +23,7 @@ _MAKERS: Mapping[str, Callable[[WorkloadOptions, TokenizerContext], Iterator[Can
 }
 
 
-def make_requests(options: WorkloadOptions, material: TokenizerContext) -> list[Request]:
+def make_requests(options: WorkloadOptions, material: TokenizerContext) -> list[WorkloadRequest]:
     """Build the requests of a workload; the same options always give the same requests.
 
     A sharegpt file with fewer conversations than requested is repeated.
@@ -45,7 +45,7 @@ def make_requests(options: WorkloadOptions, material: TokenizerContext) -> list[
 
 def _fitting(
     candidates: Iterable[Candidate], options: WorkloadOptions, material: TokenizerContext
-) -> Iterator[Request]:
+) -> Iterator[WorkloadRequest]:
     for candidate in candidates:
         if candidate.num_tokens <= material.max_model_len:
             yield candidate.request

@@ -20,7 +20,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkloadRequest:
     """One request and, for a conversation, the later turns.
 
     ``arrival_s`` is the send time in seconds from the start of the run; None leaves it to the load
@@ -33,7 +33,7 @@ class Request:
     arrival_s: float | None = None
     later: tuple[Turn, ...] = ()
 
-    def follow_up(self, answer: str) -> Request | None:
+    def follow_up(self, answer: str) -> WorkloadRequest | None:
         """Return the next request, with ``answer`` appended to the history; None at the end.
 
         Raises:

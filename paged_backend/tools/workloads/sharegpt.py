@@ -20,7 +20,7 @@ from paged_backend.tools.workloads.candidates import Candidate, chat_candidate
 from paged_backend.tools.workloads.files import read_text
 from paged_backend.tools.workloads.lengths import parse_lengths
 from paged_backend.tools.workloads.options import TokenizerContext, WorkloadOptions
-from paged_backend.tools.workloads.request import Message, Prompt, Request, Turn
+from paged_backend.tools.workloads.request import Message, Prompt, Turn, WorkloadRequest
 from paged_backend.tools.workloads.tokens import Tokens, load_tokens
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
@@ -29,7 +29,7 @@ _USERS = ("human", "user")
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ShareGptConversation:
     """Questions with their answers, after an optional system message."""
 
     place: str
@@ -53,7 +53,7 @@ def recorded_chats(options: WorkloadOptions, material: TokenizerContext) -> Iter
 
 
 def _candidate(
-    conversation: Conversation,
+    conversation: ShareGptConversation,
     options: WorkloadOptions,
     tokens: Tokens,
     rng: np.random.Generator,
@@ -72,11 +72,11 @@ def _candidate(
         )
     ids = tokens.ids(questions[0])
     prompt: Prompt = tuple(ids) if options.prompt_format == "ids" else questions[0]
-    request = Request(prompt=prompt, max_tokens=lengths[0], ignore_eos=options.ignore_eos)
+    request = WorkloadRequest(prompt=prompt, max_tokens=lengths[0], ignore_eos=options.ignore_eos)
     return Candidate(conversation.place, request, len(ids) + lengths[0])
 
 
-def read_sharegpt(path: Path) -> list[Conversation]:
+def read_sharegpt(path: Path) -> list[ShareGptConversation]:
     """Read a ShareGPT file.
 
     Raises:
@@ -93,7 +93,7 @@ def read_sharegpt(path: Path) -> list[Conversation]:
     return [_conversation(f"{path}: entry {n}", entry) for n, entry in enumerate(entries, 1)]
 
 
-def _conversation(place: str, entry: Any) -> Conversation:
+def _conversation(place: str, entry: Any) -> ShareGptConversation:
     try:
         said = [(message["from"], message["value"]) for message in entry["conversations"]]
     except (KeyError, TypeError) as error:
@@ -105,7 +105,7 @@ def _conversation(place: str, entry: Any) -> Conversation:
         if not all(isinstance(part, str) for part in message):
             raise ConfigError(f"{place}: from and value must be strings, got {shorten(message)}")
     system = tuple(text for speaker, text in said[:1] if speaker == "system")
-    return Conversation(place, system, _exchanges(said[len(system) :]))
+    return ShareGptConversation(place, system, _exchanges(said[len(system) :]))
 
 
 def _exchanges(said: list[tuple[str, str]]) -> list[tuple[str, str]]:

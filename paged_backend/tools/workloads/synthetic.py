@@ -9,7 +9,7 @@ import numpy as np
 from paged_backend.tools.workloads.candidates import Candidate, chat_candidate
 from paged_backend.tools.workloads.lengths import Array, parse_lengths
 from paged_backend.tools.workloads.options import TokenizerContext, WorkloadOptions
-from paged_backend.tools.workloads.request import Request, Turn
+from paged_backend.tools.workloads.request import Turn, WorkloadRequest
 from paged_backend.tools.workloads.tokens import load_tokens
 from paged_backend.tools.workloads.writers import ChatWriter, make_writer
 from paged_backend.values.errors import option_error
@@ -62,7 +62,7 @@ def _prompts(
                 f"request {number} has {given}",
             )
         suffix = rng.integers(writer.num_symbols, size=own)
-        request = Request(
+        request = WorkloadRequest(
             prompt=writer.prompt(np.concatenate([prefixes[group], suffix])),
             max_tokens=wanted,
             ignore_eos=options.ignore_eos,

@@ -19,7 +19,7 @@ from paged_backend.tools.workloads.candidates import Candidate
 from paged_backend.tools.workloads.files import read_text
 from paged_backend.tools.workloads.lengths import MAX_LENGTH, Array
 from paged_backend.tools.workloads.options import TokenizerContext, WorkloadOptions
-from paged_backend.tools.workloads.request import Request
+from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_backend.tools.workloads.writers import Writer, make_writer
 from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import Rule, check_fields, checked, shorten
@@ -54,7 +54,7 @@ def trace_requests(options: WorkloadOptions, material: TokenizerContext) -> Iter
     writer = make_writer(options.prompt_format or "ids", material)
     for entry in entries:
         passed_s = (entry.timestamp - entries[0].timestamp) / 1e3
-        request = Request(
+        request = WorkloadRequest(
             prompt=writer.prompt(_symbols(entry, writer, options)),
             max_tokens=entry.output_length,
             ignore_eos=options.ignore_eos,

@@ -76,7 +76,7 @@ Content: TypeAlias = Annotated[
 ]
 
 
-class Message(OpenObject):
+class MessagesTurn(OpenObject):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -84,5 +84,5 @@ class Message(OpenObject):
 
 
 Messages: TypeAlias = Annotated[
-    list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    list[MessagesTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 ]

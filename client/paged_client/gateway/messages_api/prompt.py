@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged_client.gateway.conversation import Conversation
+from paged_client.gateway.conversation import ConversationBuilder
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.events import Json
 from paged_client.gateway.messages_api.items import (
     Block,
     Content,
-    Message,
+    MessagesTurn,
     RedactedThinkingBlock,
     TextBlock,
     Texts,
@@ -24,13 +24,13 @@ from paged_client.gateway.messages_api.items import (
 BILLING_HEADER = "x-anthropic-billing-header:"
 
 
-def chat_of(system: Texts, messages: Sequence[Message]) -> Json:
+def chat_of(system: Texts, messages: Sequence[MessagesTurn]) -> Json:
     """Return chat messages, with rendering options if the answer continues the last of them.
 
     Raises:
         ApiError: a block cannot be a part of its message.
     """
-    conversation = Conversation()
+    conversation = ConversationBuilder()
     instructions = "\n\n".join(text for text in _texts(system) if _is_for_model(text))
     if instructions:
         conversation.system(instructions)
@@ -42,7 +42,7 @@ def chat_of(system: Texts, messages: Sequence[Message]) -> Json:
     return chat
 
 
-def _add(conversation: Conversation, field: str, message: Message) -> None:
+def _add(conversation: ConversationBuilder, field: str, message: MessagesTurn) -> None:
     if message.content is None:
         if message.role != "assistant":
             raise ApiError.field(f"{field}.content", "is missing")
@@ -57,7 +57,7 @@ def _add(conversation: Conversation, field: str, message: Message) -> None:
             _add_assistant(conversation, f"{field}.content[{index}]", block)
 
 
-def _add_user(conversation: Conversation, field: str, content: Content) -> None:
+def _add_user(conversation: ConversationBuilder, field: str, content: Content) -> None:
     """Add the results of tools, each as a message, and the texts between them."""
     texts: list[str] = []
     for index, block in enumerate([content] if isinstance(content, str) else content):
@@ -75,13 +75,13 @@ def _add_user(conversation: Conversation, field: str, content: Content) -> None:
     _say(conversation, texts)
 
 
-def _say(conversation: Conversation, texts: list[str]) -> None:
+def _say(conversation: ConversationBuilder, texts: list[str]) -> None:
     if texts:
         conversation.user("\n".join(texts))
         texts.clear()
 
 
-def _add_assistant(conversation: Conversation, field: str, block: Block) -> None:
+def _add_assistant(conversation: ConversationBuilder, field: str, block: Block) -> None:
     match block:
         case TextBlock():
             conversation.assistant(block.text)

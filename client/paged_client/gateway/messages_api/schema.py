@@ -35,7 +35,7 @@ class Thinking(OpenObject):
     budget_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
 
 
-class ToolChoice(OpenObject):
+class ToolChoiceField(OpenObject):
     """The field ``tool_choice``: the tools that the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -50,7 +50,7 @@ class OutputFormat(OpenObject):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(OpenObject):
+class OutputOptions(OpenObject):
     """Options for the answer; ``effort`` is not read, as not every model knows it."""
 
     format: OutputFormat | None = None
@@ -65,9 +65,9 @@ class MessagesPrompt(RequestBody):
     messages: Messages
     system: Texts = ""
     tools: list[dict[str, Any]] = Field([], max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoiceField | None = None
     thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
+    output_config: OutputOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     _prompt: dict[str, Any] = PrivateAttr()
     _tool_options: dict[str, Any] = PrivateAttr()
@@ -127,7 +127,7 @@ def _switches(thinking: Thinking | None) -> dict[str, Any]:
     return dict.fromkeys(_THINKING_SWITCHES, thinking.type == "enabled")
 
 
-def _tool_options(tools: list[dict[str, Any]], choice: ToolChoice | None) -> dict[str, Any]:
+def _tool_options(tools: list[dict[str, Any]], choice: ToolChoiceField | None) -> dict[str, Any]:
     """Return tools in the format of chats, without those that the server would have to run."""
     functions = [
         _function(f"tools[{index}]", tool)
@@ -152,7 +152,7 @@ def _function(field: str, tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function | given}
 
 
-def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+def _choice(choice: ToolChoiceField) -> str | dict[str, Any]:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type

@@ -20,14 +20,14 @@ from paged_client.gateway.schema.chat_messages import MAX_MESSAGES, MAX_PARTS
 SKIPPED_ITEMS = ("ghost_snapshot", "web_search_call", "image_generation_call", "additional_tools")
 
 
-class TextPart(OpenObject):
+class ResponsesText(OpenObject):
     """A part of a message, of a function's output or of reasoning."""
 
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-_Part = Annotated[TextPart, BeforeValidator(known_type(*_TEXTS))]
+_Part = Annotated[ResponsesText, BeforeValidator(known_type(*_TEXTS))]
 Text: TypeAlias = Annotated[
     Annotated[str, Tag("(text)")]
     | Annotated[list[_Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag("(list)")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_client.gateway.conversation import Conversation
+from paged_client.gateway.conversation import ConversationBuilder
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.events import Json
 from paged_client.gateway.responses_api.items import (
@@ -22,7 +22,7 @@ def messages_of(instructions: str | None, items: Input) -> list[Json]:
     Raises:
         ApiError: an item cannot be a part of a conversation.
     """
-    conversation = Conversation()
+    conversation = ConversationBuilder()
     if instructions:
         conversation.system(instructions)
     if isinstance(items, str):
@@ -35,7 +35,7 @@ def messages_of(instructions: str | None, items: Input) -> list[Json]:
     return conversation.messages
 
 
-def _add(conversation: Conversation, field: str, item: Item) -> None:
+def _add(conversation: ConversationBuilder, field: str, item: Item) -> None:
     match item:
         case MessageItem():
             _add_message(conversation, field, item)
@@ -48,7 +48,7 @@ def _add(conversation: Conversation, field: str, item: Item) -> None:
             conversation.result(item.call_id, _text(item.output))
 
 
-def _add_message(conversation: Conversation, field: str, item: MessageItem) -> None:
+def _add_message(conversation: ConversationBuilder, field: str, item: MessageItem) -> None:
     if item.content is None:
         if item.role == "assistant":
             return  # it was cut before its first word

@@ -24,7 +24,7 @@ _FORMATS = {"float32": ("F32", "F32"), "bfloat16": ("BF16", "F16"), "int8": ("Q8
 
 
 @dataclass
-class Sequence:
+class LlamaSequence:
     """One request; its tokens from ``num_computed`` on are not computed yet."""
 
     index: int
@@ -63,7 +63,7 @@ class Peer:
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
         self._free = list(range(settings["max_seqs"]))
-        self._running: list[Sequence] = []
+        self._running: list[LlamaSequence] = []
         self.about = {
             "llama-cpp-python": llama_cpp.__version__,
             "format": f"{weights} weights, {kv} KV cache",
@@ -87,7 +87,7 @@ class Peer:
     def add(self, index: int, prompt: list[int], max_tokens: int) -> None:
         """Give the request a sequence of its own."""
         self._running.append(
-            Sequence(index, self._free.pop(), list(prompt), len(prompt), max_tokens)
+            LlamaSequence(index, self._free.pop(), list(prompt), len(prompt), max_tokens)
         )
 
     def step(self) -> list[tuple[int, int]]:
@@ -102,7 +102,7 @@ class Peer:
             sequence.tokens.append(int(logits.argmax()))
         return [(s.index, s.max_tokens) for _, s in sampled if self._has_ended(s)]
 
-    def _fill_batch(self) -> list[tuple[int, Sequence]]:
+    def _fill_batch(self) -> list[tuple[int, LlamaSequence]]:
         """Fill the batch; returns the sequences that get a token, with their rows."""
         batch, size, sampled = self._batch, 0, []
         for sequence in sorted(self._running, key=lambda sequence: sequence.num_missing):
@@ -122,7 +122,7 @@ class Peer:
         batch.n_tokens = size
         return sampled
 
-    def _has_ended(self, sequence: Sequence) -> bool:
+    def _has_ended(self, sequence: LlamaSequence) -> bool:
         if len(sequence.tokens) < sequence.num_prompt + sequence.max_tokens:
             return False
         llama_cpp.llama_memory_seq_rm(self._memory, sequence.slot, -1, -1)

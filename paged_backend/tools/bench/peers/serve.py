@@ -4,10 +4,11 @@ It runs under the interpreter of the engine's environment, so it needs the stand
 
     python serve.py PEER.py
 
-PEER.py imports the engine and defines a class ``Peer`` as described below. The first call is
-``{"load": settings}`` with the answer ``{"about": {...}}``. Each later call is ``{"jobs": [[prompt,
-max_tokens], ...], "at_once": n}`` with the answer ``{"seconds": s}``. After ``{"problem": text}``
-the process ends, and so it does at the end of stdin. Between calls it waits in a read.
+PEER.py imports the engine and defines a class ``Peer``, which is a ``PeerEngine`` as described
+below. The first call is ``{"load": settings}`` with the answer ``{"about": {...}}``. Each later
+call is ``{"jobs": [[prompt, max_tokens], ...], "at_once": n}`` with the answer ``{"seconds": s}``.
+After ``{"problem": text}`` the process ends, and so it does at the end of stdin. Between calls it
+waits in a read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections import deque
 from typing import Any, Protocol
 
 
-class Peer(Protocol):
+class PeerEngine(Protocol):
     """An engine with its model loaded; it is made with the settings of the call ``load``."""
 
     about: dict[str, str]
@@ -34,7 +35,7 @@ class Peer(Protocol):
         """Compute; returns index and number of tokens of each request that has ended."""
 
 
-def run_jobs(peer: Peer, jobs: list[tuple[list[int], int]], at_once: int) -> float:
+def run_jobs(peer: PeerEngine, jobs: list[tuple[list[int], int]], at_once: int) -> float:
     """Run all jobs, at most ``at_once`` of them at a time, and return the seconds.
 
     Raises:
@@ -54,7 +55,7 @@ def run_jobs(peer: Peer, jobs: list[tuple[list[int], int]], at_once: int) -> flo
     return time.perf_counter() - started
 
 
-def load(path: str, settings: dict[str, Any]) -> Peer:
+def load(path: str, settings: dict[str, Any]) -> PeerEngine:
     """Import a peer's file and make its engine."""
     spec = importlib.util.spec_from_file_location("paged_peer", path)
     if spec is None or spec.loader is None:
@@ -62,7 +63,7 @@ def load(path: str, settings: dict[str, Any]) -> Peer:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for their module
     spec.loader.exec_module(module)
-    peer: Peer = module.Peer(settings)
+    peer: PeerEngine = module.Peer(settings)
     return peer
 
 
@@ -70,7 +71,7 @@ def main() -> int:
     """Answer calls until stdin ends or one of them fails."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get between the answers
-    peer: Peer | None = None
+    peer: PeerEngine | None = None
     for line in sys.stdin:
         try:
             call = json.loads(line)
