@@ -6,6 +6,7 @@ Each function takes the root of a checkout and returns the violations it finds, 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -94,6 +95,12 @@ Imports = dict[str, set[str]]
 """For each module, the full names of all modules that it imports."""
 
 
+@functools.cache
+def _tree(text: str) -> ast.Module:
+    """Return a module's syntax tree, which the rules read again and again."""
+    return ast.parse(text)
+
+
 def modules(root: Path) -> dict[str, Path]:
     """Every module of the four packages, by its full name."""
     found = {}
@@ -109,7 +116,7 @@ def imports(root: Path) -> Imports:
     """All imports at any depth: within functions and for type checkers, too."""
     known = modules(root)
     return {
-        name: set(_imported(ast.parse(path.read_text()), known)) for name, path in known.items()
+        name: set(_imported(_tree(path.read_text()), known)) for name, path in known.items()
     }
 
 
@@ -169,7 +176,7 @@ def missing_nameplates(root: Path) -> list[str]:
     found = []
     for name, path in modules(root).items():
         if path.name == "__init__.py":
-            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            text = ast.get_docstring(_tree(path.read_text())) or ""
             if len(text.split()) < MIN_NAMEPLATE_WORDS:
                 found.append(f"{name} has no docstring of {MIN_NAMEPLATE_WORDS} words")
     return found
@@ -253,7 +260,7 @@ def _lines_of_others(
     found = []
     for name, path in modules(root).items():
         if name.split(".")[0] == "paged_backend" and name not in exempt:
-            lines = sorted(find_lines(ast.parse(path.read_text())))
+            lines = sorted(find_lines(_tree(path.read_text())))
             found += [f"{name}, line {line}" for line in lines]
     return found
 
