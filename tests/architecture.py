@@ -115,9 +115,7 @@ def modules(root: Path) -> dict[str, Path]:
 def imports(root: Path) -> Imports:
     """All imports at any depth: within functions and for type checkers, too."""
     known = modules(root)
-    return {
-        name: set(_imported(_tree(path.read_text()), known)) for name, path in known.items()
-    }
+    return {name: set(_imported(_tree(path.read_text()), known)) for name, path in known.items()}
 
 
 def _imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:

@@ -26,7 +26,7 @@ def w4a16_matmul(
 
     Args:
         x: [rows, K] bfloat16 or float16.
-        packed: [N, ceil(K / 8)] int32, as from `paged_kernels.int4.pack_int4`.
+        packed: [N, ceil(K / 8)] int32, as `paged_kernels.int4.unpack_int4` reads them.
         scales: [N, groups] bfloat16, float16 or float32, groups = ceil(K / group_size).
         group_size: number of consecutive columns that share a scale: 32, 64, 128, or -1 for one
             scale for each row of the weights.

@@ -31,7 +31,6 @@ class QuantizedLinear:
         self, spec: LinearSpec, weight_format: WeightFormat, kernels: PlatformKernels
     ) -> None:
         self._spec = spec
-        self._format = weight_format
         self._kernels = kernels
         self._product: LinearProduct
         forms = weight_format.encoding.forms(list(spec.parts.values()), spec.inputs)

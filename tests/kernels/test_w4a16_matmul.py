@@ -14,10 +14,12 @@ from matmul_checks import (
     assert_wrong_number_is_noticed,
     packed_call,
 )
-from paged_kernels.int4 import pack_int4, unpack_int4
+from paged_kernels.int4 import unpack_int4
 from paged_kernels.reference import w4a16_matmul as reference
 from paged_kernels.w4a16_matmul import w4a16_matmul
 from torch import Tensor
+
+from paged_backend.quantization.bits import pack_int4
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -7,3 +7,6 @@ CANCELLED = "Request was cancelled"
 
 class Cancelled(Exception):
     """The client canceled the request; it is answered with Triton's CANCELLED."""
+
+    def __init__(self) -> None:
+        super().__init__(CANCELLED)

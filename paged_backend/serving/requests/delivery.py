@@ -11,7 +11,7 @@ from paged_backend.process import wire
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.metrics.stat_logger import StatLogger
-from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.inspection import view_json
 from paged_backend.serving.requests.intake import answer_cancel
 from paged_backend.serving.requests.large_responses import (
@@ -142,7 +142,7 @@ class Delivery:
 
     def _fail_cancelled(self, senders: Iterable[Sender]) -> None:
         for sender in senders:
-            _fail(sender, Cancelled(CANCELLED))
+            _fail(sender, Cancelled())
 
     def abort(self, request_id: str, error: Exception) -> None:
         """End a request with an error, here and in the engine."""

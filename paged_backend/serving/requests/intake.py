@@ -10,7 +10,7 @@ from paged_backend.process import wire
 from paged_backend.process.admission import PLACES_FOR_ONE_LEFT
 from paged_backend.process.engine_supervisor import EngineSupervisor
 from paged_backend.serving.requests.answer import GenerationAnswer
-from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.held_results import result_bytes
 from paged_backend.serving.requests.open_requests import (
     IncomingRequest,
@@ -153,7 +153,7 @@ class Intake:
             return
         self._table.check_open()
         if incoming.sender.is_cancelled():
-            raise Cancelled(CANCELLED)
+            raise Cancelled()
         if incoming.timeout_s is not None and incoming.clock.age_s > incoming.timeout_s:
             raise DeadlineExceeded(incoming.timeout_s)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paged_backend.serving.contract import Array
-from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.open_requests import OpenRequest
 
 LARGE_BYTES = 2**16
@@ -118,7 +118,7 @@ def _send(response: LargeResponse) -> Exception | None:
         if response.open_request.end is not None:
             return response.open_request.end
         if sender.is_cancelled():
-            return Cancelled(CANCELLED)
+            return Cancelled()
         sender.send(response.make(), response.final)
     except Exception as error:
         return error

@@ -13,7 +13,7 @@ from paged_backend.embeddings.vectors import make_embedding, read_score
 from paged_backend.serving import fields
 from paged_backend.serving.contract import Array, as_strings
 from paged_backend.serving.fields import Tensors
-from paged_backend.serving.requests.cancellation import CANCELLED, Cancelled
+from paged_backend.serving.requests.cancellation import Cancelled
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.prompts import (
     EMBEDDING_REQUEST,
@@ -199,7 +199,7 @@ class PoolingAnswer:
         assert self._end is not None
         assert self.request.pooling is not None
         if self._end.pooled is None:
-            raise Cancelled(CANCELLED)
+            raise Cancelled()
         tensors = self._result(self._end.pooled, self.request.pooling)
         counts = {
             "num_input_tokens": np.asarray(len(self.request.prompt_token_ids), np.uint32),
