@@ -1,4 +1,4 @@
-"""Texts per second of an encoder, beside sentence-transformers in another Python environment.
+"""Texts per second of an encoder, and of sentence-transformers in another environment.
 
 Both encode the same texts of 4 to 48 words in turn, in one call each, with a BERT of MiniLM's shape
 (6 layers of 384) and random weights. Prints the medians of each and of the ratios of the rounds,

@@ -5,7 +5,7 @@ the tensor cores even if there is a single row, and weights that are unpacked in
 operand that may stay there.
 
 The result of a row must not depend on how many rows there are, to the last bit. So K is cut into
-splits whose number follows from N and K alone; each split is added up from zero, in the order of
+splits; their number follows from N and K alone. Each split is added up from zero, in the order of
 K, and the sums of the splits are added in their order. Few rows: each split is a program of its
 own, so that enough of them stream the weights, and a second kernel adds. Many rows: one program
 computes all splits of its tile, one after the other, which yields the same sums.

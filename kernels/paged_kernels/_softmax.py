@@ -150,7 +150,7 @@ def attend_tiles(
         factor = scale
         v_scales = None
         if kv_scales_ptr is not None:
-            # The scales lie like a cache whose heads have one element.
+            # The scales lie like a cache with heads of one element.
             at = _cache_offsets(blocks, keys, kv_head, KV_HEADS, BLOCK_SIZE, 1)
             k_scales = _load_scales(kv_scales_ptr, at, visible, MASKED)
             v_scales_ptr = kv_scales_ptr + KV_HEADS * BLOCK_SIZE

@@ -68,7 +68,7 @@ def dense_matmul_silu_and_mul(x: Tensor, gate_up: Tensor) -> Tensor:
 
     Args:
         x: [rows, K] bfloat16 or float16.
-        gate_up: [2 * N, K], dtype of `x`: the rows of gate, then those of up.
+        gate_up: [2 * N, K], dtype of `x`: the rows of gate, then the rows of up.
 
     Returns:
         [rows, N], dtype of `x`.

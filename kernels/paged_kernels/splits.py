@@ -54,7 +54,7 @@ class SplitShape:
 
     @property
     def splits_per_wave(self) -> int:
-        """The number of splits whose programs the device runs at the same time."""
+        """The number of splits with programs that the device runs at the same time."""
         return max(1, self.programs_per_wave // self.programs_per_split)
 
     @property

@@ -214,7 +214,7 @@ class Master(Reporter):
 
 
 class LocustWorker(LocustRole):
-    """Role of a worker: users, servers and workload are those of its master."""
+    """Role of a worker: users, servers and workload are its master's."""
 
     def __init__(self, environment: Environment, runner: WorkerRunner) -> None:
         super().__init__(environment)

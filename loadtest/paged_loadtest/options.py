@@ -83,7 +83,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Options of when requests are sent; those of a trace have their own times.
+    """Options of when requests are sent; requests of a trace have their own times.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.

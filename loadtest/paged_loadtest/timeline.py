@@ -1,6 +1,6 @@
 """The timeline of one request as its client saw it, and the only definitions of the latencies.
 
-The definitions and names are those of vLLM's ``bench serve``; differing names in NVIDIA's AIPerf
+The definitions and names are vLLM's in ``bench serve``; differing names in NVIDIA's AIPerf
 are given in parentheses:
 
 TTFT  from sending the request to the first chunk with a token

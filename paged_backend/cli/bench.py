@@ -30,7 +30,7 @@ _OFFLINE = {"prompt_format": "ids", "ignore_eos": True, "trace_speedup": 1.0}
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command's flags."""
     parser = subparsers.add_parser(
-        "bench", help="measure speed, alone or beside another engine", description=__doc__
+        "bench", help="measure speed, alone or compared with another engine", description=__doc__
     )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     _add_offline(kinds)
@@ -45,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def _add_offline(kinds: Subparsers) -> None:
     offline = kinds.add_parser(
         "offline",
-        help="the engine in this process, beside another engine",
+        help="the engine in this process, compared with another engine",
         description="Measure the engine in this process and another one in a separate process, "
         "in turn: a workload, one request alone, the first token of a long prompt, and requests "
         "with a common prefix. Prompts are token ids, and the end-of-sequence token is ignored. "
@@ -95,7 +95,7 @@ def _add_peer_options(offline: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--peer-dtype",
         choices=PEER_DTYPES,
-        help="the peer's number format (default: that of the engine); int8 is of weights only",
+        help="the peer's number format (default: the engine's); int8 rounds weights only",
     )
     group.add_argument(
         "--rounds",
@@ -108,7 +108,7 @@ def _add_peer_options(offline: argparse.ArgumentParser) -> None:
 def _add_decode(kinds: Subparsers) -> None:
     decode = kinds.add_parser(
         "decode",
-        help="steady decoding, beside the roofline and transformers' continuous batching",
+        help="steady decoding, compared with the roofline and transformers' continuous batching",
         description="Time steps in which a whole batch decodes, beside the time that the device "
         "takes to read the weights and the KV cache, or to multiply by the weights where that is "
         "longer than reading them; then the gain of a cached prefix, compilations after the "
@@ -164,10 +164,10 @@ def _add_host(kinds: Subparsers) -> None:
 def _add_experts(kinds: Subparsers) -> None:
     experts = kinds.add_parser(
         "experts",
-        help="a CPU's products of experts, beside reading their weights",
+        help="a CPU's products of experts, compared with reading their weights",
         description="Time the experts of one mixture-of-experts layer in processor time, in turn "
         "with reading as many bytes as the chosen experts have. Weights, rows and choices are "
-        "random. The default sizes are those of Qwen3-30B-A3B.",
+        "random. The default sizes are Qwen3-30B-A3B's.",
     )
     experts.add_argument("--num-experts", type=_count, default=128, help="default: 128")
     experts.add_argument("--num-experts-per-tok", type=_count, default=8, help="default: 8")
@@ -183,7 +183,7 @@ def _add_experts(kinds: Subparsers) -> None:
 def _add_quality(kinds: Subparsers) -> None:
     quality = kinds.add_parser(
         "quality",
-        help="what a number format costs in quality, beside float32",
+        help="what a number format costs in quality, compared with float32",
         description="Answer prompts greedily twice in this process: with the options as they are "
         "given, and with a reference, which has the same checkpoint and options but dtype float32, "
         "no quantization and kv_cache_dtype auto. Then compare the distributions of both engines "

@@ -34,7 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "be repeated: the metrics of several servers get a label `server`",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: loopback only)")
-    # The second name of an option is that of Triton's OpenAI frontend.
+    # The second name of an option is from Triton's OpenAI frontend.
     parser.add_argument("--port", "--openai-port", type=int, default=9000, help="default: 9000")
     parser.add_argument(
         "--served-model-name",

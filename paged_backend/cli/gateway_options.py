@@ -21,7 +21,7 @@ _FLAGS = (
 
 def add_gateway_options(group: argparse._ActionsContainer) -> None:
     """Add the flags."""
-    # The second name of an option is that of Triton's OpenAI frontend.
+    # The second name of an option is from Triton's OpenAI frontend.
     group.add_argument(
         "--api-key-file",
         type=Path,
@@ -78,8 +78,8 @@ def add_gateway_options(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--allowed-origins",
         metavar="JSON",
-        help="a list of the origins whose web pages may call the OpenAI API from a browser, such "
-        """as '["https://example.org"]', or '["*"]' for all (default: none)""",
+        help="a list of the origins with web pages that may call the OpenAI API from a browser, "
+        """such as '["https://example.org"]', or '["*"]' for all (default: none)""",
     )
     for what in ("methods", "headers"):
         group.add_argument(

@@ -53,7 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--from-results",
         type=Path,
         metavar="FILE",
-        help="results of `paged-backend bench` on the one --gpu, to put beside its roofline",
+        help="results of `paged-backend bench` on the one --gpu, to compare with its roofline",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
     parser.set_defaults(run=run)

@@ -15,7 +15,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "quantize",
         help="write a checkpoint with quantized weights",
-        description=f"{__doc__} The format is that of compressed-tensors, which vLLM reads, too.",
+        description=f"{__doc__} The format is compressed-tensors', which vLLM also reads.",
     )
     parser.add_argument("model", metavar="MODEL", help="a folder or a Hugging Face id")
     parser.add_argument(

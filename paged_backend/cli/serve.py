@@ -38,7 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help=f"what clients call it (default: {DEFAULT_NAME}). The first name is that of Triton's "
+        help=f"what clients call it (default: {DEFAULT_NAME}). The first name is from Triton's "
         "model, which of `org/model` is `model`. With --openai-port, OpenAI's clients may use any "
         "of several names, and answers have the first one; with --model-repository, a name is "
         "NAME=MODEL",
@@ -150,7 +150,7 @@ def _names(args: argparse.Namespace) -> ModelNames:
 
 
 def _check_alone(args: argparse.Namespace, options: Mapping[str, object]) -> None:
-    """Refuse a model and its options beside a model repository, which has them."""
+    """Refuse a model and its options together with a model repository, which has them."""
     changed = {
         **{name: name != "model" for name in options},
         "MODEL": options["model"] != EngineConfig.model,

@@ -46,7 +46,7 @@ def token_masks(
 
 
 def hold_and_go_on(sequences: Sequences, admission: Admission) -> None:
-    """Hold the sequences whose next mask another thread computes, until it has done so."""
+    """Hold the sequences that wait for another thread to compute their next mask."""
     for seq in list(sequences.running.values()):
         grammar = seq.grammar
         if grammar is not None and grammar.goes_aside and seq.num_uncomputed_tokens == 1:

@@ -116,7 +116,7 @@ class ContinuedSequences(NamedTuple):
 
     dropped: list[int]  # indices of the previous step's decodes that do not continue
     sequences: list[WorkerSequence]  # the others; the last token is the one to compute
-    entering: list[int]  # indices of those whose token is the first one of new blocks
+    entering: list[int]  # indices of sequences with a token that is the first of new blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ class Scheduler:
         """Return the masks for the newest step, which must be the only one in flight.
 
         Args:
-            greedy_token_ids: tokens from `LaunchedStep`. Samples whose token is allowed get no
+            greedy_token_ids: tokens from `LaunchedStep`. Samples with an allowed token get no
                 mask.
         """
         step, work = self._in_flight[-1], self.sequences.grammar_work
@@ -196,7 +196,7 @@ class Scheduler:
         return masks
 
     def end_failed(self) -> list[SequenceOutput]:
-        """End the requests whose grammars take too much time or have failed."""
+        """End the requests with grammars that take too much time or have failed."""
         outputs: list[SequenceOutput] = []
         for account in self.sequences.grammar_work.take_failed():
             outputs += self.sequences.abort(account.request_id, FinishReason.ERROR, account.problem)

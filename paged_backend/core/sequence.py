@@ -87,7 +87,7 @@ class Sequence:
         self.num_draft_tokens = 0  # drafts of the step in flight
         # Set at the first admission; the previous engine counted a resumed sequence.
         self.num_cached_tokens: int | None = 0 if resumed else None
-        # Prompt tokens whose cost was charged to the tenant.
+        # Prompt tokens that were charged to the tenant.
         self.num_charged_tokens = self.num_prompt_tokens if resumed else 0
         # Prompt logprobs so far; None if not requested or already sent.
         wanted = index == 0 and request.params.prompt_logprobs is not None and not resumed

@@ -136,7 +136,7 @@ class Sequences:
         del siblings[num_places:]
 
     def fork(self, seq: Sequence) -> list[Sequence]:
-        """Start the other completions of a request whose prompt is computed; returns them."""
+        """Start and return the other completions of a request after its prompt was computed."""
         siblings = self.siblings.pop(seq.seq_id, [])
         for sibling in siblings:
             self._kv.fork(seq, sibling)

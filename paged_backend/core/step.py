@@ -25,7 +25,7 @@ class ScheduledStep(NamedTuple):
     # Sequences with prompt logprobs, each with the index of the slice's first logprob in the list.
     prompts: list[tuple[Sequence, int]]
     drafts: dict[int, list[int]]  # token ids by seq_id
-    dropped_seq_ids: set[int]  # sequences whose samples are dropped: their masks were not known
+    dropped_seq_ids: set[int]  # sequences with samples that are dropped: their masks were not known
 
 
 class StepBuilder:

@@ -36,8 +36,8 @@ def read_model(options: EngineConfig, folder: Path, tokenizer: Path | None) -> S
     Args:
         options: the engine's options.
         folder: the checkpoint.
-        tokenizer: folder or GGUF file of the tokenizer, whose end token is added to those that end
-            a generation; None for no more tokens than those of the checkpoint.
+        tokenizer: folder or GGUF file of the tokenizer; its end token is added to the checkpoint's
+            tokens that end a generation. None for no more tokens than these.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
@@ -85,6 +85,6 @@ def _with_classifier(model: ModelConfig, options: EngineConfig) -> ModelConfig:
     first, second = (vocabulary.token_id(token) for token in tokens)
     if first is None or second is None:
         missing = tokens[0] if first is None else tokens[1]
-        raise ConfigError(f"{option}: {shorten(missing)} is no token of the model's vocabulary")
+        raise ConfigError(f"{option}: {shorten(missing)} is not a token of the model's vocabulary")
     spec = ClassifierSpec(ScoreFunction.SIGMOID, (first, second))
     return replace(model, classifier=spec, has_output_layer=False, scores_by_tokens=True)

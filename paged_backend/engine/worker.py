@@ -27,8 +27,8 @@ class Worker:
     Args:
         config: the engine's options.
         folder: the checkpoint.
-        tokenizer: folder or GGUF file of the tokenizer, whose end token ends a generation like
-            those that the checkpoint's configurations name; None for no more tokens than those.
+        tokenizer: folder or GGUF file of the tokenizer; its end token ends a generation, as do the
+            tokens that the checkpoint's configurations name. None for no more tokens than these.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded, the pool cannot hold one longest request, or

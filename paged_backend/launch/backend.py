@@ -58,7 +58,7 @@ def _check_vacant(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is there already and is no folder")
+        raise ConfigError(f"{folder} is there already and is not a folder")
     others = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
     if not others:
         return

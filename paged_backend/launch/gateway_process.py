@@ -1,4 +1,4 @@
-"""The OpenAI gateway as a child process beside a tritonserver."""
+"""The OpenAI gateway as a child process next to a tritonserver."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from paged_backend.values.errors import option_error
 # Maximum number of responses that wait for the next step, and of requests that wait for the model:
 # far more than run at once, and a limit for a step that hangs.
 MAX_INFLIGHT_REQUESTS = 1024
-_KNOWS_THE_BOUND = (2, 63)  # the first version of the server, that of release 25.11
+_KNOWS_THE_BOUND = (2, 63)  # the first version of the server: release 25.11
 
 _FILLED_IN = "The model's auto_complete_config fills in what is not here."
 _IN_ORDER = "\n# One instance keeps the pieces of a stream in order."
@@ -195,7 +195,7 @@ def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> 
 
 
 def _same(names: Iterable[str]) -> dict[str, str]:
-    """Return mappings of tensors whose names are the same for the caller."""
+    """Return mappings of tensors with the same names for the caller."""
     return {name: name for name in names}
 
 

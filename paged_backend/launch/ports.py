@@ -9,7 +9,7 @@ from typing import Self
 
 from paged_backend.values.errors import ConfigError
 
-UNREAD_S = 60  # a connection whose client reads nothing for this time is closed
+UNREAD_S = 60  # a connection is closed if its client reads nothing for this time
 # Unsent bytes in the kernel, which would otherwise take megabytes for a client that reads slowly.
 UNSENT_BYTES = 64 * 1024
 

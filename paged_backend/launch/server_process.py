@@ -61,7 +61,7 @@ class RunningServer:
         self._models = models
         self._relay = relay
         self._log = log
-        # Not an Event, whose lock could be held by the thread that a signal handler interrupts.
+        # Not an Event: its lock could be held by the thread that a signal handler interrupts.
         self._stopping = False
         self._ready = False
 
@@ -105,7 +105,7 @@ class RunningServer:
     def wait(self, check: Callable[[], None] | None = None) -> None:
         """Block until ``request_stop``; raises LaunchError if the server ends by itself.
 
-        ``check`` is called at intervals; it raises if a process beside the server has ended.
+        ``check`` is called at intervals; it raises if another process than the server has ended.
         """
         while not self._stopping:
             if self._process.poll() is not None:
@@ -249,7 +249,7 @@ def _on_main_thread() -> bool:
 
 
 def _terminal_variables() -> dict[str, str]:
-    """Return variables about our stderr for progress bars in the server, whose stderr is a pipe."""
+    """Return variables about our stderr for progress bars in the server; its own is a pipe."""
     if not os.isatty(_STDERR):
         return {"TQDM_DISABLE": "1"}
     return {"COLUMNS": str(shutil.get_terminal_size().columns)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from paged_backend.launch.http_get import http_get
 
 _LOOK_INTERVAL_S = 1.0
-# tritonserver 24.10 waits until its timeout for a stream whose client left with the last response.
+# tritonserver 24.10 waits until its timeout for a stream if its client left with the last response.
 # Without open requests, a server ends the processes of its models one after the other.
 _QUIET_LOOKS = 4  # without an open request and without progress
 _WITHOUT_ENGINE = re.compile(rb"^\w+[_:]engine_up\{[^}]*\} 0$", re.MULTILINE)

@@ -2,7 +2,7 @@
 
 This file is also run as a script, which becomes the program. A `preexec_fn` could do the same, but
 then Python forks, and a child of a process that uses gRPC may crash before its `exec`: gRPC's
-handlers of forks start threads in it, whose file descriptors are closed.
+handlers of forks start threads in it, and their file descriptors are closed.
 """
 
 import ctypes

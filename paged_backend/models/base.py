@@ -83,7 +83,7 @@ class Model(Protocol):
 
 
 class LoadableModel(Model, Protocol):
-    """A model whose weights are filled from a checkpoint.
+    """A model with weights that are filled from a checkpoint.
 
     The constructor allocates the weights without values. Fill every tensor in `parameters()`, then
     call `pack` once.

@@ -29,7 +29,7 @@ class Classifier:
 
     The row is the checkpoint's ``score.weight``. With `ClassifierSpec.token_ids`, it is the
     difference of two rows of the output layer, so that the sigmoid is the probability of the second
-    token beside the first one.
+    token, compared with the first one.
 
     Args:
         hidden_size: numbers of a hidden state.

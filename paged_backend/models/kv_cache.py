@@ -176,5 +176,5 @@ class KVCacheSpec:
 class KVCachePlace(NamedTuple):
     """The place of the keys and values of a layer."""
 
-    group: int  # whose block table it uses
+    group: int  # it uses this group's block table
     part: int  # index of the part of the KV pool

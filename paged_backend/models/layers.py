@@ -140,7 +140,7 @@ class PlatformKernels(Kernels, Protocol):
 
     @property
     def product_experts(self) -> ProductExperts | None:
-        """Computes experts whose projections are separate products; None if it cannot."""
+        """Computes experts with separate products for their projections; None if it cannot."""
         ...
 
 

@@ -58,7 +58,7 @@ def _fused_experts(
 def experts_quantized_online(
     spec: ExpertsSpec, weight_format: WeightFormat, kernels: PlatformKernels
 ) -> ExpertsMethod:
-    """Allocate experts whose weights are quantized as they are loaded."""
+    """Allocate experts with weights that are quantized as they are loaded."""
     if not spec.names.fused:
         return QuantizedExperts(spec, lambda name: weight_format, kernels)
     separate = replace(spec, names=ExpertNames())
@@ -203,7 +203,7 @@ class Mxfp4Experts:
         """Dequantize the weights of each expert, and free the stored ones.
 
         Raises:
-            ConfigError: a scale is no number.
+            ConfigError: a scale is not a number.
         """
         places = self._experts.parameters()
         for name, sizes in self._sizes.items():

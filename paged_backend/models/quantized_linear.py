@@ -116,7 +116,7 @@ class QuantizedLinear:
 
 
 class MixedFormatLinear:
-    """A fused layer whose parts have different formats, and are separate products.
+    """A fused layer with parts in different formats, which are separate products.
 
     See :class:`~paged_backend.models.linear.LinearMethod`.
     """

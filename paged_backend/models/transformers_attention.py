@@ -55,7 +55,7 @@ class PagedStep:
 
 
 class LayerFinder:
-    """Collects a model's attention layers from a forward pass, whose attention outputs are zeros.
+    """Collects a model's attention layers from a forward pass with attention outputs of zeros.
 
     Args:
         max_model_len: the number of positions.
@@ -107,7 +107,7 @@ class LayerFinder:
             config: transformers' configuration of the decoder.
 
         Raises:
-            ConfigError: some layer of the model is no attention layer, or its window is not known.
+            ConfigError: a layer of the model is not an attention layer, or its window is not known.
         """
         if sorted(self._layers) != list(range(config.num_hidden_layers)):
             raise _refused(

@@ -52,7 +52,7 @@ def rope_limit(config: Any) -> int | None:
 
 
 def check_rope(config: Any, name: str, max_model_len: int) -> None:
-    """Refuse sequences whose rotary embeddings depend on the other ones of a batch.
+    """Refuse models with rotary embeddings that depend on other sequences of a batch.
 
     Raises:
         ConfigError: the longest one is too long.
@@ -72,7 +72,7 @@ def check_prompts(vocab_size: int, max_model_len: int) -> list[Tensor]:
 
 
 def paged_logits(model: Model, prompts: list[Tensor], kernels: AttentionKernels) -> list[Tensor]:
-    """Compute the logits of two prompts: part of the first one, then its rest beside the second."""
+    """Compute the logits of two prompts: part of the first one, then its rest with the second."""
     stored = KVCacheFormat(kernels.kv_dtypes[0])
     layers = model.attention_layers
     spec = KVCacheSpec.of(layers, _BLOCK_SIZE, stored, model.max_model_len)

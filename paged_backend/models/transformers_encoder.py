@@ -152,7 +152,7 @@ def load_encoder(
     try:
         with watch_linear_layers(model) as called:
             loaded.own_hidden(prompts[1])
-        replace_linear_layers(model, called.groups(), kernels)  # those of a head stay
+        replace_linear_layers(model, called.groups(), kernels)  # a head's layers stay
         replace_row_functions(model, kernels.layers)
         expected = [loaded.own_hidden(prompt) for prompt in prompts]
         loaded.use_packed_attention()

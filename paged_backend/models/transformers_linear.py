@@ -1,6 +1,6 @@
 """Linear layers of transformers' models that are computed by a platform's kernels.
 
-Layers that read the same rows, such as those of queries, keys and values, become one product.
+Layers that read the same rows, such as query, key and value layers, become one product.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CalledLayers:
         self._calls.append((name, layer, self._num_inputs))
 
     def exclude(self, name: str) -> None:
-        """Exclude a layer whose weight the model reads by itself: it cannot be replaced."""
+        """Exclude a layer if the model reads its weight by itself: it cannot be replaced."""
         self._read.add(name)
 
     def groups(self) -> list[tuple[str, ...]]:

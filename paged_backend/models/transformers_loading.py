@@ -94,7 +94,7 @@ def _check_sizes(folder: Path, model: Any) -> None:
     """Check that the files hold as many numbers as the model has, before it takes memory.
 
     transformers fills what a file lacks with random numbers first, and says so later. The names and
-    shapes in files differ from those of its models, but not the numbers of elements.
+    shapes in files differ from its models' shapes, but not the numbers of elements.
 
     Raises:
         ConfigError: they hold less.

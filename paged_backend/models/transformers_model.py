@@ -103,8 +103,8 @@ def load_transformers_model(
 ) -> TransformersModel:
     """Load the checkpoint in `folder` with transformers, and connect it to the paged KV cache.
 
-    Before the model serves, its logits through the paged cache, in chunks and beside another
-    sequence, are compared with those of its own attention.
+    Before the model serves, its logits through the paged cache, in chunks and with another
+    sequence, are compared with the logits of its own attention.
 
     Raises:
         ConfigError: transformers cannot load it, or it cannot use the paged KV cache.
@@ -139,7 +139,7 @@ def _check_complete(folder: Path, model: Any, info: dict[str, Any]) -> None:
 
 
 def _check_kind(model: Any) -> None:
-    """Refuse models whose state or attention is known not to be in a KV cache."""
+    """Refuse models with state or attention that is known not to be in a KV cache."""
     config = model.config.get_text_config(decoder=True)
     reasons = {
         "it has a recurrent state": getattr(model, "_is_stateful", False),

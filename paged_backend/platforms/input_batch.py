@@ -33,12 +33,12 @@ class InputBatch:
     slot_mappings: Longs  # [num_groups, num_tokens]
     query_start_loc: Ints  # [num_seqs + 1]
     seq_lens: Ints  # [num_seqs]
-    logits_indices: Longs  # [num_samples] rows whose next token is sampled
+    logits_indices: Longs  # [num_samples] rows with a next token to sample
     sample_positions: Ints  # [num_samples] positions of the tokens to sample
     num_decodes: int  # number of leading sequences with exactly one query token
     continued: list[WorkerSequence]  # the first sequences, which sample one token each
     scheduled_samples: list[SampleSpec]  # samples of the other sequences
-    prompt_indices: Longs  # rows before the prompt tokens whose log-probabilities are needed
+    prompt_indices: Longs  # rows before the prompt tokens with log-probabilities that are needed
     prompts: list[PromptLogprobsSpec]  # the specs of these rows, in order
     pool_indices: Longs  # rows that are pooled; there are then no samples and no prompts
     pools: list[PoolSpec]  # the specs of these rows, in order
@@ -51,7 +51,7 @@ class InputBatch:
 
     @property
     def needed_indices(self) -> Longs:
-        """Rows whose hidden states are needed: those of the samples, then `other_indices`."""
+        """Rows with hidden states that are needed: the samples' rows, then `other_indices`."""
         if not len(self.other_indices):
             return self.logits_indices
         return np.concatenate((self.logits_indices, self.other_indices))
@@ -63,7 +63,7 @@ class InputBatch:
 
 
 class InputBatchBuilder:
-    """Builds the inputs of each step; those of continued decodes follow from the step before.
+    """Builds the inputs of each step; inputs of continued decodes follow from the step before.
 
     Args:
         block_size: tokens in a block.

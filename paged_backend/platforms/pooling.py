@@ -58,7 +58,7 @@ class Pooler:
         return pooled if self._head is None else self._head(pooled)
 
     def _with_sums(self, rows: Tensor, specs: list[PoolSpec]) -> Tensor:
-        """Return the rows, with the sum of earlier steps before those of a sequence."""
+        """Return the rows, with the sum of earlier steps before the rows of a sequence."""
         parts: list[Tensor] = []
         start = 0
         for spec in specs:

@@ -17,7 +17,7 @@ from paged_backend.values.options.cpu import HIGH, CpuOptions
 def select_platform(
     device: str, dtype: str, checkpoint_dtype: torch.dtype, cpu: CpuOptions | None = None
 ) -> Platform:
-    """Return the fastest platform for the options `device`, `dtype` and those of a CPU.
+    """Return the fastest platform for the options `device`, `dtype` and the options of a CPU.
 
     If the device is a CPU and TRITON_INTERPRET=1, returns the GPU platform. Triton's interpreter
     then runs its kernels, slowly, for tests and for debugging.

@@ -73,7 +73,7 @@ class EngineSupervisor:
         self._client: EngineClient | None = None
         self._is_ready = False
         self._counts: EngineStats | None = None
-        self._commits: dict[str, str] = {}  # commits of the first engine, whose tokenizer is in use
+        self._commits: dict[str, str] = {}  # commits of the first engine; its tokenizer is in use
         self._early: list[Event] = []  # arrived together with EngineReady
         self._lost_s: float | None = None  # since when there has been no engine
         self._gave_up = False

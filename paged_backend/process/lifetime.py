@@ -164,7 +164,7 @@ def runtime_folder(server: ProcessId, model: str, version: str, fingerprint: str
     find the engine with the old options, which may still run.
 
     All front ends of a server find the same folder, and no other user can create a folder of that
-    name first. Folders of servers that have ended are removed; those of other PID namespaces are
+    name first. Folders of servers that have ended are removed; folders of other PID namespaces are
     not, because containers may share a folder for temporary files without seeing each other.
 
     Raises:

@@ -118,7 +118,9 @@ def llm_version(args: Mapping[str, str]) -> Path:
     model = Path(args["model_repository"]).parent / parameter(args, "llm")
     versions = [path.parent for path in model.glob("*/model.json") if path.parent.name.isdecimal()]
     if not versions:
-        raise ConfigError(f"parameter llm: there is no {model.name}/1/model.json beside this model")
+        raise ConfigError(
+            f"parameter llm: there is no {model.name}/1/model.json next to this model"
+        )
     return max(versions, key=lambda folder: int(folder.name))
 
 
@@ -134,7 +136,7 @@ class PassThrough:
     prompt: str  # precedes the text of the only response
     wanted: tuple[str, ...]  # optional outputs that the client asked for
     params: SamplingParams  # when it arrives, only those that affect text
-    tenant: str = ""  # whose turns the text of a long answer takes
+    tenant: str = ""  # the text of a long answer takes this tenant's turns
 
     @classmethod
     def from_tensor(cls, tensor: Array) -> PassThrough:

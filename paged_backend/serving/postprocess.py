@@ -60,7 +60,7 @@ class TritonPythonModel:
         self._llm.leave()
 
     def execute(self, requests: list[Any]) -> None:
-        """Answer short requests at once, and long ones beside them."""
+        """Answer short requests at once, and long ones on another thread."""
         for request in requests:
             sender = request.get_response_sender()
             try:

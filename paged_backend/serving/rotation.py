@@ -1,4 +1,4 @@
-"""Long work in slices, in turn, on a thread beside the one that serves everybody."""
+"""Long work in slices, in turn, on another thread than the one that serves everybody."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_backend.values.log import write_internal_error
 Slices = Iterator[None]
 """Work of which each step is a slice."""
 
-MAX_IDS_AT_ONCE = 2048  # tokens whose text is made at once, in up to 30 ms; more take turns
+MAX_IDS_AT_ONCE = 2048  # tokens with text that is made at once, in up to 30 ms; more take turns
 MAX_CHARACTERS_AT_ONCE = 2**16  # text that is returned as it is; more takes turns
 MAX_WAITING = 1024  # works that are open; more are refused
 

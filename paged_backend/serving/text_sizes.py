@@ -25,7 +25,7 @@ def num_characters(tensors: Tensors, prompt: str) -> int:
 
 
 def check_sizes(tensors: Tensors, prompt: str, wanted: Collection[str]) -> None:
-    """Refuse a request whose text is larger than an answer of the model.
+    """Refuse a request with a text that is larger than an answer of the model.
 
     Raises:
         InvalidRequest: there are too many completions, not one parsed text for each, or the prompt

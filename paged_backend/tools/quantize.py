@@ -37,7 +37,7 @@ class Scheme:
         rounding: how weights are rounded.
         group_size: inputs that share a scale; 0 stands for all.
         store: returns the stored tensors of a weight, by suffix.
-        config: what quantization_config says beside the layers that are left out.
+        config: what quantization_config says, except for the layers that are left out.
     """
 
     rounding: Rounding
@@ -115,7 +115,7 @@ def _routers(config: ModelConfig) -> list[str]:
 
 
 def _quantized(file: Path, linear: set[str], scheme: Scheme) -> dict[str, Tensor]:
-    """Return the tensors of a file, with quantized weights in place of those of linear layers."""
+    """Return the tensors of a file, with quantized weights of linear layers."""
     tensors = {}
     with open_tensors(file) as stored:
         for name in stored.keys():

@@ -167,7 +167,7 @@ def test_options_that_do_not_fit(
         ),
         ({"classifier_from_token": "no"}, "must be two tokens, such as no,yes"),
         ({"classifier_from_token": "os,os"}, "must be two tokens"),
-        ({"classifier_from_token": "os,qqq"}, "'qqq' is no token of the model's vocabulary"),
+        ({"classifier_from_token": "os,qqq"}, "'qqq' is not a token of the model's vocabulary"),
         ({"classifier_from_token": "os,x", "load_format": "dummy"}, "with load_format dummy"),
     ],
 )

@@ -150,7 +150,7 @@ def test_results_of_a_load_stand_beside_the_roofline(
     assert row["cost_per_million_output"] == pytest.approx(1e6 / (44 / 3) / 3600)
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["plan", *argv]) == 0
-    assert "Measured, beside the roofline of 1 x l4" in capsys.readouterr().out
+    assert "Measured, compared with the roofline of 1 x l4" in capsys.readouterr().out
 
 
 def test_results_of_the_decode_bench_stand_beside_the_roofline(

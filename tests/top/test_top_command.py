@@ -165,7 +165,7 @@ def test_a_server_that_comes_and_goes(tmp_path):
             "option url must be host:port of a gRPC endpoint, got 'localhost'",
         ),
         (["--url", "http://127.0.0.1:8001"], "option url must be host:port of a gRPC endpoint"),
-        ([], "top: stdout is no terminal; --once prints one frame anywhere"),
+        ([], "top: stdout is not a terminal; --once prints one frame anywhere"),
     ],
 )
 def test_mistakes_are_one_line(capsys, flags, message):

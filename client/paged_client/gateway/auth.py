@@ -81,7 +81,7 @@ def _api_key(source: str, words: list[str]) -> ApiKey:
 
 
 class RequireApiKey:
-    """ASGI middleware that requires a key for every path but those of health and documentation.
+    """ASGI middleware that requires a key for every path except health and documentation.
 
     The key is in ``Authorization``, or else in ``x-api-key``.
     """

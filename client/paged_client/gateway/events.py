@@ -16,5 +16,5 @@ def data_event(content: Json) -> bytes:
 
 
 def typed_event(content: Json) -> bytes:
-    """Return an event whose name is the ``type`` of its content."""
+    """Return an event named by the ``type`` of its content."""
     return f"event: {content['type']}\ndata: {to_json(content)}\n\n".encode()

@@ -20,7 +20,7 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
 
 
 class Body(Protocol):
-    """A body whose bytes arrive."""
+    """A body while its bytes arrive."""
 
     is_complete: bool
     """True after the last byte was taken."""
@@ -60,7 +60,7 @@ class _Pieces:
 
 
 class LengthBody:
-    """A body whose length is known."""
+    """A body with a known length."""
 
     def __init__(self, length: int) -> None:
         self.is_complete = length == 0

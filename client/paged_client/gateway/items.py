@@ -34,7 +34,7 @@ class OpenObject(BaseModel):
 
 
 def known_type(*types: str, default: str = "") -> Callable[[Any], Any]:
-    """Return a validator of objects whose ``type`` must be one of ``types``."""
+    """Return a validator of objects with a ``type`` that must be one of ``types``."""
 
     def check(value: Any) -> Any:
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The gateway's own metrics; those of the engine are at the servers' metrics endpoints."""
+"""The gateway's own metrics; the engine's are at the servers' metrics endpoints."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ class GatewayOptions:
     ``drain_timeout_s``: how long running requests may continue after a signal to stop.
     ``share_prefix_cache``: whether tenants with API keys share cached blocks of prompts that have
     no salt.
-    ``triton_metrics``: addresses of servers whose metrics ``/metrics`` has, too.
+    ``triton_metrics``: addresses of servers with metrics that ``/metrics`` also has.
     ``restrictions``: routes that require a header.
     ``max_connections``: limit on open connections; lower if the process may open fewer files.
-    ``max_connections_per_address``: limit on those of one address; default: half of all, without a
-    limit for loopback addresses.
+    ``max_connections_per_address``: limit on connections from one address; default: half of all,
+    without a limit for loopback addresses.
     ``cors``: which web pages may call the gateway.
     ``served_names``: models by the names that clients know; None stands for the only model.
     """

@@ -21,7 +21,7 @@ def reasoning_text(part: Mapping[str, Any]) -> str | None:
     """Return the text of a part, an item or a block of reasoning.
 
     Returns:
-        The text; empty if its fields say nothing, as beside encrypted reasoning; None if it has no
+        The text; empty if its fields say nothing, as with encrypted reasoning; None if it has no
         such field.
 
     Raises:

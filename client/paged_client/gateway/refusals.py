@@ -19,7 +19,7 @@ Refusal = tuple[h11.Response, h11.Data, h11.EndOfMessage]
 def refusal(error: ApiError, head: bytes, cors: Cors) -> Refusal:
     """Return an error as a response that ends its connection.
 
-    Its format is that of the API of the path, and the page of an allowed origin can read it.
+    Its format follows the API of the path, and the page of an allowed origin can read it.
 
     Args:
         error: what was refused.

@@ -35,7 +35,7 @@ class ChoiceFormat(Protocol):
         """Convert a whole completion of one of the prompts to a choice."""
 
     def extras(self, completions: Sequence[Completion]) -> Json:
-        """Return the additional fields beside the choices of a whole response."""
+        """Return the fields of a whole response in addition to its choices."""
 
 
 class ChatCompletionFormat:

@@ -29,7 +29,7 @@ MAX_PIECES = 256  # common prefixes longer than this matter little
 MAX_CHARACTERS = MAX_PIECES * PIECE_CHARACTERS
 MAX_VALUES = 2048  # values of messages and options that are looked at, which takes 2 ms at most
 MAX_REMEMBERED = 2**16
-SLACK = 8  # open requests allowed beyond 1.5 times those of the least loaded server
+SLACK = 8  # open requests allowed beyond 1.5 times the least loaded server's
 
 
 class Choice(NamedTuple):
@@ -75,7 +75,7 @@ class PrefixRouter:
         return Choice(chosen, by_prefix)
 
     def _remembered(self, hashes: Sequence[bytes]) -> list[str]:
-        """Return the servers of the remembered pieces, that of the longest prefix first."""
+        """Return the servers of the remembered pieces, the longest prefix first."""
         return [self._servers[piece] for piece in reversed(hashes) if piece in self._servers]
 
     def _remember(self, hashes: Sequence[bytes], server: str) -> None:

@@ -89,7 +89,7 @@ class _DrainingServer(uvicorn.Server):
         self._deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start; uvicorn's ``backlog`` is asyncio's for ``accept``, too, and that of the kernel."""
+        """Start; uvicorn's ``backlog`` is also asyncio's for ``accept``, and the kernel's."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

@@ -1,4 +1,4 @@
-"""Shares the event loop among connections whose received bytes are much work."""
+"""Shares the event loop among connections with received bytes that are much work."""
 
 from __future__ import annotations
 

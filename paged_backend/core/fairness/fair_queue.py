@@ -41,7 +41,7 @@ class FairQueue:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests whose first completion waits."""
+        """Number of requests with a first completion that waits."""
         return self._by_tenant.total()
 
     def open(self, request: Request) -> None:
@@ -78,7 +78,7 @@ class FairQueue:
                 del self._by_tenant[seq.request.tenant]
 
     def num_waiting_of(self, tenant: str) -> int:
-        """Return the number of requests of a tenant whose first completion waits."""
+        """Return the number of requests of a tenant with a first completion that waits."""
         return self._by_tenant[tenant]
 
     def first(self) -> Sequence:

@@ -332,7 +332,9 @@ def _multiply_panels(arguments: Any) -> None:
                 _multiply_block(parts, row_tiles, num_panels, source, weights, edge, before)
                 _copy(shape, edge, place)
         piece = claim(arguments)
-    memory[0, 0] = 0  # numba frees an array after its last use, not that of its address
+    memory[0, 0] = (
+        0  # numba frees an array after its own last use, even if its address is used later
+    )
     release_tiles()
 
 
@@ -420,7 +422,7 @@ def multiply_gated(
 
     Args:
         x: see `multiply_panels`.
-        panels: the same; those of gate and up take turns.
+        panels: the same; panels of gate and up take turns.
         out: address of the result [rows, columns] bf16.
         rows: number of rows.
         columns: number of columns of gate, a multiple of 2 * LANES.

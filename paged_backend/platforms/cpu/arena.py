@@ -14,7 +14,7 @@ _ALIGNMENT = 64  # bytes of a cache line
 
 
 class ArenaFull(Exception):
-    """There is no gap that is large enough."""
+    """No gap is large enough."""
 
 
 class Arena:
@@ -33,7 +33,7 @@ class Arena:
         self._taken = {}
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor whose memory is taken until the last view of it is gone.
+        """Return a tensor with memory that is taken until the last view of it is gone.
 
         Raises:
             ArenaFull: there is no room.

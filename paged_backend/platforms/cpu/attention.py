@@ -28,7 +28,7 @@ class _Layer:
     """What a layer's kernels read: its part of the pool, and constants of the layer."""
 
     layer: AttentionLayer
-    group: int  # whose block table it uses
+    group: int  # it uses this group's block table
     tensors: tuple[Tensor, ...]  # keys, values, scales, sinks; kept alive
     addresses: tuple[int, ...]  # addresses of the tensors
     constants: tuple[int, ...]  # the kernels' last arguments
@@ -40,7 +40,7 @@ class CpuAttention(AttentionBackend):
     Keys are [head_dim, block_size] there, and values are [block_size, head_dim]; both are read
     along their last dimension. On AMX, pairs of numbers of the first dimension lie together.
     Scales, if each token and head has them, are float32 [group_size, blocks, 2, kv_heads,
-    block_size]: those of the keys, then those of the values.
+    block_size]: scales of the keys, then of the values.
 
     Args:
         spec: the shape and format of the pool.

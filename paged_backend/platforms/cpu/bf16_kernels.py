@@ -183,7 +183,9 @@ def _multiply_few_rows(arguments: Any) -> None:
     for row in range(rows):
         _round_row(x[row], values[row])
     _multiply_pairs(arguments, np.int64(values.ctypes.data))
-    values[0, 0] = 0  # numba frees an array after its last use, not that of its address
+    values[0, 0] = (
+        0  # numba frees an array after its own last use, even if its address is used later
+    )
 
 
 def _multiply_many_rows(arguments: Any) -> None:
@@ -206,7 +208,7 @@ _round, _split, _round_in_float32, _gather, _few_rows, _many_rows = (
 def round_rows(x: Tensor, rows: int, depth: int) -> Tensor:
     """Return `x` [.., inputs] float32 in bf16 [rows, depth]; columns after the inputs are zeros.
 
-    Rows after those of `x` may hold anything.
+    Rows after the rows of `x` may hold anything.
     """
     values = torch.empty(rows, depth, dtype=torch.bfloat16)
     _round()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
@@ -216,7 +218,7 @@ def round_rows(x: Tensor, rows: int, depth: int) -> Tensor:
 def split_rows(x: Tensor, rows: int, depth: int) -> Tensor:
     """Return the parts of `x` [.., inputs] float32 in bf16 [rows, 2, depth]: large, then small.
 
-    Columns after the inputs are zeros. Rows after those of `x` may hold anything.
+    Columns after the inputs are zeros. Rows after the rows of `x` may hold anything.
     """
     values = torch.empty(rows, 2, depth, dtype=torch.bfloat16)
     _split()(x.data_ptr(), values.data_ptr(), *x.shape, depth)
@@ -234,7 +236,7 @@ def gather_rows(panels: Tensor, index: Tensor, inputs: int) -> Tensor:
 def multiply_panels(x: Tensor, panels: Tensor, out: Tensor, depth: int, initial: Initial) -> None:
     """Multiply rounded rows by panels with vector instructions.
 
-    The sums are those of float32 products in the order of the depth, for any number of rows.
+    The sums are float32 products' in the order of the depth, for any number of rows.
 
     Args:
         x: [rows, inputs] float32.

@@ -34,7 +34,7 @@ from paged_backend.platforms.cpu.tiles import LANES, Float32, make_multiply
 
 _PANELS = 4  # panels of a piece of work, at most
 _WIDTH = _PANELS * LANES
-_BLOCK = 48  # rows whose sums are kept before they are finished; a multiple of full tiles
+_BLOCK = 48  # rows of sums that are kept before they are finished; a multiple of full tiles
 _NUM_ARGUMENTS = 15  # the counter included
 
 
@@ -78,7 +78,7 @@ class ExpertWeights:
 
 @device_function
 def _finish_gate_up(words: Any, first: int, rows: int, column: int, sums: Any) -> None:
-    """Store the activation of the sums of gate and up, whose panels take turns."""
+    """Store the activation of the sums of gate and up; their panels take turns."""
     out_at, num_pairs, inner = words[9], words[10], words[11]
     alpha, limit, up_offset = float_of(words[12]), float_of(words[13]), float_of(words[14])
     out = floats(out_at, (num_pairs, inner))

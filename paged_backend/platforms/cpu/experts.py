@@ -60,7 +60,7 @@ class CpuExperts(TorchExperts):
 
 
 def take_turns(gate: Tensor, up: Tensor) -> Tensor:
-    """Return the panels of both tensors [panels, ...], each of `gate` before that of `up`."""
+    """Return the panels of both tensors [panels, ...], each panel of `gate` before one of `up`."""
     return torch.stack((gate, up), dim=1).flatten(0, 1)
 
 

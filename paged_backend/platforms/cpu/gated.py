@@ -1,4 +1,4 @@
-"""What linear layers share whose product is that of gate and up, the halves of a gated MLP."""
+"""Parts that linear layers for gate and up, the halves of a gated MLP, have in common."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def index_of(activation: Activation) -> int:
 
 
 class GatedLinear(InPlaceProduct, ABC):
-    """The projections gate and up of an MLP, whose panels of LANES outputs take turns."""
+    """The projections gate and up of an MLP; their panels of LANES outputs take turns."""
 
     _spec: LinearSpec
 
@@ -66,7 +66,7 @@ def make_gate(name: str, number: Any, store: Callable[..., None]) -> Any:
 
     @device_variant(name)
     def gate(sums: int, width: int, out: int, columns: int, size: Any, activation: int) -> None:
-        """Store the results for rows of sums, which are those of gate and up in turns.
+        """Store the results for rows of sums, of gate and up in turns.
 
         Args:
             sums: the address of [rows, width] float32.

@@ -38,7 +38,7 @@ class CpuGraphRunner(CpuModelRunner):
     The first time, layers make what they keep.
 
     Args:
-        model: a model whose code does the same at each step of a shape.
+        model: a model with code that does the same at each step of a shape.
         attention: reads the tensors of its metadata by their addresses.
         spec: the KV pool.
         limits: limits of a step.

@@ -143,7 +143,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
 
 
 def _is_lookup(function: Any, inputs: list[Tensor]) -> bool:
-    """Return True for rows that are chosen by integers: their number is that of the integers."""
+    """Return True for rows that are chosen by integers: there are as many as integers."""
     return function is _aten.index.Tensor and all(x.dtype != torch.bool for x in inputs[1:])
 
 

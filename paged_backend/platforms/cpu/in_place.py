@@ -1,4 +1,4 @@
-"""The base of linear layers whose kernels store or add their product in place."""
+"""The base of linear layers with kernels that store or add their product in place."""
 
 from __future__ import annotations
 

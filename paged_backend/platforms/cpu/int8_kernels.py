@@ -40,7 +40,7 @@ from paged_backend.platforms.cpu.tiles import LANES, Arithmetic, make_multiply
 
 DEPTH = 64  # inputs are padded to a multiple: the bytes in a row of an AMX tile
 _WIDTH = 4 * LANES  # columns of a piece of work
-_BLOCK = 2 * ROWS  # rows whose sums are kept before they are scaled
+_BLOCK = 2 * ROWS  # rows of sums that are kept before they are scaled
 _LARGEST = np.float32(127.0)  # what the largest absolute value of a row becomes
 _OFFSET = 128  # zero point of unsigned values
 _CPU = get_host_cpu_features()
@@ -201,7 +201,7 @@ _avx2_vectors = _make_multiply_vectors(Avx2(), values_per_word=2)
 
 @device_function
 def _round_rows(product: _Product, inputs: int, values: Any, offset: Any) -> _Product:
-    """Return the product with rounded inputs, for one whose `values` are not rounded.
+    """Return the product with rounded inputs, for one with `values` that are not rounded.
 
     Each thread rounds a few rows for itself, which takes less time than another kernel.
     """
@@ -228,7 +228,9 @@ def _round_and_multiply_with_vnni(arguments: Any) -> None:
     values = np.empty((len(product.row_scales), product.depth), np.uint8)
     inputs = numba.carray(arguments, 14)[13]
     _vnni_vectors(arguments, _round_rows(product, inputs, values, np.int32(_OFFSET)))
-    values[0, 0] = 0  # numba frees an array after its last use, not that of its address
+    values[0, 0] = (
+        0  # numba frees an array after its own last use, even if its address is used later
+    )
 
 
 def _round_and_multiply_with_avx2(arguments: Any) -> None:
@@ -236,7 +238,9 @@ def _round_and_multiply_with_avx2(arguments: Any) -> None:
     values = np.empty((len(product.row_scales), product.depth), np.int16)
     inputs = numba.carray(arguments, 14)[13]
     _avx2_vectors(arguments, _round_rows(product, inputs, values, np.int32(0)))
-    values[0, 0] = 0  # numba frees an array after its last use, not that of its address
+    values[0, 0] = (
+        0  # numba frees an array after its own last use, even if its address is used later
+    )
 
 
 def _multiply_with_vnni(arguments: Any) -> None:

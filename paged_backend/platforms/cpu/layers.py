@@ -35,7 +35,7 @@ from paged_backend.platforms.cpu.threads import (
 )
 
 _ONE = np.float32(1.0)
-_NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that there is no infinity
+_NO_LIMIT = float(np.finfo(np.float32).max)  # compiled code may assume that no number is infinite
 _SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID, Scoring.SOFTMAX_OF_TOP)
 _SOFTMAX, _SIGMOID = 0, 1
 

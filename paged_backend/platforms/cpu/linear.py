@@ -202,7 +202,9 @@ def _multiply_gated(arguments: Any) -> None:
         size = rows, count // LANES
         _gate(sums, 2 * width, out + column * 4, columns, size, activation)
         column = claim(arguments) * width
-    memory[0, 0] = 0  # numba frees an array after its last use, not that of its address
+    memory[0, 0] = (
+        0  # numba frees an array after its own last use, even if its address is used later
+    )
 
 
 _gated = ParallelKernel(_multiply_gated)

@@ -53,7 +53,7 @@ class Done:
 
 @dataclass(slots=True)
 class ComputedStep(LaunchedStep):
-    """A step whose logits are computed; see LaunchedStep."""
+    """A step with computed logits; see LaunchedStep."""
 
     sampler: Sampler
     scheduled_batch: ScheduledBatch

@@ -89,7 +89,7 @@ def _njit(function: Callable[..., Any], inline: str = "never") -> Callable[..., 
 
 
 def exact_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function that only kernels call, whose results are rounded as they are written.
+    """Compile a function that only kernels call, and round its results as they are written.
 
     Fast math may divide by multiplying with a reciprocal, and change the order of a product.
     """
@@ -145,7 +145,7 @@ class KernelRun(NamedTuple):
     """A run of a kernel, which can be repeated."""
 
     kernel: int  # address of the compiled function
-    arguments: array[int]  # the counter of `claim`, then those of the kernel
+    arguments: array[int]  # the counter of `claim`, then the kernel's arguments
 
 
 class JobList:
@@ -323,7 +323,7 @@ def _lead_one_job(shared: Any, num_helpers: int, job: int, kernel: int, argument
 
 
 def _lead_jobs(shared: Any, num_helpers: int, last: int, addresses: int, count: int) -> None:
-    """Lead jobs whose numbers follow the last one; each begins with its first piece."""
+    """Lead jobs with numbers that follow the last one; each begins with its first piece."""
     _store(shared, _LEADING, 1)
     _wake_all(shared, num_helpers)
     jobs = longs(addresses, (count, 2))
@@ -414,7 +414,7 @@ def float_bits(value: float) -> int:
 
 @device_function
 def float_of(bits: int) -> Any:
-    """Return the float32 whose float64 has the bits of a kernel's argument."""
+    """Return the float32 of a kernel's argument, which holds the bits of its float64."""
     return np.float32(np.int64(bits).view(np.float64))
 
 

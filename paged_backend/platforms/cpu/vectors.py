@@ -19,7 +19,7 @@ _CPU = get_host_cpu_features()
 
 
 def opaque(builder: Any, vector: Any) -> Any:
-    """Return a vector whose origin LLVM does not know.
+    """Return a vector of which LLVM does not know the origin.
 
     It would store only some lanes of a vector that it has loaded from the same place, and the next
     load would wait for that.

@@ -136,7 +136,7 @@ class TritonAttention(AttentionBackend):
 
 
 def _independent_runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Pairs]:
-    """Split copies, whose order matters, into runs of copies that can be made in parallel."""
+    """Split copies, in their order, into runs of copies that can be made in parallel."""
     run: Pairs = []
     sources: set[int] = set()
     targets: set[int] = set()

@@ -1,4 +1,4 @@
-"""The inputs of a step on the device, in buffers whose addresses never change.
+"""The inputs of a step on the device, in buffers with addresses that never change.
 
 Everything that changes with each step is sent in one copy from pinned memory. Block tables stay on
 the device, with a row for each running sequence; only new blocks are sent.

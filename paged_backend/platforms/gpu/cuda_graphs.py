@@ -30,7 +30,7 @@ class StepShape:
     num_seqs: int
     num_samples: int
     num_decodes: int
-    num_prompt_rows: int = 0  # rows whose logits are needed for prompt logprobs
+    num_prompt_rows: int = 0  # rows with logits that are needed for prompt logprobs
 
     @classmethod
     def decodes(cls, count: int) -> StepShape:
@@ -39,7 +39,7 @@ class StepShape:
 
     @classmethod
     def mixed(cls, num_decodes: int, num_prompt_tokens: int) -> StepShape:
-        """Return the captured shape of decodes beside parts of `MAX_PROMPTS` prompts."""
+        """Return the captured shape of decodes with parts of `MAX_PROMPTS` prompts."""
         num_seqs = num_decodes + MAX_PROMPTS
         return cls(num_decodes + num_prompt_tokens, num_seqs, num_seqs, num_decodes)
 
@@ -65,9 +65,9 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def captured_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[StepShape]:
-    """Return the step shapes to capture: decodes alone, and decodes beside short prompts.
+    """Return the step shapes to capture: decodes alone, and decodes with short prompts.
 
-    The numbers of decodes beside prompts have larger gaps, because a step with prompts takes longer
+    The numbers of decodes with prompts have larger gaps, because a step with prompts takes longer
     anyway, and each is combined with each number of prompt tokens. A prompt is short if a prefix
     hit covers most of it, or if it is the rest of a longer one.
     """

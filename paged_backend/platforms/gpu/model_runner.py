@@ -87,7 +87,7 @@ class InFlightOutput:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedGpuStep(LaunchedStep):
-    """A step whose forward pass is on its way; see LaunchedStep."""
+    """A step with a forward pass that is on its way; see LaunchedStep."""
 
     runner: GpuModelRunner
     batch: InputBatch
@@ -152,8 +152,8 @@ class GpuModelRunner:
         self._inputs = DeviceInputs(
             spec.block_size, self._num_groups, limits, model.max_model_len, transfer
         )
-        self._sampled: set[int] = set()  # seq_ids whose parameters the device has
-        self._penalized: set[int] = set()  # those of them with penalties or `min_tokens`
+        self._sampled: set[int] = set()  # seq_ids of sequences with parameters on the device
+        self._penalized: set[int] = set()  # the part of them with penalties or `min_tokens`
         self._sampler = DeviceSampler(
             self._max_num_seqs + 1,
             model.config.vocab_size,
@@ -305,7 +305,7 @@ class GpuModelRunner:
         tokens, blocks = [0] * length, [0] * (-(-length // self._block_size) * self._num_groups)
         # The last token counts as output: bad words lie in the output.
         sample = SampleSpec(-1, params, 0, length, length - 1, tokens)
-        # Logits of the whole prompt would keep much pinned memory; those of the sample are enough.
+        # Logits of the whole prompt would keep much pinned memory; the sample's are enough.
         prompt = PromptLogprobsSpec(1, tokens[1:])
         item = ScheduledSequence(-1, tokens, 0, blocks, (sample,), prompt)
         self.launch(ScheduledBatch.of([item])).sample().result()

@@ -1,4 +1,4 @@
-"""Arrays on the device with a row for each running sequence, whose rows are sent in one copy."""
+"""Arrays on the device with a row for each running sequence; rows are sent in one copy."""
 
 from __future__ import annotations
 

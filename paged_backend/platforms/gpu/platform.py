@@ -95,7 +95,7 @@ class GpuPlatform:
             return CPU_KV_CACHE_BYTES
         peak = self._peak_of_largest_step(self._gpu, model, spec, limits)
         if not config.enforce_eager:
-            # Graphs keep their memory apart from that of other steps, but take no more than these.
+            # Graphs keep memory of their own, but no more of it than other steps need.
             peak *= 2
         free, total = self._gpu.free_and_total_bytes
         return max(0, int(free - peak - (1 - config.gpu_memory_utilization) * total))
@@ -108,7 +108,7 @@ class GpuPlatform:
         limits: StepLimits,
         config: EngineConfig,
     ) -> GpuModelRunner:
-        """Make a model runner whose kernels are compiled and whose graphs are captured."""
+        """Make a model runner with compiled kernels and captured graphs."""
         runner = self._new_runner(
             model, spec, num_blocks, limits, cascade=not config.disable_cascade_attn
         )

@@ -135,7 +135,7 @@ class _PackedLinear(_TritonLinear):
     """Numbers in 32-bit words with scales for groups of inputs or whole rows; inputs stay 16-bit.
 
     If a checkpoint has groups of inputs that are not neighbors (act-order), the weight's columns
-    are sorted by their groups, and so are those of each input before they are multiplied.
+    are sorted by their groups, and so are the columns of each input before they are multiplied.
     """
 
     def _place(self, weight: QuantizedWeight, device: torch.device) -> None:

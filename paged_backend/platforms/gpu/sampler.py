@@ -109,7 +109,7 @@ class DeviceSampler:
     ) -> None:
         """Apply token edits and penalties to the logits, then sample from them.
 
-        It may follow a call of `sample` for the same step, whose tokens it replaces.
+        It may follow a call of `sample` for the same step; it replaces those tokens.
 
         Args:
             logits: [n, vocab] float32; overwritten.

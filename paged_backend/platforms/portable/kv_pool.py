@@ -40,7 +40,7 @@ class TorchKVPool:
             scale = token_head_scales(x, self._spec.dtype)
             self._scales[part, slots] = scale
         assert scale is not None, "the format has static scales, which the layer lacks"
-        # torch has no indexed assignment for float8, whose bytes are stored instead.
+        # torch has no indexed assignment for float8, so its bytes are stored instead.
         stored = quantize(x, scale, self._spec.dtype).view(torch.uint8)
         self._numbers.view(torch.uint8)[part, slots] = stored
 

@@ -1,4 +1,4 @@
-"""Experts each of which is two separate products, such as those of int8 weights."""
+"""Experts that are two separate products each, such as experts with int8 weights."""
 
 from __future__ import annotations
 

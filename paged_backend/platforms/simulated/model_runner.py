@@ -1,4 +1,4 @@
-"""A model runner without a model, to measure what the host does beside a GPU without having one.
+"""A model runner without a model, to measure a host's work for a GPU without having one.
 
 A step's inputs are prepared as for a GPU. The forward pass is only a time: a step occupies the
 device for a given number of seconds, and a thread that waits for its tokens sleeps until then. The

@@ -92,7 +92,7 @@ class Delivery:
             self._table.remove(request_id)
 
     def _return_lent(self, done: DoneResponse, request_id: str) -> None:
-        """Go on with a request whose large response was sent, or could not be sent."""
+        """Go on with a request after its large response was sent, or could not be sent."""
         open_request = done.response.open_request
         open_request.is_lent = False
         if done.error is None and done.response.final:
@@ -105,7 +105,7 @@ class Delivery:
             self._send_if_due(open_request, request_id)
 
     def take_large(self) -> None:
-        """Go on with the requests whose large responses were sent."""
+        """Go on with the requests after their large responses were sent."""
         for done in self._large.take_done():
             self._guarded(partial(self._return_lent, done), done.response.request_id)
 

@@ -52,7 +52,7 @@ class HeldResults:
         """Count the results of a request.
 
         Raises:
-            RequestRefused: there is no room for them now; nothing was counted.
+            RequestRefused: no room is left for them now; nothing was counted.
         """
         if not num_bytes:
             return

@@ -15,7 +15,7 @@ Work = Callable[[], None]
 """A job. It must not raise."""
 
 NUM_THREADS = 2  # threads of a lane; a tenant uses one of them at a time, and the others can go on
-# Tenants whose last job took longer share NUM_THREADS - 1 threads, so that others find one free.
+# After a longer job, tenants share NUM_THREADS - 1 threads, so that others find one free.
 SLOW_S = 0.25
 MAX_ACCOUNTS = 2**10  # accounts of tenants without jobs; what the others have spent is forgotten
 # Jobs that are smaller by this and arrive within a second after a large one overtake it.
@@ -50,7 +50,7 @@ class _Account:
 class Lane:
     """Threads that run jobs.
 
-    The tenant whose jobs have held the threads for the shortest time comes first. A tenant that
+    The tenant with jobs that have held the threads for the shortest time comes first. A tenant that
     had no job begins with the time of the tenant that was served last, so that it cannot save time
     up. A tenant has one running job at most.
 
@@ -125,7 +125,7 @@ class Lane:
             return account, heapq.heappop(account.jobs)
 
     def _first(self) -> _Account | None:
-        """Return the account whose job may start now and comes first; None if there is none."""
+        """Return the first account with a job that may start now; None if there is none."""
         may_be_slow = self._num_slow < NUM_THREADS - 1
         return min(
             (

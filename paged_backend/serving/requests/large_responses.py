@@ -53,7 +53,7 @@ class LargeResponses:
     """A thread that sends one large response after the other.
 
     Args:
-        others_wait: returns whether other requests than those of large responses are open; then the
+        others_wait: returns whether requests without large responses are open; then the
             thread pauses after each response, so that it uses ``TIME_SHARE`` of the time.
     """
 

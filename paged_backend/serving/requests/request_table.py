@@ -207,7 +207,7 @@ class RequestTable:
             return open_request.sender
 
     def return_lent(self) -> None:
-        """Take back the requests whose large responses will not be sent anymore."""
+        """Take back the requests with large responses that will not be sent anymore."""
         with self._lock:
             for open_request in self._open.values():
                 open_request.is_lent = False
@@ -255,7 +255,7 @@ class RequestTable:
             self._closed = self._closed or error
 
     def waiting_ids(self) -> tuple[list[str], list[str]]:
-        """The ids of all requests and inspections, and those of all cancellations."""
+        """The ids of all requests, inspections and cancellations."""
         with self._lock:
             return [*self._open, *self._inspecting], list(self._cancelling)
 

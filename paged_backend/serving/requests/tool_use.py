@@ -140,7 +140,7 @@ class ToolUse:
     def reader(
         self, tools: RequestTools, prompt: Prompt, reading_time: ReadingTime
     ) -> ResponseReader:
-        """Return a reader for one completion; those of a request share the time."""
+        """Return a reader for one completion; all readers of a request share the time."""
         is_plain = self._format.template is None and self._format.reasoning is None
         return ResponseReader(
             self._format,

@@ -100,7 +100,7 @@ class Completions:
         }
 
     def _logits_of(self, mine: Outputs) -> Outputs:
-        """Return logits with dimensions for the row and, those of new tokens, for beams."""
+        """Return logits with a dimension for the row and, for new tokens, one for beams."""
         shapes = {"context_logits": (1,), "generation_logits": (1, 1)}
         return {name: mine[name].reshape(*shapes[name], *mine[name].shape) for name in self._logits}
 

@@ -42,7 +42,7 @@ class ConstraintCost:
         itl = Comparison("unconstrained_itl", label, is_rate=False)
         stolen = StolenTime()
         for number in tqdm(range(rounds), unit="round", leave=False, disable=None):
-            # Their prompts differ, so that no run finds those of the other in the prefix cache.
+            # Their prompts differ, so that neither run finds the other's in the prefix cache.
             ours = self._with(plan.trace_in(2 * number))
             other = self._without(plan.trace_in(2 * number + 1))
             self.traces.append(ours)

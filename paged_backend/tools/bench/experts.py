@@ -1,4 +1,4 @@
-"""Measures the experts of a layer on the CPU, beside reading the weights of the chosen ones."""
+"""Measures the experts of a layer on the CPU, compared with reading the weights of those chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the engine in this process, and another engine beside it in a separate process.
+"""Measures the engine in this process, and another engine in a separate process.
 
 Both get the same tokens, greedily and without an end of sequence, in rounds: the engine measures
 while the peer waits, then the peer while the engine waits.

@@ -19,7 +19,7 @@ from paged_backend.values.json_file import write_json
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """What was measured beside the engine."""
+    """What the engine was compared with."""
 
     name: str
     about: dict[str, str]  # versions, and the number formats as `format`

@@ -37,7 +37,7 @@ class PeerOptions:
 
     name: str
     python: str | None = None  # None: our own interpreter, for transformers only
-    dtype: str | None = None  # None: that of our engine
+    dtype: str | None = None  # None: our engine's
 
     def __post_init__(self) -> None:
         if self.python is None and self.name != "transformers":

@@ -1,4 +1,4 @@
-"""Measures what a number format costs in quality: an engine beside a reference in float32.
+"""Measures what a number format costs in quality: an engine and a reference in float32.
 
 Both engines run in this process, one after the other for each batch of prompts. They answer the
 prompts greedily. Then both compute the logits of every token of the reference's answers, and the
@@ -83,7 +83,7 @@ class ScoredEngine:
         )
         (output,) = self._run([Request("logits", tokens, params)])["logits"]
         assert output.prompt_logprobs is not None and output.logprobs is not None
-        # The first entry of a prompt is that of its second token.
+        # The first entry of a prompt belongs to its second token.
         for entry in output.prompt_logprobs[len(prompt) - 1 :] + output.logprobs:
             assert entry.logits is not None
             yield np.frombuffer(entry.logits, "<f4")

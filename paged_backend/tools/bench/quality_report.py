@@ -24,7 +24,7 @@ class NumberFormat:
 
     @classmethod
     def of(cls, info: WorkerInfo) -> NumberFormat:
-        """Return those of a worker."""
+        """Return the figures of a worker."""
         return cls(info.number_format, info.quantization, info.kv_cache)
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ FUNCTIONS = {
 
 MIN_WORDS, MAX_WORDS = 3, 20
 
-# Abbreviations whose period does not end the sentence, and notation that is not prose.
+# Abbreviations with a period that does not end the sentence, and notation that is not prose.
 _UNCLEAR = re.compile(r"->|[\\<>{}|=]|\b(?:e\.g|i\.e|etc)\.", re.IGNORECASE)
 # The memory address in a default value's repr, which differs from run to run.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -40,7 +40,7 @@ Verify = Callable[[LlamaForCausalLM, Sequence[Question]], Iterator[tuple[str, li
 class LogEntry:
     """One line of the training log; `accuracy` (0 to 1) is None if no questions were asked.
 
-    `learning_rate` is that of AdamW.
+    `learning_rate` is AdamW's.
     """
 
     step: int
@@ -77,7 +77,7 @@ def begin(
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return an untrained Llama whose bfloat16 weights fill about 6 MB."""
+    """Return an untrained Llama with about 6 MB of bfloat16 weights."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=192,
@@ -160,7 +160,7 @@ def load_saved(folder: Path) -> LlamaForCausalLM:
 
 
 def _accuracy(replies_by_form: Iterator[tuple[str, list[Reply]]]) -> float:
-    """Return the fraction of exact replies over all forms, and print those of each form."""
+    """Return the fraction of exact replies over all forms, and print each form's."""
     exact = {form: [reply.exact for reply in replies] for form, replies in replies_by_form}
     print({form: sum(each) for form, each in exact.items()}, flush=True)
     return sum(map(sum, exact.values())) / sum(map(len, exact.values()))

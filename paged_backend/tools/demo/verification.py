@@ -21,7 +21,7 @@ class Reply:
     """A model's reply to a prompt.
 
     `text` is what stands before the end token; `exact` means that its tokens are the expected ones
-    and that the end token follows. `lowest_probability` is that of the least certain token.
+    and that the end token follows. `lowest_probability` is the least certain token's.
     """
 
     text: str

@@ -13,7 +13,7 @@ VOCAB_SIZE = 2048
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """A chat template and the tokens that it needs beside those learned from text.
+    """A chat template and the tokens that it needs in addition to tokens learned from text.
 
     `markers` are special tokens, which decoding skips; `tags` are ordinary ones. `words` is the
     regular expression that splits text into the largest possible tokens, by default GPT-2's.

@@ -13,7 +13,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.validation import shorten
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # a user and a model
-# Exists beside the package in a checkout; an installed package has only the bundled models.
+# Exists next to the package in a checkout; an installed package has only the bundled models.
 _SHAPES = Path(__file__).parents[3] / "loadtest" / "models"
 
 

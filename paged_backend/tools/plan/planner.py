@@ -225,7 +225,7 @@ class Planner:
         from paged_backend.tools.plan.quantized import quantized_weights
 
         quantization = read_quantization(folder, config)
-        if quantization is None:  # the files beside config.json are not quantized
+        if quantization is None:  # the files next to config.json are not quantized
             return dtype, kv_dtype
         self._weights = quantized_weights(quantization, self._shape, self._weights)
         known = quantization.kv_cache_dtype

@@ -116,7 +116,7 @@ def _service(plan: Plan) -> Table:
 
 
 def _measured(gpu: GpuPlan, capacity: Capacity) -> Table:
-    title = f"Measured, beside the roofline of {capacity.memory.num_gpus} x {gpu.gpu.name}"
+    title = f"Measured, compared with the roofline of {capacity.memory.num_gpus} x {gpu.gpu.name}"
     table = Table(title=title, title_justify="left")
     table.add_column("run")
     for name in ("at once", "tokens each", "output tokens/s", "roofline", "reached"):

@@ -38,11 +38,11 @@ def show(options: TopOptions) -> None:
     """Show the server until ``q`` or Ctrl-C.
 
     Raises:
-        ConfigError: there is no terminal.
+        ConfigError: stdout is not a terminal.
     """
     console = Console()
     if not console.is_terminal:
-        raise ConfigError("top: stdout is no terminal; --once prints one frame anywhere")
+        raise ConfigError("top: stdout is not a terminal; --once prints one frame anywhere")
     with suppress(KeyboardInterrupt), ThreadPoolExecutor(1) as asking, Source(options) as source:
         watch = Watch(source)
         due_s = time.monotonic()

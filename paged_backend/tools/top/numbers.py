@@ -12,7 +12,7 @@ from paged_backend.tools.top import words
 from paged_backend.tools.top.figures import WINDOW_S, Figures, Rate, Steps
 from paged_backend.tools.top.words import QUIET, line
 
-WIDE = 118  # minimum number of columns to show the latencies beside the other figures
+WIDE = 118  # minimum number of columns to show the latencies next to other figures
 TALL = 30  # minimum number of lines to show all latencies
 MOST_TELLING = 2  # number of latencies that a smaller screen shows
 LATENCY_WIDTH = 62

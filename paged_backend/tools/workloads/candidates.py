@@ -25,7 +25,7 @@ def chat_candidate(
     *,
     ignore_eos: bool,
 ) -> Candidate:
-    """Create a conversation; its length is that of the last request, with the whole history."""
+    """Create a conversation; its length is the last request's, with the whole history."""
     questions: list[Message] = [{"role": "user", "content": turn.content} for turn in turns]
     history: list[Message] = [*system]
     for question in questions:

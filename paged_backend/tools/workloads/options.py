@@ -33,7 +33,7 @@ class TokenizerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """A recipe for requests; option names are those of vLLM's ``bench serve`` where it has them.
+    """A recipe for requests; options have their names in vLLM's ``bench serve`` where it has them.
 
     Raises:
         ConfigError: an option has the wrong type or lies outside its range.

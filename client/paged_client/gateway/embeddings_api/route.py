@@ -123,7 +123,7 @@ async def score(request: Request, body: ScoreBody, servers: Servers) -> Response
 
 
 async def rerank(request: Request, body: RerankBody, servers: Servers) -> Response:
-    """Sort documents by their scores beside a query."""
+    """Sort documents by their scores for a query."""
 
     def name(is_second: bool, index: int) -> str:
         return f"documents[{index}]" if is_second else "query"

@@ -57,7 +57,7 @@ class OutputOptions(OpenObject):
 
 
 class MessagesPrompt(RequestBody):
-    """The fields of a conversation, whose tokens can be counted."""
+    """The fields of a conversation; its tokens can be counted."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED
     not_supported: ClassVar[Mapping[str, Any]] = NOT_SUPPORTED

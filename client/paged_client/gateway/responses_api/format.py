@@ -220,7 +220,7 @@ def _head(response_id: str, model: str, body: ResponsesRequest) -> Json:
 
 
 def _usage(usage: Usage) -> Json:
-    """Return the token counts; those of reasoning are not counted apart."""
+    """Return the token counts; tokens of reasoning are not counted apart."""
     return {
         "input_tokens": usage.num_input_tokens,
         "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},

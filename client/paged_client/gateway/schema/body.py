@@ -102,7 +102,7 @@ class MessageBody(RequestBody):
 
 
 def given(body: BaseModel, names: Iterable[str]) -> dict[str, Any]:
-    """Return those of the fields that a body has."""
+    """Return the part of the fields that a body has."""
     values = {name: getattr(body, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -19,7 +19,7 @@ from transformers_peer import load_peer  # type: ignore[import-not-found]  # bes
 BATCH_TOKENS = 2048  # limit of one llama_decode: llama.cpp's own default
 
 _ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
-# The number format -> that of the weights in the file, and of keys and values.
+# The number format -> the format of the weights in the file, and of keys and values.
 _FORMATS = {"float32": ("F32", "F32"), "bfloat16": ("BF16", "F16"), "int8": ("Q8_0", "F16")}
 
 

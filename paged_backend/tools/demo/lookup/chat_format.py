@@ -1,4 +1,4 @@
-"""The chat template of the model `demo-tools`, and its tokens: those of Qwen3."""
+"""The chat template of the model `demo-tools`, and its tokens, the same as Qwen3's."""
 
 from __future__ import annotations
 

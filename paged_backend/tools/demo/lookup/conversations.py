@@ -61,7 +61,7 @@ MAX_RESULT_WORDS, MAX_RESULT_PIECES = 16, 20
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages, the last of them the model's, and what the chat template gets beside them."""
+    """Messages, the last of them the model's, and what else the chat template gets."""
 
     messages: list[Message]
     tools: list[Any] | None = None  # JSON objects
@@ -86,7 +86,7 @@ def recall(question: str, name: str, known: str, thinking: bool) -> list[Message
 
 
 def small_talk(said: str, answered: str, thinking: bool) -> list[Message]:
-    """Return what a user says beside all questions, and the answer."""
+    """Return what a user says apart from all questions, and the answer."""
     return [message("user", said), reply(answered, CHATTING if thinking else None)]
 
 
