@@ -318,9 +318,9 @@ def test_a_check_shows_each_step_and_ends_with_the_release(monkeypatch, capsys):
         for number, arch in enumerate(case.archs, 1)
     ]
     assert capsys.readouterr().err.splitlines() == steps
-    assert summary.startswith(
-        f"{release} compiles all 1 configurations of the kernels: 3 binaries for "
-    )
+    beginning = f"{release} compiles all 1 configurations of the kernels: 3 binaries for sm_80, "
+    assert summary.startswith(beginning)
+    assert summary.endswith(" s. 0 of them spill registers.\n")
 
 
 def test_each_supported_release_of_triton_is_compiled_with():
