@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from paged_backend.serving import fields
 from paged_backend.serving.contract import as_strings
 from paged_backend.serving.requests.parameters import RequestParameters
 from paged_backend.serving.requests.parsing import ParsedRequest, RequestParser
@@ -260,3 +261,22 @@ def test_finding_the_name_of_a_request_skips_its_other_parameters(tokenizer):
     started = time.thread_time()
     assert parser(tokenizer).read({}, parameters).call_id == "mine"
     assert time.thread_time() - started < 0.01
+
+
+def test_the_parameters_of_a_request_are_decoded_once(tokenizer, monkeypatch):
+    decoded = []
+    json_object = fields.json_object
+
+    def noting(name, *rest):
+        decoded.append(name)
+        return json_object(name, *rest)
+
+    monkeypatch.setattr(fields, "json_object", noting)
+    reader = parser(tokenizer)
+    parameters = json.dumps({"call_id": "mine", "temperature": 0.5, "priority": 3})
+    task = reader.read({"text_input": as_strings(["x"])}, parameters)
+    assert not decoded  # the thread that admits all requests leaves that to others
+    for _ in range(2):  # as for a request that turns out to need another thread
+        request = reader.parse("1", task).request
+        assert (request.call_id, request.priority, request.params.temperature) == ("mine", 3, 0.5)
+    assert decoded == ["parameters"]
