@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from attention import BLOCK_SIZE, KIB, Batch, Operation
+from attention import BLOCK_SIZE, KIB, AttentionBatch, Operation
 from measure import Bench, main
 from paged_kernels.paged_attention import cascade_decode, paged_attention, plan_cascade
 from paged_kernels.paged_decode import paged_decode, plan_decode
@@ -24,9 +24,11 @@ SHARED = {  # number of sequences, shared keys, own keys of each
 }
 
 
-def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple[Batch, Operation]:
+def mixed(
+    bench: Bench, keys: int, chunk_queries: int, chunk_keys: int
+) -> tuple[AttentionBatch, Operation]:
     """Return a batch of decodes and one prefill chunk, and its attention."""
-    batch = Batch(bench, [keys] * DECODES + [chunk_keys], [1] * DECODES + [chunk_queries])
+    batch = AttentionBatch(bench, [keys] * DECODES + [chunk_keys], [1] * DECODES + [chunk_queries])
     decodes = batch.queries.count(1)
     layer = batch.layer()
     plan = plan_decode(layer.q[:decodes], layer.kv_cache, batch.seq_lens[:decodes])
@@ -38,15 +40,15 @@ def mixed(bench: Bench, keys: int, chunk_queries: int, chunk_keys: int) -> tuple
     )
 
 
-def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[Batch, Operation]:
+def cascade(bench: Bench, seqs: int, shared: int, own: int) -> tuple[AttentionBatch, Operation]:
     """Return a batch with shared keys, and attention that reads them once."""
-    batch = Batch(bench, [shared + own] * seqs, shared_keys=shared)
+    batch = AttentionBatch(bench, [shared + own] * seqs, shared_keys=shared)
     layer, step = batch.layer(), (batch.block_table, batch.seq_lens)
     plan = plan_cascade(layer.q, layer.kv_cache, *step, num_shared_blocks=batch.shared_blocks)
     return batch, lambda layer: cascade_decode(layer.q, layer.kv_cache, batch.params, plan)
 
 
-def plain(batch: Batch) -> Operation:
+def plain(batch: AttentionBatch) -> Operation:
     """Return decode attention of the same batch without sharing."""
     layer, step = batch.layer(), (batch.block_table, batch.seq_lens, batch.params)
     plan = plan_decode(layer.q, layer.kv_cache, batch.seq_lens)

@@ -8,7 +8,7 @@ from functools import partial
 
 import paged_kernels.paged_decode as kernel
 import torch
-from attention import DTYPE, KIB, Batch, Layer, Operation, search, time_peers
+from attention import DTYPE, KIB, AttentionBatch, Layer, Operation, search, time_peers
 from measure import Bench, Row, Target, Work, main
 from paged_kernels.device import device_of
 from paged_kernels.paged_decode import paged_decode, plan_decode
@@ -62,7 +62,7 @@ CHOICES = {
 }
 
 
-def decode(batch: Batch, layer: Layer) -> Operation:
+def decode(batch: AttentionBatch, layer: Layer) -> Operation:
     """Return the decode attention of any layer, with a plan made for `layer`."""
     plan = plan_decode(layer.q, layer.kv_cache, batch.seq_lens)
     step = batch.block_table, batch.seq_lens
@@ -71,7 +71,7 @@ def decode(batch: Batch, layer: Layer) -> Operation:
     )
 
 
-def time_decode(shape: str, batch: Batch, target: Target | None = None) -> Row:
+def time_decode(shape: str, batch: AttentionBatch, target: Target | None = None) -> Row:
     """Measure one layer of a step."""
     make = batch.calls(decode(batch, batch.layer()))
     return batch.bench.time(
@@ -81,8 +81,8 @@ def time_decode(shape: str, batch: Batch, target: Target | None = None) -> Row:
 
 def time_ragged(bench: Bench, shape: str, lengths: Sequence[int]) -> None:
     """Compare with the same number of keys in sequences of equal length."""
-    even = time_decode(f"{shape}, evened", Batch(bench, evened(lengths)))
-    ragged = time_decode(shape, Batch(bench, lengths))
+    even = time_decode(f"{shape}, evened", AttentionBatch(bench, evened(lengths)))
+    ragged = time_decode(shape, AttentionBatch(bench, lengths))
     compared = replace(
         ragged,
         name="paged_decode, ragged",
@@ -92,7 +92,7 @@ def time_ragged(bench: Bench, shape: str, lengths: Sequence[int]) -> None:
     bench.report(compared, RAGGED)
 
 
-def time_plan(shape: str, batch: Batch) -> None:
+def time_plan(shape: str, batch: AttentionBatch) -> None:
     """Measure the plan of a step, made once for all its layers."""
     work = Work(bytes=batch.seq_lens.nbytes)
     layer = batch.layer()
@@ -100,7 +100,7 @@ def time_plan(shape: str, batch: Batch) -> None:
     batch.bench.time("plan_decode", shape, work, lambda: plan, dtype=torch.int32)
 
 
-def time_launches(shape: str, batch: Batch) -> None:
+def time_launches(shape: str, batch: AttentionBatch) -> None:
     """Measure a layer that is not captured in a CUDA graph, for information."""
     make = batch.calls(decode(batch, batch.layer()))
     batch.bench.time("paged_decode, not captured", shape, batch.work, make, captured=False)
@@ -110,30 +110,32 @@ def run(bench: Bench) -> None:
     stored = [(DTYPE, False), (QUANTIZED, False), (QUANTIZED, True), (torch.int8, True)]
     for dtype, token_scales in stored:
         for count in (1, 64):  # the merge kernel has two versions, for few and many rows
-            batch = Batch(bench, [KIB] * count, cache_dtype=dtype, token_scales=token_scales)
+            batch = AttentionBatch(
+                bench, [KIB] * count, cache_dtype=dtype, token_scales=token_scales
+            )
             layer = batch.layer()
             bench.warm_up(partial(decode(batch, layer), layer))
     for shape, lengths in UNIFORM.items():
-        batch = Batch(bench, lengths)
+        batch = AttentionBatch(bench, lengths)
         streams = batch.work.bytes >= STREAMING_BYTES
         time_decode(shape, batch, STREAMING if streams else TARGETS.get(shape))
     for shape, lengths in RAGGED_LENGTHS.items():
         time_ragged(bench, shape, lengths)
     for shape in ("32x8k", "256x1k"):
-        time_decode(shape, Batch(bench, UNIFORM[shape], cache_dtype=QUANTIZED))
+        time_decode(shape, AttentionBatch(bench, UNIFORM[shape], cache_dtype=QUANTIZED))
     for dtype in (QUANTIZED, torch.int8):
-        batch = Batch(bench, UNIFORM["256x1k"], cache_dtype=dtype, token_scales=True)
+        batch = AttentionBatch(bench, UNIFORM["256x1k"], cache_dtype=dtype, token_scales=True)
         time_decode("256x1k, scales per token", batch)
     for shape in ("1x1k", "64x1k", "256x1k"):
-        time_plan(shape, Batch(bench, UNIFORM[shape]))
-    time_launches("1x1k", Batch(bench, UNIFORM["1x1k"]))
+        time_plan(shape, AttentionBatch(bench, UNIFORM[shape]))
+    time_launches("1x1k", AttentionBatch(bench, UNIFORM["1x1k"]))
     for shape in PEERS:
-        time_peers(shape, Batch(bench, UNIFORM[shape]))
+        time_peers(shape, AttentionBatch(bench, UNIFORM[shape]))
 
 
 def sweep(bench: Bench) -> None:
     for shape in ("1x1k", "1x32k", "8x1k", "64x1k", "32x8k"):
-        batch = Batch(bench, UNIFORM[shape])
+        batch = AttentionBatch(bench, UNIFORM[shape])
         q = batch.layer().q
         arch = device_of("q", q).arch
         start = decode_config(arch, q.shape[2], q.element_size(), 16, quantized=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import paged_kernels.paged_prefill as kernel
-from attention import KIB, Batch, Layer, Operation, search, time_peers
+from attention import KIB, AttentionBatch, Layer, Operation, search, time_peers
 from measure import Bench, Call, Target, main
 from paged_kernels.device import device_of
 from paged_kernels.paged_prefill import paged_prefill, plan_prefill
@@ -33,21 +33,21 @@ CHOICES = {
 }
 
 
-def prefill(batch: Batch, layer: Layer) -> Operation:
+def prefill(batch: AttentionBatch, layer: Layer) -> Operation:
     """Return the prefill attention of any layer; the layers share a plan, as in a model."""
     step = batch.block_table, batch.seq_lens, batch.query_start_loc, batch.params
     plan = plan_prefill(layer.q, layer.kv_cache, batch.seq_lens, batch.query_start_loc)
     return lambda layer: paged_prefill(layer.q, layer.kv_cache, *step, plan=plan)
 
 
-def prompts(bench: Bench, shape: str) -> Batch:
+def prompts(bench: Bench, shape: str) -> AttentionBatch:
     queries, keys = LENGTHS[shape]
-    return Batch(bench, keys, queries)
+    return AttentionBatch(bench, keys, queries)
 
 
 def warm_up_call(bench: Bench, queries: int) -> Call:
     """Return a call on a sequence; the keys of few queries are split, those of many are not."""
-    batch = Batch(bench, [8 * KIB], [queries])
+    batch = AttentionBatch(bench, [8 * KIB], [queries])
     layer = batch.layer()
     return partial(prefill(batch, layer), layer)
 

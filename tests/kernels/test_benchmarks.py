@@ -81,7 +81,7 @@ def test_sweeps_run(
 
 
 def test_work_of_decodes(full: SimpleNamespace) -> None:
-    work = attention.Batch(full, [1024] * 64).work
+    work = attention.AttentionBatch(full, [1024] * 64).work
     keys_and_values = 2 * 64 * 1024 * 8 * 128 * 2
     queries_and_output = 2 * 64 * 32 * 128 * 2
     assert work == Work(bytes=keys_and_values + queries_and_output)
@@ -89,25 +89,25 @@ def test_work_of_decodes(full: SimpleNamespace) -> None:
 
 
 def test_work_of_a_prompt(full: SimpleNamespace) -> None:
-    work = attention.Batch(full, [8192], [8192]).work
+    work = attention.AttentionBatch(full, [8192], [8192]).work
     assert work == Work(flops=4 * 128 * 32 * sum(range(1, 8193)))
 
 
 def test_work_of_a_chunk(full: SimpleNamespace) -> None:
-    work = attention.Batch(full, [10], [3]).work
+    work = attention.AttentionBatch(full, [10], [3]).work
     assert work == Work(flops=4 * 128 * 32 * (8 + 9 + 10))
 
 
 def test_shared_keys_count_once(full: SimpleNamespace) -> None:
-    shared = attention.Batch(full, [48] * 3, shared_keys=32)
-    alone = attention.Batch(full, [48, 16, 16])
+    shared = attention.AttentionBatch(full, [48] * 3, shared_keys=32)
+    alone = attention.AttentionBatch(full, [48, 16, 16])
     assert shared.work == alone.work
     assert shared.block_table[:, :2].unique(dim=0).shape[0] == 1
     assert shared.block_table[:, 2].unique().numel() == 3
 
 
 def test_sequences_of_a_batch_share_no_blocks(full: SimpleNamespace) -> None:
-    batch = attention.Batch(full, [17, 1, 32])
+    batch = attention.AttentionBatch(full, [17, 1, 32])
     used = [
         int(i) for row, count in zip(batch.block_table, (2, 1, 2), strict=True) for i in row[:count]
     ]
@@ -115,7 +115,7 @@ def test_sequences_of_a_batch_share_no_blocks(full: SimpleNamespace) -> None:
 
 
 def test_gathered_keys_equal_the_keys_in_the_blocks(bench: Bench) -> None:
-    batch = attention.Batch(bench, [20 * 512] * 2)
+    batch = attention.AttentionBatch(bench, [20 * 512] * 2)
     layer = batch.layer()
     k, v = batch.gathered(layer)
     keys = batch.keys[0]
