@@ -156,7 +156,7 @@ class AsyncClient(BaseClient):
         add_special_tokens: bool = True,
         **params: Any,
     ) -> AsyncStream[Embedding]:
-        """Send a prompt; the stream has its embedding only, and can be canceled until then.
+        """Send a prompt. The stream yields the prompt's embedding, and can be canceled before.
 
         ``params`` may have ``dimensions``, and parameters of all requests such as ``priority``.
         """

@@ -69,10 +69,11 @@ def decode_config(
         )
     tile = {64: 128, 128: 64, 256: 32}.get(max(64, head_dim), 64)
     registers = 200 if arch >= 100 or quantized else 168
-    # As registers permit, or the A100's shared memory; most binaries for the B200 take 169 to 177.
+    # Programs on a multiprocessor: limited by registers (169 to 177 a thread in most binaries for
+    # the B200), or by the A100's shared memory.
     programs = 3 if arch == 90 and not quantized else 2
     if arch in (86, 89) and not quantized:
-        programs = 1  # 100 KiB of shared memory have room for one of 71 KiB
+        programs = 1  # of 71 KiB, in 100 KiB of shared memory
     return DecodeConfig(tile, 4, 3, programs_per_sm=programs, max_registers=registers)
 
 

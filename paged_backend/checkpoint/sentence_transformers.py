@@ -75,10 +75,10 @@ def read_max_length(checkpoint: Path) -> int | None:
 
 
 def _check_texts(file: Path) -> None:
-    """Refuse what a checkpoint does to texts before they are tokenized.
+    """Refuse a checkpoint that changes texts before they are tokenized.
 
     Raises:
-        ConfigError: it does something.
+        ConfigError: the checkpoint changes texts.
     """
     if not file.exists():
         return

@@ -27,7 +27,9 @@ _SYNONYMS = {
 
 
 def usual_name(name: str) -> str:
-    """Return a name with the prefix ``model.``, which models without an output layer leave out."""
+    """Return a tensor's name with the prefix ``model.``, added if it is missing.
+
+    Checkpoints of models without an output layer leave the prefix out."""
     return f"model.{name}" if name.startswith(_BASE_NAMES) else name
 
 

@@ -17,8 +17,8 @@ MAX_INDEX_BYTES = 2**26  # the index of a model with 61 layers of 384 experts in
 
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
-# Files next to the weights of a model: adapters, the state of a training, and the same weights once
-# more with the names of Mistral's own library.
+# Files next to the weights of a model: adapters, the state of the training, and a second copy of
+# the weights with the names of Mistral's own library.
 _OTHERS = (
     *("adapter_*", "adapter.*", "optimizer*", "scheduler*", "scaler*", "training_args*"),
     *("rng_state*", "trainer_state*", "random_states*", "consolidated*"),

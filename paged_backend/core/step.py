@@ -75,7 +75,7 @@ class StepBuilder:
         self.budget -= num_tokens
 
     def add_drafts(self, seq: Sequence, token_ids: list[int]) -> None:
-        """Add drafts (guessed token ids) to the end of the slice of a sequence."""
+        """Add drafts (guessed token ids) after the tokens of a sequence in this step."""
         self.drafts[seq.seq_id] = token_ids
         self.budget -= len(token_ids)
 

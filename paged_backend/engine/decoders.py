@@ -27,7 +27,7 @@ from paged_backend.values.pooling_params import Pooling, PoolingType
 
 @dataclass(frozen=True, slots=True)
 class StoredDecoder:
-    """A decoder of a family that we compute; see `StoredModel`."""
+    """A decoder of a family that has an implementation of ours; see `StoredModel`."""
 
     options: EngineConfig
     folder: Path

@@ -105,7 +105,7 @@ def _to_rust(pattern: str, keyword: str) -> str:
 
 
 def _end_of_class(tokens: list[str], start: int) -> int:
-    """Return the place after a class; a ] that comes first is one of its characters."""
+    """Return the index after a character class of a regex; a ] at its beginning is a member."""
     first = start + 1 + (tokens[start + 1 : start + 2] == ["^"])
     ends = (place + 1 for place in range(first + 1, len(tokens)) if tokens[place] == "]")
     return next(ends, len(tokens))

@@ -1,4 +1,5 @@
 """Writes model repositories, and starts tritonserver and the gateway as child processes.
 
-It imports no engine, and works without torch. Begin with `serve`.
+The settings of ``config.pbtxt`` are chosen here. It imports no engine, and works without torch.
+Begin with `serve`.
 """

@@ -119,7 +119,7 @@ def knows_the_bound(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def _python(parameters: Mapping[str, str], comment: str = "", lines: Sequence[str] = ()) -> str:
-    """Return the config of a step, or of a model that calls the steps."""
+    """Return the configuration of a Python model: a stage of the pipeline, or their caller."""
     return "".join(
         f"{line}\n"
         for line in (

@@ -129,7 +129,7 @@ def _watched(base: type[nn.Module], name: str, called: CalledLayers) -> type[nn.
     """Return a subclass that reports calls of the layer, and other reads of its weight."""
     inside = False
 
-    class Watched(base):  # type: ignore[misc,valid-type]  # a base that is a value
+    class Watched(base):  # type: ignore[misc,valid-type]  # the base class is known at run time only
         def __getattr__(self, attribute: str) -> Any:
             if attribute in ("weight", "bias") and not inside:
                 called.exclude(name)

@@ -134,7 +134,7 @@ class EngineClient:
         return messages
 
     def seconds_without_beat(self) -> float:
-        """Seconds since the engine's loop last made a turn; 0 until the engine is ready."""
+        """Seconds since the engine's loop last completed an iteration; 0 until it is ready."""
         return 0.0 if self._page is None else self._watch.look(self._page.beat)
 
     def kill(self) -> None:

@@ -72,4 +72,4 @@ class LogitAdjuster:
 
     def _stops_of(self, params: SamplingParams, vocab_size: int) -> NDArray[np.int64]:
         stops = np.array([*self._eos_token_ids, *params.stop_token_ids], np.int64)
-        return stops[stops < vocab_size]  # stop ids are the user's: any number may come
+        return stops[stops < vocab_size]  # the user's stop ids may be of any size

@@ -196,10 +196,11 @@ def choose_chat_template(
     special_tokens: Mapping[str, str],
     options: ChatTemplateOptions | None = None,
 ) -> ChatTemplate | None:
-    """Return the templates of a model, or the one that an option asks for; None without any.
+    """Return a model's chat templates, or the one that an option selects; None if it has none.
 
     Raises:
-        ConfigError: a file cannot be read, or the option names no template, or a wrong one.
+        ConfigError: a file cannot be read, or the option selects a template
+            that does not exist or has a wrong syntax.
     """
     named = None if options is None else options.chat_template
     if named is not None:

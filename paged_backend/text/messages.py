@@ -45,7 +45,8 @@ def read_messages(value: object) -> list[Message]:
 def _message(name: str, value: object) -> Message:
     if not isinstance(value, dict):
         raise InvalidRequest(name, f"must be an object, got {shorten(value)}")
-    # As in transformers: many templates print null as "None", and a missing field as nothing.
+    # Drop null fields, as transformers does: many templates print null as "None", but print nothing
+    # for a missing field.
     message = {field: content for field, content in value.items() if content is not None}
     if not isinstance(message.get("role"), str):
         raise InvalidRequest(

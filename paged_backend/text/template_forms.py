@@ -138,7 +138,7 @@ class TemplateForms:
         return None if form == ContentForm() else form
 
     def _probe(self, role: str, content: str | list[Message]) -> Iterator[str]:
-        """Yield prompts of conversations that have a message of a role with this content."""
+        """Render sample conversations, one for each role with a message of this content."""
         message = {"role": role, "content": content}
         if role == "user":
             conversations = [[message]]

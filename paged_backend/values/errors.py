@@ -32,7 +32,7 @@ class InvalidRequest(PagedError, ValueError):
 
     @classmethod
     def verbatim(cls, field: str, message: str) -> InvalidRequest:
-        """An error with an exact text that is part of a contract."""
+        """An error with a text that must not change, because clients of other servers match it."""
         error = cls(field, message)
         error.args = (message,)
         return error
@@ -81,7 +81,7 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def place_of(error: BaseException) -> str:
-    """Describe an error by its type and place; its text may contain a part of a prompt."""
+    """Describe an error by its type and place, but not its text, which may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = (f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(error).__name__} at {', '.join(places)}"

@@ -187,7 +187,7 @@ class SamplingParams:
 
     @property
     def adjusts_tokens(self) -> bool:
-        """Whether the logits of single tokens are changed or forbidden."""
+        """Whether the logits of particular tokens are changed, or tokens are forbidden."""
         return bool(self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids)
 
     def named_token_ids(self) -> Iterator[tuple[str, int]]:

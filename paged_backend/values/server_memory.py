@@ -64,9 +64,9 @@ def remove_regions(names: Iterable[str], own: str = "") -> set[str]:
     """Remove regions of processes that have ended, and give their memory back.
 
     The caller knows that they belong to a server that has ended. A region stays if it belongs to
-    another user, or if a process still has it mapped, other than this process its region ``own``.
-    Another process may hold a file open without a mapping: it can read nothing afterwards, as the
-    file is cut to no bytes.
+    another user, or if a process still maps it; this process's own mapping of ``own`` does not
+    count. A process that has the file open but not mapped can read nothing afterwards, because
+    the file is truncated to zero bytes.
 
     Returns:
         The names of the regions that stay.

@@ -100,7 +100,9 @@ class GatewayResponse:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events, of which the first is given; ends if the client leaves."""
+    """A response of server-sent events.
+
+    The caller passes the first event in. The stream stops when the client disconnects."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -31,16 +31,16 @@ def add_bench(
     fixed: Mapping[str, Any] | None = None,
     **texts: str,
 ) -> None:
-    """Add a bench with the flags for the server, the figures, the bench itself and the workload.
+    """Add a subcommand of bench with flags for the server, the figures, itself and the workload.
 
     Args:
-        kinds: where the bench is added.
+        kinds: argparse's subcommands, to which it is added.
         name: name of the bench.
         run: called with the parsed flags; returns the exit status.
         group: title of the bench's own flags.
         options: dataclass of the bench's own flags.
         fixed: workload options that have no flag, and their values.
-        texts: texts that argparse shows, such as `help`.
+        texts: what argparse takes to show, such as `help` and `description`.
     """
     parser = kinds.add_parser(name, **texts)
     add_flags(parser.add_argument_group("server"), TargetOptions)

@@ -282,7 +282,8 @@ def activate(
 ) -> Tensor:
     """Compute the activation [num_pairs, inner] of the rows `x` [num_pairs, hidden_size].
 
-    Rows are sorted by expert, in `x` and in the result. The panels of gate and up take turns.
+    Rows are sorted by expert, in `x` and in the result. Panels of gate and up alternate in
+    memory.
     """
     out = torch.empty(len(x), inner)
     _gate_up(x, gate_up, groups, out, *activation_bits(activation))

@@ -101,7 +101,7 @@ def _address(rows: _Rows, head: int, token: int) -> Any:
 
 @device_function
 def _load(step: _KernelArguments, scratch: Scratch, rows: int, first: int, head: int) -> None:
-    """Gather and scale the queries of a part, and clear its state."""
+    """Gather and scale the queries of one work item of a thread, and reset its sums."""
     for row in range(rows):
         query = floats(_address(step.queries, head, first + row), step.head_dim)
         for i in range(step.head_dim):

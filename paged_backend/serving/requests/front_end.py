@@ -37,8 +37,8 @@ from paged_backend.values.outputs import SequenceOutput
 POLL_S = 0.02  # between looks at deadlines and cancellations while requests are open
 IDLE_POLL_S = 0.5
 SETTLE_S = 1.0
-# Waiting outputs up to this number are sent step by step, as clients expect. A response takes 145
-# microseconds, so this is two milliseconds.
+# While no more outputs wait, each step has a response of its own, as clients expect; with more, the
+# outputs of steps are joined. A response takes 145 microseconds, so this is two milliseconds.
 MAX_BEHIND = 16
 UNLOADING = RequestRefused("draining", "the model is being unloaded")
 

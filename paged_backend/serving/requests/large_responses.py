@@ -50,11 +50,11 @@ class DoneResponse:
 
 
 class LargeResponses:
-    """A thread that sends one large response after the other.
+    """A thread that sends large responses one at a time.
 
     Args:
-        others_wait: returns whether requests without large responses are open; then the
-            thread pauses after each response, so that it uses ``TIME_SHARE`` of the time.
+        others_wait: returns whether requests without large responses are open. While it returns
+        True, the thread pauses after each response, so that it works ``TIME_SHARE`` of the time.
     """
 
     def __init__(self, others_wait: Callable[[int], bool]) -> None:

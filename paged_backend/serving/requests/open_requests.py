@@ -19,8 +19,9 @@ from paged_backend.serving.requests.token_bucket import TokenBucket
 from paged_backend.values.outputs import SequenceOutput
 from paged_backend.values.request import Request
 
-# A check takes 76 microseconds of the sending thread and as much of the server, too long for each
-# response. Clients that cancel a request by its name do not wait for it.
+# To ask whether a client has canceled takes 76 microseconds of the sending thread and as much of
+# the server, too long for each response. A request that is canceled by its name does not wait for
+# this.
 CANCEL_CHECKS_PER_S = 2000
 CANCEL_INTERVAL_S = 0.1  # between two checks of a request, or longer if many are open
 MAX_ENDED = 256  # deadlines of ended requests that are kept until they pass

@@ -164,9 +164,9 @@ def tenant_of(tensors: Tensors, parameters_json: str) -> str:
 def call_id_of(tensors: Tensors, parameters_json: str) -> str:
     """Return the name that the client gave to the request, by which it can be canceled.
 
-    The name is a tensor or a parameter. Ensembles pass parameters on, and tensors only where they
-    declare them. It is empty if the client gave none. The caller has checked the length of the
-    parameters.
+    The name is a tensor or a parameter. An ensemble always passes parameters on, but a tensor
+    only if its configuration declares it. It is empty if the client gave none. The caller has
+    checked how long the parameters' JSON is.
 
     Raises:
         InvalidRequest: the name is invalid, or the tensor and the parameter differ.

@@ -33,11 +33,11 @@ from paged_backend.values.sampling_params import (
 from paged_backend.values.structured_outputs import KINDS, MAX_LENGTH, from_guide
 
 PREFIX = "sampling_param_"  # prefix of the same fields in the LLM API
-# Size of all words with a bias in a request: they are tokenized on the thread that admits all
-# requests, which takes a few milliseconds. A word counts as one byte more than it has.
+# Limit on the total size of the words with a bias in a request: they are tokenized on the thread
+# that admits all requests, which takes a few milliseconds. A word counts as its bytes and one more.
 MAX_BIAS_BYTES = 4096
 _BIAS_WORDS = "embedding_bias_words"
-_ANY_LENGTH = 2**30  # TensorRT-LLM's default of no_repeat_ngram_size: no n-gram is as long
+_ANY_LENGTH = 2**30  # TensorRT-LLM's default of no_repeat_ngram_size, longer than any n-gram
 _NO_END = -1  # the end_id with which only max_tokens and stop words end a sequence
 
 # Scalars with the same meaning here, and their names here.

@@ -58,7 +58,7 @@ PREFIX_TARGET = 8.0
 
 @dataclass(frozen=True, slots=True)
 class DecodeFigures:
-    """Steps in which every sequence of a batch decoded a token."""
+    """Measurements of steps in which every sequence of a batch decoded a token."""
 
     tokens_per_s: float
     step_ms: float  # median

@@ -160,7 +160,7 @@ def load_saved(folder: Path) -> LlamaForCausalLM:
 
 
 def _accuracy(replies_by_form: Iterator[tuple[str, list[Reply]]]) -> float:
-    """Return the fraction of exact replies over all forms, and print each form's."""
+    """Return the fraction of exact replies over all forms of a question, and print each form's."""
     exact = {form: [reply.exact for reply in replies] for form, replies in replies_by_form}
     print({form: sum(each) for form, each in exact.items()}, flush=True)
     return sum(map(sum, exact.values())) / sum(map(len, exact.values()))

@@ -101,7 +101,7 @@ class SchedulingOptions:
         return weights
 
     def step_limits(self, defaults: StepLimits) -> StepLimits:
-        """The options that bound a step; a platform's `defaults` where they are left open."""
+        """The options that limit the size of a step; options that are not set take `defaults`."""
         tokens = self.max_num_batched_tokens or defaults.max_num_batched_tokens
         seqs = self.max_num_seqs or min(defaults.max_num_seqs, tokens)
         chosen = self.async_scheduling

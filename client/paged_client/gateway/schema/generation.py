@@ -17,7 +17,7 @@ MAX_STOP_STRINGS = 256  # the engine's option max_stop_strings is 16 by default
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_CHOICES = 4096
-_NO_SEED = -1  # vLLM's; other negative seeds are those with the same 64 bits
+_NO_SEED = -1  # as in vLLM; the 64 bits of other negative seeds are read as an unsigned number
 
 
 def list_of_one(value: Any) -> Any:
