@@ -290,7 +290,7 @@ def test_changes_to_texts_are_refused(folder, model, tmp_path, content, message)
         ),
         (
             '[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../x"}]',
-            "path of Pooling must be a folder beside",
+            "path of Pooling must be a folder next to it",
         ),
         ('[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "p"}]', "cannot"),
     ],

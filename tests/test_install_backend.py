@@ -47,7 +47,7 @@ def test_what_is_written_needs_the_server_and_nothing_else(capsys, tmp_path):
     [
         ("vllm", {"vllm/model.py": "import vllm"}, "holds another backend (model.py)"),
         ("vllm", {"vllm/model.py": "", "vllm/utils/a": ""}, "(model.py, utils): move it away"),
-        ("vllm", {"vllm": "a file"}, "is no folder"),
+        ("vllm", {"vllm": "a file"}, "is not a folder"),
         ("python", {}, "taken by the server's own backend"),
         ("a/b", {}, "use lowercase letters"),
     ],

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from paged_kernels import aot
 from paged_kernels.catalogue import CASES, Case
 from paged_kernels.device import INTERPRETED, device_of
-from paged_kernels.tuning import decode_config
+from paged_kernels.tuning import DecodeConfig, decode_config
 
 if INTERPRETED:
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
@@ -37,16 +37,21 @@ ALIKE_ELSEWHERE = ("window", "softcap", "sinks", "ALiBi", "Qwen2", "Phi-2", " ca
 """Cases that differ from another in the scores, the number of heads or the cache's dtype only:
 compiled for one."""
 
+TABLE = (Path(aot.__file__).parents[1] / "COMPILED.md").read_text()
+OTHER_TRITON = f"with Triton {triton.__version__}." not in TABLE
+OTHER_SOURCES = f"digest of the sources is {aot.sources_digest()}." not in TABLE
+FIRST = {case.operation: case.name for case in reversed(CASES.values())}
+"""The first case of each operation. These are always compiled."""
+
 COMPILED = [
     (name, arch)
     for name, arch in PAIRS
     if not any(alike in name for alike in ALIKE)
     and (arch == 90 or CASES[name].operation in EVERYWHERE)
     and (arch == 90 or not any(alike in name for alike in ALIKE_ELSEWHERE))
+    # The table says what the compiler made of all cases, with this compiler and these sources.
+    and (OTHER_TRITON or OTHER_SOURCES or (FIRST[CASES[name].operation], 90) == (name, arch))
 ]
-
-TABLE = (Path(aot.__file__).parents[1] / "COMPILED.md").read_text()
-OTHER_TRITON = f"with Triton {triton.__version__}." not in TABLE
 
 
 def cells(row: str) -> tuple[str, ...]:
@@ -55,7 +60,8 @@ def cells(row: str) -> tuple[str, ...]:
     return kernel, *others
 
 
-LISTED = {cells(line) for line in TABLE.splitlines() if line.startswith("| `")}
+ROWS = [line for line in TABLE.splitlines() if line.startswith("| `")]
+LISTED = {cells(line) for line in ROWS}
 
 ATTENTION = ("_split_kernel", "_prefill_kernel")
 DEPENDENT = (
@@ -91,6 +97,70 @@ BUCKETS = {
 """How many binaries a kernel may need for one model, all batches together, where not one."""
 
 Compiled = dict[aot.Key, aot.Resources]
+
+
+def read_row(row: str) -> tuple[str, aot.Resources]:
+    """Return the case of a row, and the resources of its binary."""
+    kernel, case, arch, warps, stages, registers, spilled, shared, counts = (
+        cell.strip() for cell in row.strip("|").split("|")
+    )
+    instructions = dict.fromkeys(aot.INSTRUCTIONS, 0)
+    for count, name in (entry.split(" ") for entry in counts.split(", ") if entry):
+        instructions[name] = int(count)
+    return case, aot.Resources(
+        kernel=kernel.strip("`"),
+        arch=int(arch),
+        warps=int(warps),
+        stages=int(stages),
+        registers=int(registers),
+        spilled=int(spilled),
+        shared=round(1024 * float(shared)),
+        instructions=instructions,
+    )
+
+
+LISTED_BINARIES = [read_row(row) for row in ROWS]
+
+
+def test_the_table_describes_these_kernels():
+    """Tests compile a case of each operation, and rely on the table for the others."""
+    assert OTHER_TRITON or not OTHER_SOURCES, (
+        "the kernels have changed: write COMPILED.md with "
+        "`python -m paged_kernels.aot --write kernels/COMPILED.md`, and look at what has changed"
+    )
+    assert {(found.kernel, found.arch) for _, found in LISTED_BINARIES} >= {
+        (launch.kernel.__name__, arch)
+        for name, arch in PAIRS
+        for launch in aot.launches(partial(CASES[name].call, 1), arch)
+    }
+
+
+@pytest.mark.parametrize("arch", aot.DEVICES)
+def test_all_listed_binaries_fit_the_device(arch: int):
+    for case, found in LISTED_BINARIES:
+        if found.arch != arch:
+            continue
+        assert found.fits, found
+        assert (found.instructions["pdl"] > 0) == (found.kernel in DEPENDENT and arch >= 90), found
+        if found.kernel in ATTENTION:
+            assert found.instructions["cp.async"] > 0, found
+            assert found.instructions["ld.narrow"] == 0, found
+        if found.kernel == "_prefill_kernel":
+            assert (found.instructions[TENSOR_CORES[arch]] > 0) != ("fp32" in case), found
+
+
+@pytest.mark.parametrize("arch", aot.DEVICES)
+def test_as_many_listed_programs_fit_as_decoding_is_planned_for(arch: int):
+    checked = 0
+    for case, found in LISTED_BINARIES:
+        if (found.arch, found.kernel) == (arch, "_split_kernel") and case.startswith("decode"):
+            launches = aot.binaries(case, arch).values()
+            planned = {
+                planned_config(n, arch) for n in launches if n.kernel.__name__ == found.kernel
+            }
+            assert planned and all(fits_as_planned(config, found) for config in planned), found
+            checked += 1
+    assert checked > 5
 
 
 @pytest.mark.parametrize(("case", "arch"), COMPILED)
@@ -145,29 +215,37 @@ def attention_loads_ahead_and_wide(case: str, arch: int, compiled: Compiled) -> 
         assert found.instructions["ld.narrow"] == 0, found
 
 
+def planned_config(launch: aot.Launch, arch: int) -> DecodeConfig:
+    q, cache = launch.arguments["q_ptr"], launch.arguments["cache_ptr"]
+    return decode_config(
+        arch,
+        launch.arguments["DIM_PADDED"],
+        q.element_size(),
+        launch.arguments["ROWS"],
+        quantized=q.dtype != cache.dtype,
+    )
+
+
+def fits_as_planned(config: DecodeConfig, found: aot.Resources) -> bool:
+    # A few small tiles of many queries leave room for another program, as some binaries for the
+    # B200 do.
+    roomy = found.warps == 8 or found.arch == 100
+    fitting = found.programs_per_sm
+    return config.programs_per_sm == fitting or (roomy and config.programs_per_sm < fitting)
+
+
 def as_many_programs_fit_as_decoding_is_planned_for(
     case: str, arch: int, compiled: Compiled
 ) -> None:
     """With more splits than that, some would wait for a second wave."""
     planned = {
-        key: decode_config(
-            arch,
-            launch.arguments["DIM_PADDED"],
-            launch.arguments["q_ptr"].element_size(),
-            launch.arguments["ROWS"],
-            quantized=launch.arguments["q_ptr"].dtype != launch.arguments["cache_ptr"].dtype,
-        )
+        key: planned_config(launch, arch)
         for key, launch in aot.binaries(case, arch).items()
         if launch.kernel.__name__ == "_split_kernel"
     }
     assert planned
     for key, config in planned.items():
-        fitting = compiled[key].programs_per_sm
-        assert config.programs_per_sm <= fitting, compiled[key]
-        # A few small tiles of many queries leave room for another program, as some binaries for
-        # the B200 do.
-        roomy = compiled[key].warps == 8 or arch == 100
-        assert config.programs_per_sm == fitting or roomy, compiled[key]
+        assert fits_as_planned(config, compiled[key]), compiled[key]
 
 
 def prefill_uses_the_tensor_cores_to_the_full(case: str, arch: int, compiled: Compiled) -> None:

@@ -195,7 +195,6 @@ class Bench:
             keep: called with this object after each row.
         """
         self.quick = quick
-        self.vocab_size = 1000 if quick else _VOCAB_SIZE
         self._keep = keep
         self.device = torch.device("cpu" if INTERPRETED else "cuda")
         self.clock: Clock = SingleClock() if INTERPRETED else GraphClock()
@@ -214,6 +213,11 @@ class Bench:
     def sizes(self, *sizes: int) -> tuple[int, ...]:
         """Return these sizes, or tiny ones in a quick run."""
         return (1, 3) if self.quick else sizes
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits of a row."""
+        return 1000 if self.quick else _VOCAB_SIZE
 
     def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Return normally distributed numbers."""

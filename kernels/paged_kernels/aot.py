@@ -11,6 +11,8 @@ with a substitute for the current device, so no signature is written by hand.
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
 import re
 import subprocess
 import sys
@@ -237,6 +239,32 @@ def _described(case: str, arch: int) -> str:
     return f"{case}, sm_{arch}, with Triton {triton.__version__}"
 
 
+def sources_digest() -> str:
+    """Return a digest of this package's code, without comments and docstrings.
+
+    The table in COMPILED.md has it, so that a test knows whether the table is of these kernels.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode())
+        for node in ast.walk(_WithoutTexts().visit(ast.parse(path.read_text()))):
+            # Not ast.dump, which differs between versions of Python.
+            values = [value for _, value in ast.iter_fields(node) if isinstance(value, _ATOMS)]
+            digest.update(f"{type(node).__name__}{values}".encode())
+    return digest.hexdigest()[:16]
+
+
+_ATOMS = (str, bytes, int, float)
+
+
+class _WithoutTexts(ast.NodeTransformer):
+    """Removes strings that are statements: docstrings, and descriptions of constants."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
+
+
 def compilers() -> ProcessPoolExecutor:
     """Return a pool of two processes for `measure`; each compilation uses one core."""
     return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
@@ -297,21 +325,23 @@ def table() -> str:
             if not resources.fits:
                 raise RuntimeError(f"{case} does not fit: {resources}")
             rows.setdefault(key, row(case, resources))
-    return "\n".join([*_HEADER, *rows.values(), ""])
+    return "\n".join([*_header(), *rows.values(), ""])
 
 
-_HEADER = (
-    "# What the compiler makes of the kernels",
-    "",
-    f"Written by `python -m paged_kernels.aot --write FILE` with Triton {triton.__version__}.",
-    "Registers and spilled bytes are those of a thread, shared memory is that of a program,",
-    "instructions are counted in the PTX. A binary that serves several configurations is listed",
-    "under the first of them.",
-    "",
-    "| kernel | configuration | sm | warps | stages | registers | spilled B | shared KiB "
-    "| instructions |",
-    "|---|---|--:|--:|--:|--:|--:|--:|---|",
-)
+def _header() -> tuple[str, ...]:
+    return (
+        "# What the compiler makes of the kernels",
+        "",
+        f"Written by `python -m paged_kernels.aot --write FILE` with Triton {triton.__version__}.",
+        f"The digest of the sources is {sources_digest()}.",
+        "Registers and spilled bytes are those of a thread, shared memory is that of a program,",
+        "instructions are counted in the PTX. A binary that serves several configurations is",
+        "listed under the first of them.",
+        "",
+        "| kernel | configuration | sm | warps | stages | registers | spilled B | shared KiB "
+        "| instructions |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+    )
 
 
 def row(case: str, found: Resources) -> str:
