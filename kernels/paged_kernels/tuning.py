@@ -73,7 +73,7 @@ def decode_config(
     # the B200), or by the A100's shared memory.
     programs = 3 if arch == 90 and not quantized else 2
     if arch in (86, 89) and not quantized:
-        programs = 1  # of 71 KiB, in 100 KiB of shared memory
+        programs = 1  # a program needs 71 KiB of 100 KiB of shared memory
     return DecodeConfig(tile, 4, 3, programs_per_sm=programs, max_registers=registers)
 
 
