@@ -7,7 +7,7 @@ PARALLEL := -n logical --maxprocesses 4
 # Releases of Triton that the kernels support: the one of torch 2.11, and the one of 2.12 and 2.13.
 TRITONS := 3.6.0 3.7.1
 
-.PHONY: install lock demo serve test compile-kernels soak ecosystem lint clean gpu gpu-test \
+.PHONY: install lock demo serve test check compile-kernels soak ecosystem lint clean gpu gpu-test \
   gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others \
   gpu-kernels-attention gpu-kernels-products gpu-kernels-dense gpu-engine gpu-engine-peer gpu-small
 
@@ -45,12 +45,20 @@ serve: install
 # Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
 # share their servers, for which they often wait, so three files use two cores. A thread of torch that
 # waits leaves its core to others. What was compiled to bytecode is kept for the next of many processes.
-test: export OMP_WAIT_POLICY := passive
-test: export PYTHONDONTWRITEBYTECODE :=
-test: install
+test check: export OMP_WAIT_POLICY := passive
+test check: export PYTHONDONTWRITEBYTECODE :=
+test check: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
-	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not soak and not server"
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not gpu and not soak and server"
+	$(BIN)/python -m pytest $(PARALLEL) $(SKIPPED) -m "not gpu and not soak and not server"
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(SKIPPED) -m "not gpu and not soak and server"
+
+# `check` is `test` for a developer: it skips the tests of the measuring tools, if nothing of them
+# differs from $(BASE). CI runs `test`.
+BASE ?= origin/main
+MEASURING := paged_backend/tools/bench paged_backend/tools/top loadtest tests/bench tests/loadtest tests/top
+differing = $(shell git diff --name-only $(BASE) -- $(MEASURING) || echo unknown; \
+  git ls-files --others --exclude-standard -- $(MEASURING))
+check: SKIPPED = $(if $(differing),,$(addprefix --ignore ,$(filter tests/%,$(MEASURING))))
 
 # Compiles all kernels for all architectures with each release of Triton, without a GPU. What Triton's
 # cache has is not compiled again.
