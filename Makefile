@@ -45,9 +45,9 @@ serve: install
 # Kernels first, under Triton's interpreter, which is chosen for a whole process. The tests of a file
 # share their servers, for which they often wait, so three files use two cores. A thread of torch that
 # waits leaves its core to others. What was compiled to bytecode is kept for the next of many processes.
-test check: export OMP_WAIT_POLICY := passive
-test check: export PYTHONDONTWRITEBYTECODE :=
-test check: install
+test: export OMP_WAIT_POLICY := passive
+test: export PYTHONDONTWRITEBYTECODE :=
+test: install
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) $(SKIPPED) -m "not gpu and not soak and not server"
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(SKIPPED) -m "not gpu and not soak and server"
@@ -58,7 +58,8 @@ BASE ?= origin/main
 MEASURING := paged_backend/tools/bench paged_backend/tools/top loadtest tests/bench tests/loadtest tests/top
 differing = $(shell git diff --name-only $(BASE) -- $(MEASURING) || echo unknown; \
   git ls-files --others --exclude-standard -- $(MEASURING))
-check: SKIPPED = $(if $(differing),,$(addprefix --ignore ,$(filter tests/%,$(MEASURING))))
+check:
+	$(MAKE) test SKIPPED="$(if $(differing),,$(addprefix --ignore ,$(filter tests/%,$(MEASURING))))"
 
 # Compiles all kernels for all architectures with each release of Triton, without a GPU. What Triton's
 # cache has is not compiled again.

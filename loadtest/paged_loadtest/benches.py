@@ -20,7 +20,7 @@ from paged_loadtest.session import Session
 _REQUESTS_PER_SLOT = 8  # minimum: with fewer, ramp-up and ramp-down of a level weigh too much
 _ENOUGH = 2  # consecutive levels without a gain: a single one can be slow by chance
 
-_PREFIX_PROMPTS = 32  # for each hit rate: at most a minute in all on a small model
+_PREFIX_PROMPTS = 32  # prompts for each hit rate; all rates take at most a minute on a small model
 _PREFIX_DATASET = "shared-prefix"
 _SET_BY_HIT_RATE = {
     "dataset_name": _PREFIX_DATASET,

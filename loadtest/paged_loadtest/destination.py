@@ -1,4 +1,4 @@
-"""Where requests are sent, what a server there says of itself, and why it cannot be measured."""
+"""The address of a server, what it reports about itself, and why it cannot be measured."""
 
 from __future__ import annotations
 

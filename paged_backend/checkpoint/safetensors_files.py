@@ -22,7 +22,7 @@ from paged_backend.values.errors import ConfigError
 from paged_backend.values.regular_file import open_regular
 from paged_backend.values.validation import shorten
 
-MAX_HEADER_BYTES = 2**26  # for a model with 61 layers of 384 experts in one file, it has a third
+MAX_HEADER_BYTES = 2**26  # bytes; one file of 61 layers with 384 experts needs a third
 _SIZE_BYTES = 8  # size of the number before the header
 
 

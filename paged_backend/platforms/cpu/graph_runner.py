@@ -26,7 +26,7 @@ from paged_backend.platforms.cpu.threads import wake_helpers
 from paged_backend.platforms.input_batch import InputBatch, Ints
 from paged_backend.values.options.scheduling import StepLimits
 
-_ARENA_BYTES = 2**28  # for the activations of a step; larger steps run without a graph
+_ARENA_BYTES = 2**28  # bytes of a step's activations; larger steps run without a graph
 _MAX_SHAPES = 512  # that are remembered, with their graphs
 _MAX_ROWS = 64  # tokens that may be separate rows even if fewer sequences run
 _MAX_KEYS_READ_AGAIN = 2048  # by the rows of a step; more would take the time that a graph saves

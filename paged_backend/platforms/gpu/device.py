@@ -43,7 +43,7 @@ class GpuDevice:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether it multiplies numbers in fp8."""
+        """Whether the GPU multiplies fp8 numbers."""
         return torch.cuda.get_device_capability(self._device) >= (8, 9)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,7 +43,7 @@ _OFF = ("DECODER_QUERY", "PROMPT_TABLE_EXTRA_ID")
 _PADDING = dict.fromkeys(_WORD_LISTS.values(), NO_WORD)
 
 
-class _TextStep:
+class _TextStep(ABC):
     """A step that answers small requests at once, and large ones on a thread."""
 
     inputs: ClassVar[tuple[TensorDeclaration, ...]]
@@ -71,9 +72,9 @@ class _TextStep:
             except Exception as error:
                 triton.send_only(sender, triton.error_response(with_queue_words(error)))
 
+    @abstractmethod
     def _start(self, tensors: Tensors, work: Iterator[None], tenant: str) -> None:
         """Do the work now or later."""
-        raise NotImplementedError
 
     def _answer(self, rows: list[Tensors], sender: Any) -> Iterator[None]:
         """Answer a request, a slice at a time."""
@@ -90,17 +91,17 @@ class _TextStep:
         with contextlib.suppress(Exception):  # the server may have ended the request already
             triton.send_only(sender, answer)
 
+    @abstractmethod
     def _check(self, rows: list[Tensors]) -> None:
         """Refuse what is too long.
 
         Raises:
             InvalidRequest: naming the tensor.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _parts(self, tensors: Tensors) -> Iterator[Outputs]:
         """Return the parts of a row's answer; each is a slice of the work."""
-        raise NotImplementedError
 
 
 class Preprocessing(_TextStep):

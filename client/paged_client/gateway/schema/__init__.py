@@ -1,4 +1,4 @@
 """Request bodies of OpenAI's chat completions and completions, and of vLLM's tokenizer routes.
 
-Every other API has a schema of its own in its folder; all of them build on `body` and `generation`.
+Other APIs define their request bodies in their own folders, also with `body` and `generation`.
 """

@@ -14,7 +14,7 @@ import gguf  # type: ignore[import-not-found, unused-ignore]  # in the peer's en
 import llama_cpp  # type: ignore[import-not-found]  # only in the peer's environment
 import numpy as np
 import torch
-from transformers_peer import load_peer  # type: ignore[import-not-found]  # beside this file
+from transformers_peer import load_peer  # type: ignore[import-not-found]  # a file next to this one
 
 BATCH_TOKENS = 2048  # limit of one llama_decode: llama.cpp's own default
 

@@ -10,7 +10,7 @@ import openvino  # type: ignore[import-not-found]  # only in the peer's environm
 import openvino_genai  # type: ignore[import-not-found]  # only in the peer's environment
 import torch
 from optimum.intel import OVModelForCausalLM  # type: ignore[import-not-found]
-from transformers_peer import load_peer  # type: ignore[import-not-found]  # beside this file
+from transformers_peer import load_peer  # type: ignore[import-not-found]  # a file next to this one
 
 # The number format -> hints for inference and for the KV cache. Weights of 8 bits are used with
 # arithmetic in float32, and OpenVINO chooses the format of the cache itself.
