@@ -222,12 +222,15 @@ def make_checkpoint(
     """Save a checkpoint of a family and return transformers' own float32 model.
 
     `overrides` replace values of its config.json. The weights depend on nothing but the family
-    and the overrides; biases and norms are random too, so that a forgotten one shows.
+    and the overrides; biases and norms are random too, so that a forgotten one shows. Attention is
+    "eager", because with sdpa some releases of transformers ignore Gemma 2's soft cap.
     """
     config = AutoConfig.for_model(**{**values_of(family), **overrides})
     state = torch.get_rng_state()
     torch.manual_seed(7)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):

@@ -12,7 +12,9 @@ from matmul_checks import (
     assert_product,
     assert_rows_are_independent,
     between_nans,
+    ordered_dot,
 )
+from paged_kernels import _matmul
 from paged_kernels.block_scaled_matmul import block_scaled_matmul
 from paged_kernels.errors import ArgumentError
 from paged_kernels.quantize_rows import quantize_rows
@@ -83,6 +85,23 @@ def test_a_row_does_not_depend_on_the_number_of_rows(device: torch.device) -> No
         return block_scaled_matmul(**call | part, out_dtype=torch.float32)
 
     assert_rows_are_independent(product)
+
+
+def test_other_splits_would_be_noticed(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of few and of many rows are only equal to the last bit if their splits are equal.
+
+    Sums with a scale for each block are rounded everywhere. Those of FP8 with one scale for a row
+    are not: Hopper's tensor cores return so few bits that a float32 holds every sum exactly.
+    """
+    call = random_call(3, *WIDE, device)
+    with ordered_dot():
+        out = block_scaled_matmul(**call, out_dtype=torch.float32)
+        monkeypatch.setattr(_matmul, "matmul_splits", lambda *_: (1, 9 * 128))
+        other = block_scaled_matmul(**call, out_dtype=torch.float32)
+    assert not torch.equal(out, other)
+    check(other, call)
 
 
 @pytest.mark.parametrize("name", ["x_scales", "w_scales"])

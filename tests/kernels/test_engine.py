@@ -377,15 +377,22 @@ def test_bad_words_end_in_tokens_that_the_host_does_not_know_yet(oracle):
 
 
 def test_a_padded_step_of_nothing_changes_nothing(oracle):
-    """What graphs are captured on; a batch is padded with the same."""
+    """Graphs are captured on such a step, and smaller batches are padded with its rows.
+
+    The warm-up, which a device has behind it, leaves counts in rows of sequences.
+    """
+    shape = StepShape.decodes(3)
     steps = engine_for(oracle, max_num_seqs=3).executor.model_runner
-    before = steps._attention._pool.clone()
-    nothing = steps._inputs.update(ScheduledBatch.of([]))
-    steps._inputs.send(nothing, StepShape.decodes(3))
+    steps.warm_up()
+    pool, counts = steps._attention._pool, steps._sampler._counts
+    pool_before, counts_before = pool.clone(), counts.clone()
+    steps._inputs.send(steps._inputs.update(ScheduledBatch.of([])), shape)
     with torch.inference_mode():
-        steps._run(StepShape.decodes(3))
-    assert torch.equal(steps._attention._pool, before)
-    assert torch.all(steps._sampler._counts == 0)
+        steps._run(shape)
+        steps._change_and_sample(shape, None, [])
+    assert torch.equal(pool, pool_before)
+    assert torch.equal(counts, counts_before)
+    assert counts[:-1].any() and not counts[-1].any()  # the last row is padding
 
 
 def test_steps_padded_to_captured_shapes_give_the_same_tokens(oracle):

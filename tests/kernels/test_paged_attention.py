@@ -427,7 +427,8 @@ def test_bad_scales_are_named(device):
     for name, value in (("k_scale", scales), ("v_scale", scales), ("kv_scales", plain.kv_scales)):
         check_refused(plain, name, value)
     static = Batch(MIXED[:2], cache_dtype=torch.int8, device=device)
-    for name, value in (("k_scale", scales[:1]), ("v_scale", torch.zeros(4)[::2])):
+    strided = torch.zeros(4, device=device)[::2]  # a copy to the device would be contiguous
+    for name, value in (("k_scale", scales[:1]), ("v_scale", strided)):
         check_refused(static, name, value)
     check_refused(static, "kv_scales", static.kv_scales)
     tokens = Batch(MIXED[:2], cache_dtype=torch.int8, token_scales=True, device=device)

@@ -13,9 +13,7 @@ from matmul_checks import (
     assert_product,
     assert_rows_are_independent,
     between_nans,
-    ordered_dot,
 )
-from paged_kernels import _matmul
 from paged_kernels.errors import ArgumentError
 from paged_kernels.reference import scaled_matmul as reference
 from paged_kernels.scaled_matmul import scaled_matmul
@@ -101,18 +99,6 @@ def test_a_row_does_not_depend_on_the_number_of_rows(
         return scaled_matmul(**call | part, out_dtype=torch.float32)
 
     assert_rows_are_independent(product)
-
-
-def test_other_splits_would_be_noticed(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call = random_call(3, *WIDE, FP8, device)
-    with ordered_dot():
-        out = scaled_matmul(**call, out_dtype=torch.float32)
-        monkeypatch.setattr(_matmul, "matmul_splits", lambda *_: (1, WIDE[1] + 128))
-        other = scaled_matmul(**call, out_dtype=torch.float32)
-    assert not torch.equal(out, other)
-    check(other, call)
 
 
 @pytest.mark.parametrize("name", ["x_scales", "w_scales"])

@@ -73,7 +73,11 @@ class DeviceSampler:
             stop_ids=array("stop_ids").fill_(-1),
         )
         device = transfer.device
+        # Counts of a sequence with penalties are set when it is admitted. Other rows keep what an
+        # earlier sequence left, which is never read. The padding row stays zero: padded samples
+        # have -1 in `SampleRows.row_or_none`, so no kernel reads or changes counts for them.
         self._counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
+        # The token of the padding row is arbitrary; no placeholder refers to it.
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
     def admit(self, rows: Sequence[int], samples: Sequence[SampleSpec]) -> None:

@@ -129,6 +129,7 @@ class DeviceInputs:
                 "logits_indices": _padded(
                     logits_indices, shape.num_samples + shape.num_prompt_rows, 0
                 ),
+                # Padded samples store their token in the padding row, and are not counted at all.
                 "sample_rows": _padded(sample_rows, shape.num_samples, padding),
                 "sample_row_or_none": _padded(sample_rows.astype(np.int32), shape.num_samples, -1),
                 "sample_positions": _padded(batch.sample_positions, shape.num_samples, 0),
