@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from paged_kernels import aot
 from paged_kernels.catalogue import CASES, Case
 from paged_kernels.device import INTERPRETED, device_of
-from paged_kernels.tuning import DecodeConfig, decode_config
+from paged_kernels.tuning import FEW_PROGRAMS, DecodeConfig, decode_config
 
 if INTERPRETED:
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
@@ -70,21 +70,26 @@ DEPENDENT = (
     "_rms_norm_kernel",
     "_gated_activation_kernel",
     "_sample_kernel",
+    "_dense_kernel",
+    "_gated_kernel",
 )
 """Kernels of each layer, and the last of a step: they are set up while the one before runs."""
 
 TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
 
 BUCKETS = {
+    # Few sequences have deeper pipelines than many.
+    ("decode", "_split_kernel"): 2,
     # Queries under a shared prefix fill tiles of 16, 32, 64 or 128 rows, over keys in tiles of
     # two sizes. A single query merges no padding of its tile.
     ("shared prefix", "_split_kernel"): 5,
     ("shared prefix", "_plan_kernel"): 2,
     # Keys of few queries are split, those of many are not.
     ("prefill", "_prefill_kernel"): 2,
-    # Tiles for up to 16 rows, up to 256 (of dense products 64), and more.
-    ("dense matmul", "matmul_kernel"): 3,
-    ("dense matmul", "_gated_kernel"): 3,
+    # Tiles for up to 16 rows, and for up to 64.
+    ("dense matmul", "_dense_kernel"): 2,
+    ("dense matmul", "_gated_kernel"): 2,
+    # Tiles for up to 16 rows, up to 256, and more.
     ("scaled matmul", "matmul_kernel"): 3,
     ("block-scaled matmul", "_block_scaled_matmul_kernel"): 3,
     ("w4a16 matmul", "_packed_matmul_kernel"): 3,
@@ -186,6 +191,8 @@ def test_kernels_fit_the_device(case: str, arch: int):
         "add and norm, 4096 bf16",
         "activation, 14336 bf16",
         "sampling, 128256 tokens bf16",
+        "dense matmul, 6144x4096 bf16",
+        "dense matmul, 28672x4096 bf16 gated",
     ],
 )
 def test_nothing_is_read_before_the_launch_before_has_ended(case: str):
@@ -223,13 +230,14 @@ def planned_config(launch: aot.Launch, arch: int) -> DecodeConfig:
         q.element_size(),
         launch.arguments["ROWS"],
         quantized=q.dtype != cache.dtype,
+        few=launch.arguments["num_seqs"] * launch.arguments["KV_HEADS"] <= FEW_PROGRAMS,
     )
 
 
 def fits_as_planned(config: DecodeConfig, found: aot.Resources) -> bool:
     # A few small tiles of many queries leave room for another program, as some binaries for the
-    # B200 do.
-    roomy = found.warps == 8 or found.arch == 100
+    # B200 do. Few sequences get one program for each multiprocessor.
+    roomy = found.warps == 8 or found.arch == 100 or config.programs_per_sm == 1
     fitting = found.programs_per_sm
     return config.programs_per_sm == fitting or (roomy and config.programs_per_sm < fitting)
 

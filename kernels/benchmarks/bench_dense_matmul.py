@@ -1,33 +1,59 @@
-"""Benchmark of 16-bit products for few rows, with and without SiLU, compared with torch's."""
+"""Benchmark of 16-bit products for few rows, with and without SiLU, compared with torch's.
+
+On a GPU it writes `kernels/paged_kernels/dense_table.json`: up to how many rows our product is the
+faster one, for each of the shapes.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
+import torch
 import torch.nn.functional as F
-from measure import Bench, Call, main
-from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul
+from measure import Bench, Call, Work, main
+from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul, num_arrivals
+from paged_kernels.dense_table import DenseEntry, write_entries
+from paged_kernels.device import INTERPRETED
 from paged_kernels.silu_and_mul import silu_and_mul
-from products import Shapes, linear, shapes, time_products, warm_up
+from products import OUT_DTYPE, Make, Shapes, linear, warm_up
 from torch import Tensor
 
-
-def weights(bench: Bench) -> Shapes:
-    """Return N and K of all weights that every step reads."""
-    others = {} if bench.quick else {"o": (4096, 4096), "lm_head": (128256, 4096)}
-    return shapes(bench) | others
-
-
-def gated_weights(bench: Bench) -> Shapes:
-    """Return N and K of the weights of gate and up."""
-    return {name: shape for name, shape in shapes(bench).items() if name in ("tiny", "gate_up")}
+ROWS = (1, 8, 16, 32, 64)
+# N and K of the weights that every step reads.
+PLAIN: Shapes = {
+    "Llama-3-8B qkv": (6144, 4096),
+    "Llama-3-8B o": (4096, 4096),
+    "Llama-3-8B down": (4096, 14336),
+    "Llama-3-8B lm_head": (128256, 4096),
+    "Qwen3-8B down": (4096, 12288),
+    "Qwen3-8B lm_head": (151936, 4096),
+    "Qwen2.5-7B qkv": (4608, 3584),
+    "Qwen2.5-7B o": (3584, 3584),
+    "Qwen2.5-7B down": (3584, 18944),
+    "Qwen2.5-7B lm_head": (152064, 3584),
+    "Llama-3.2-3B qkv": (5120, 3072),
+    "Llama-3.2-3B o": (3072, 3072),
+    "Llama-3.2-3B down": (3072, 8192),
+    "Llama-3.2-3B lm_head": (128256, 3072),
+}
+GATED: Shapes = {
+    "Llama-3-8B gate_up": (28672, 4096),
+    "Qwen3-8B gate_up": (24576, 4096),
+    "Qwen2.5-7B gate_up": (37888, 3584),
+    "Llama-3.2-3B gate_up": (16384, 3072),
+}
+TINY: Shapes = {"tiny": (64, 1024)}
 
 
 def product(bench: Bench, rows: int, features: int, width: int) -> Call:
-    return partial(dense_matmul, bench.random(rows, width), bench.random(features, width))
+    """Return a call of our product."""
+    counters = torch.zeros(num_arrivals(features), dtype=torch.int32, device=bench.device)
+    x, w = bench.random(rows, width), bench.random(features, width)
+    return partial(dense_matmul, x, w, arrivals=counters)
 
 
 def gated(bench: Bench, rows: int, features: int, width: int) -> Call:
+    """Return a call of our product with the activation."""
     x, gate_up = bench.random(rows, width), bench.random(features, width)
     return partial(dense_matmul_silu_and_mul, x, gate_up)
 
@@ -42,15 +68,42 @@ def two_launches(bench: Bench, rows: int, features: int, width: int) -> Call:
     return call
 
 
+def compare(
+    bench: Bench,
+    label: str,
+    shape: tuple[int, int],
+    ours: tuple[str, Make],
+    other: tuple[str, Make],
+) -> int:
+    """Time both products; return the number of rows up to which ours is never slower."""
+    features, width = shape
+    most, leads = 0, True
+    for rows in bench.sizes(*ROWS):
+        work = Work(bytes=(features * width + rows * (features + width)) * OUT_DTYPE.itemsize)
+        case = f"{label} {rows}x{features}x{width}"
+        our_us, other_us = (
+            bench.time(name, case, work, partial(make, bench, rows, features, width)).microseconds
+            for name, make in (ours, other)
+        )
+        leads = leads and our_us <= other_us
+        most = rows if leads else most
+    return most
+
+
 def run(bench: Bench) -> None:
-    plain, halves = weights(bench), gated_weights(bench)
+    plain, halves = (TINY, TINY) if bench.quick else (PLAIN, GATED)
     warm_up(bench, product, linear, timed=plain, row_counts=(1, 64))
     warm_up(bench, gated, two_launches, timed=halves, row_counts=(1, 64))
-    few = partial(time_products, bench, row_counts=(1, 8, 16, 64))
-    few("dense_matmul", product, timed=plain)
-    few("F.linear", linear, timed=plain)
-    few("dense_matmul_silu_and_mul", gated, timed=halves, outputs=0.5)
-    few("F.linear, silu_and_mul", two_launches, timed=halves, outputs=0.5)
+    pairs = {
+        False: (("dense_matmul", product), ("F.linear", linear)),
+        True: (("dense_matmul_silu_and_mul", gated), ("F.linear, silu_and_mul", two_launches)),
+    }
+    for has_gate, shapes in ((False, plain), (True, halves)):
+        for label, shape in shapes.items():
+            most = compare(bench, label, shape, *pairs[has_gate])
+            if not (bench.quick or INTERPRETED):
+                device = torch.cuda.get_device_name()
+                write_entries([DenseEntry(device, *shape, has_gate, most)])
 
 
 if __name__ == "__main__":

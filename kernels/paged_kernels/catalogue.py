@@ -17,7 +17,7 @@ from paged_kernels.attention_params import AttentionParams
 from paged_kernels.block_copy import copy_blocks
 from paged_kernels.block_scaled_matmul import BLOCK_SIZE, block_scaled_matmul
 from paged_kernels.choose_experts import choose_experts
-from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul
+from paged_kernels.dense_matmul import MAX_ROWS, dense_matmul, dense_matmul_silu_and_mul
 from paged_kernels.dtypes import QUANTIZED_DTYPES
 from paged_kernels.experts import experts
 from paged_kernels.fused_qk_norm_rope_cache import fused_qk_norm_rope_cache
@@ -274,7 +274,8 @@ def _dense_matmul(
     product = dense_matmul_silu_and_mul if gated else dense_matmul
 
     def call(num_tokens: int) -> Tensor:
-        x, w = (_empty(count, width, dtype=dtype) for count in (num_tokens, features))
+        rows = min(num_tokens, MAX_ROWS)
+        x, w = (_empty(count, width, dtype=dtype) for count in (rows, features))
         return product(x, w)
 
     note = f"{features}x{width} {_NAMES[dtype]}{' gated' if gated else ''}"

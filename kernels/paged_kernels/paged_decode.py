@@ -27,7 +27,7 @@ from paged_kernels.splits import (
     splits_at_once,
     store_result,
 )
-from paged_kernels.tuning import DecodeConfig, decode_config
+from paged_kernels.tuning import FEW_PROGRAMS, DecodeConfig, decode_config
 
 MAX_ROWS = 128  # queries times heads of a group that share one pass over the keys
 
@@ -60,6 +60,7 @@ class _DecodeShape:
             q.element_size(),
             rows,
             quantized=kv_cache.dtype != q.dtype,
+            few=num_seqs * num_kv_heads <= FEW_PROGRAMS,
         )
         return cls(num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device)
 
@@ -73,6 +74,12 @@ class _DecodeShape:
         group = self.num_heads // self.num_kv_heads
         return self.rows if self.num_queries > 1 else triton.next_power_of_2(group)
 
+    @property
+    def splits_merged_at_once(self) -> int:
+        dim_padded = triton.next_power_of_2(self.head_dim)
+        config = self.config
+        return splits_at_once(self.merged_rows, dim_padded, config.num_warps, config.max_registers)
+
     def splits(self, window: int | None) -> SplitShape:
         """Return what determines the plan of the splits."""
         return SplitShape(
@@ -81,6 +88,7 @@ class _DecodeShape:
             programs_per_wave=self.device.num_sms * self.config.programs_per_sm,
             tile=self.config.tile,
             window=window,
+            costs=self.config.costs,
         )
 
 
@@ -205,7 +213,7 @@ def _launch(
         OUT_HEAD_STRIDE=out.stride(1),
         ROWS=shape.rows,
         MERGED_ROWS=shape.merged_rows,
-        MERGED_SPLITS=splits_at_once(shape.merged_rows, triton.next_power_of_2(shape.head_dim)),
+        MERGED_SPLITS=shape.splits_merged_at_once,
         TILE=plan.tile,
         num_warps=shape.config.num_warps,
         num_stages=shape.config.num_stages,

@@ -31,8 +31,6 @@ from paged_kernels.splits import (
 )
 from paged_kernels.tuning import PrefillConfig, prefill_config
 
-_MERGED_ROWS = 32  # rows of a tile that a program merges together; with more, registers run out
-
 
 @dataclass(frozen=True, slots=True)
 class _PrefillShape:
@@ -59,6 +57,11 @@ class _PrefillShape:
         num_tiles = (len(q) - first_seq) // queries + num_seqs - first_seq
         return cls(num_tiles, num_kv_heads, dim_padded, rows, queries, config, device)
 
+    @property
+    def splits_merged_at_once(self) -> int:
+        registers = self.config.max_registers or 255
+        return splits_at_once(self.rows, self.dim_padded, self.config.num_warps, registers)
+
     def splits(self, window: int | None) -> SplitShape | None:
         """Return what determines the plan of the splits; None if the keys are not split.
 
@@ -70,6 +73,7 @@ class _PrefillShape:
             programs_per_wave=self.device.num_sms,
             tile=self.config.tile,
             window=None,
+            costs=self.config.costs,
         )
         fills_wave = self.num_tiles > splits.splits_per_wave
         return None if fills_wave or window is not None else splits
@@ -191,7 +195,6 @@ def _launch(
     shape: _PrefillShape,
 ) -> None:
     num_heads, head_dim = q.shape[1:]
-    merged_rows = min(shape.rows, _MERGED_ROWS)
     parts: tuple[Tensor | None, ...] = (None,) * 6
     grid: tuple[int, ...] = (shape.num_tiles, shape.num_kv_heads)
     if plan is not None:
@@ -232,8 +235,7 @@ def _launch(
         OUT_STRIDE=out.stride(0),
         OUT_HEAD_STRIDE=out.stride(1),
         ROWS=shape.rows,
-        MERGED_ROWS=merged_rows,
-        MERGED_SPLITS=splits_at_once(merged_rows, shape.dim_padded),
+        MERGED_SPLITS=shape.splits_merged_at_once,
         TILE=shape.config.tile,
         num_warps=shape.config.num_warps,
         num_stages=shape.config.num_stages,
@@ -319,7 +321,6 @@ def _prefill_kernel(
     OUT_STRIDE: tl.constexpr,
     OUT_HEAD_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
-    MERGED_ROWS: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -428,20 +429,10 @@ def _prefill_kernel(
             if not is_last(arrivals_ptr + block * KV_HEADS + kv_head, count):
                 return
             first = tl.load(first_ptr + block)
-            for base in range(0, ROWS, MERGED_ROWS):
-                part = base + tl.arange(0, MERGED_ROWS)
-                place = part // GROUP
-                head_of = kv_head * GROUP + part % GROUP
-                used = (part < QUERIES * GROUP) & (first_query + place < num_queries)
-                merged, merged_lse = merge_splits(
-                    partial_ptr, partial_lse_ptr, first, count, QUERIES, place, head_of, used,
-                    HEADS, DIM, DIM_PADDED, MERGED_SPLITS,
-                )  # fmt: skip
-                store_result(
-                    out_ptr, lse_ptr, (start + first_query + place).to(tl.int64), head_of, used,
-                    merged, merged_lse, HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
-                )  # fmt: skip
-            return
+            acc, lse = merge_splits(
+                partial_ptr, partial_lse_ptr, first, count, QUERIES, row // GROUP, head, real,
+                HEADS, DIM, DIM_PADDED, MERGED_SPLITS,
+            )  # fmt: skip
     store_result(
         out_ptr, lse_ptr, token, head, real, acc, lse, HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE
     )

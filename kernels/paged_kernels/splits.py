@@ -4,11 +4,17 @@ FlashInfer's division of work (Ye et al., 2025, section 3.3.1): the keys of all 
 divided into splits of nearly equal size, so that one long sequence among short ones does not delay
 the whole step. No launch depends on a length, so a captured CUDA graph stays valid for all lengths.
 The last program to finish a split of an item merges them, so there is no second launch.
+
+The size of the splits is the one with the shortest modeled time. Its parts are those of
+:class:`~paged_kernels.tuning.SplitCosts`; `reference.splits.modeled_us` has the formula in Python.
+Programs that run at the same time share the memory's rate. As soon as they reach it, more of them
+gain nothing, but splits must be merged. With few programs a tile takes as long as its loads do, so
+that more and shorter splits are faster.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import triton
@@ -17,11 +23,11 @@ from torch import Tensor
 
 from paged_kernels._softmax import LN2, LOWEST
 from paged_kernels.errors import check
+from paged_kernels.tuning import SplitCosts
 
-SPLITS_AT_ONCE = 16  # splits of an item that a program plans or merges together
-_MERGED_AT_ONCE = 8192  # elements of them, at most: more would take too many registers
+_SPLITS_AT_ONCE = 16  # splits of an item that a program plans or merges together
 _ITEMS_AT_ONCE = 256  # items that the planning program reads together
-_SIZES_AT_ONCE = 32  # split sizes that it tries together
+_MOST_PARTS = 64  # splits of the longest item, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class SplitShape:
     programs_per_wave: int  # that the device runs at the same time
     tile: int
     window: int | None
+    costs: SplitCosts
 
     @property
     def splits_per_wave(self) -> int:
@@ -59,7 +66,7 @@ class SplitShape:
 
     @property
     def max_splits(self) -> int:
-        """The most splits of a plan; see `_plan_kernel`."""
+        """The most splits of a plan: those of a wave, or of a wave more than whole items take."""
         if 2 * self.num_items <= self.splits_per_wave:
             return self.splits_per_wave
         return (-(-self.num_items // self.splits_per_wave) + 1) * self.splits_per_wave
@@ -83,12 +90,14 @@ class SplitShape:
             self.num_items,
             len(plan.arrivals),
             self.max_splits,
-            self.splits_per_wave,
+            self.programs_per_split,
+            self.programs_per_wave,
+            *astuple(self.costs),
             WINDOW=self.window,
             TILE=self.tile,
             BLOCK=_ITEMS_AT_ONCE,
-            SIZES=_SIZES_AT_ONCE,
-            SPLITS=SPLITS_AT_ONCE,
+            PARTS=_MOST_PARTS,
+            SPLITS=_SPLITS_AT_ONCE,
             num_warps=8,
             num_stages=1,
         )
@@ -108,16 +117,25 @@ class SplitShape:
         check(room, "plan", "was made for another shape")
 
 
-def splits_at_once(rows: int, dim_padded: int) -> int:
-    """Return the number of splits of `rows` rows that a program merges together."""
-    return max(1, min(SPLITS_AT_ONCE, _MERGED_AT_ONCE // (rows * dim_padded)))
+def splits_at_once(rows: int, dim_padded: int, num_warps: int, registers: int) -> int:
+    """Return the number of splits of `rows` rows that a program merges together.
+
+    A thread has `registers`, of which 32 or 64 hold the elements that are merged.
+    """
+    elements = 32 * num_warps * (32 if registers <= 128 else 64)
+    return max(1, min(_SPLITS_AT_ONCE, elements // (rows * dim_padded)))
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int32, device=like.device)
 
 
-@triton.jit(do_not_specialize=["num_items", "num_arrivals", "max_splits", "splits_per_wave"])
+@triton.jit(
+    do_not_specialize=[
+        *("num_items", "num_arrivals", "max_splits", "programs_per_split", "programs_per_wave"),
+        *("start_us", "tile_us", "share_us", "merge_us", "merge_split_us", "merge_program_us"),
+    ]
+)
 def _plan_kernel(
     lengths_ptr,
     splits_ptr,
@@ -127,38 +145,27 @@ def _plan_kernel(
     num_items,
     num_arrivals,
     max_splits,
-    splits_per_wave,
+    programs_per_split,
+    programs_per_wave,
+    start_us,
+    tile_us,
+    share_us,
+    merge_us,
+    merge_split_us,
+    merge_program_us,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SIZES: tl.constexpr,
+    PARTS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """One program: choose the split size, then write the splits of each item.
-
-    The size is the smallest with which all splits fit in the waves that whole items would take.
-    If one of these waves has hardly any room for more splits, a long item could remain whole
-    and delay the step. Another wave is added if a split would have more than twice its even share.
-    This never happens if a wave has room for twice the number of items.
-    """
+    """One program: choose the split size, then write the splits of each item."""
     offsets = tl.arange(0, BLOCK)
-    total = 0
-    longest = 0
-    num_read = 0  # items with keys to read
-    for base in range(0, num_items, BLOCK):
-        _, _, tiles = _tiles(lengths_ptr, base + offsets, num_items, WINDOW, TILE)
-        total += tl.sum(tiles, 0)
-        longest = tl.maximum(longest, tl.max(tiles, 0))
-        num_read += tl.sum((tiles > 0).to(tl.int32), 0)
-    most = tl.maximum(1, tl.cdiv(num_read, splits_per_wave)) * splits_per_wave
-    size = _smallest_size(
-        lengths_ptr, num_items, total, longest, most, WINDOW, TILE, BLOCK, SIZES
+    size = _best_size(
+        lengths_ptr, num_items, max_splits, programs_per_split, programs_per_wave,
+        start_us, tile_us, share_us, merge_us, merge_split_us, merge_program_us,
+        WINDOW, TILE, BLOCK, PARTS,
     )  # fmt: skip
-    if size > 2 * tl.cdiv(total, splits_per_wave):
-        most += splits_per_wave
-        size = _smallest_size(
-            lengths_ptr, num_items, total, longest, most, WINDOW, TILE, BLOCK, SIZES
-        )  # fmt: skip
 
     num_divided = 0  # total splits of the items with more than one
     for base in range(0, num_items, BLOCK):
@@ -202,36 +209,92 @@ def _plan_kernel(
 
 
 @triton.jit
-def _smallest_size(
+def _best_size(
     lengths_ptr,
     num_items,
-    total,
-    longest,
     max_splits,
+    programs_per_split,
+    programs_per_wave,
+    start_us,
+    tile_us,
+    share_us,
+    merge_us,
+    merge_split_us,
+    merge_program_us,
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SIZES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Return the smallest number of tiles in a split that makes at most `max_splits` splits.
+    """Return the number of tiles of a split with the shortest modeled time.
 
-    `total` and `longest` are tiles of all items and of one; `max_splits` is at least the number
-    of items with keys.
+    The sizes to choose from divide the longest item into 1, 2, ... PARTS splits.
     """
-    low = tl.maximum(1, tl.cdiv(total, max_splits))
-    high = tl.maximum(low, longest)  # always small enough a number of splits
-    while low < high:
-        step = tl.cdiv(high - low, SIZES)
-        sizes = low + tl.arange(0, SIZES) * step
-        counts = tl.zeros([SIZES], tl.int32)
-        for base in range(0, num_items, BLOCK):
-            items = base + tl.arange(0, BLOCK)
-            _, _, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, TILE)
-            counts += tl.sum(tl.cdiv(tiles[:, None], sizes[None, :]), 0)
-        too_small = tl.sum((counts > max_splits).to(tl.int32), 0)
-        high = tl.minimum(high, low + too_small * step)
-        low += tl.maximum(0, (too_small - 1) * step + 1)
-    return low
+    total = 0
+    longest = 0
+    for base in range(0, num_items, BLOCK):
+        items = base + tl.arange(0, BLOCK)
+        _, _, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, TILE)
+        total += tl.sum(tiles, 0)
+        longest = tl.maximum(longest, tl.max(tiles, 0))
+    sizes = tl.maximum(tl.cdiv(longest, 1 + tl.arange(0, PARTS)), 1)
+    counts = tl.zeros([PARTS], tl.int32)
+    divided = tl.zeros([PARTS], tl.int32)
+    for base in range(0, num_items, BLOCK):
+        items = base + tl.arange(0, BLOCK)
+        _, _, tiles = _tiles(lengths_ptr, items, num_items, WINDOW, TILE)
+        each = tl.cdiv(tiles[:, None], sizes[None, :])
+        counts += tl.sum(each, 0)
+        divided += tl.sum(tl.where(each > 1, each, 0), 0)
+    times = start_us + _modeled_us(
+        total, counts, divided, sizes, tl.cdiv(longest, sizes),
+        programs_per_split, programs_per_wave,
+        tile_us, share_us, merge_us, merge_split_us, merge_program_us,
+    )  # fmt: skip
+    times = tl.where(counts <= max_splits, times, float("inf"))
+    return tl.max(tl.where(times == tl.min(times, 0), sizes, 0), 0)
+
+
+@triton.jit
+def _modeled_us(
+    total,
+    counts,
+    divided,
+    sizes,
+    most,
+    programs_per_split,
+    programs_per_wave,
+    tile_us,
+    share_us,
+    merge_us,
+    merge_split_us,
+    merge_program_us,
+):
+    """Return the time of a launch with each of the split sizes, after its start.
+
+    `total` is the number of tiles. `counts`, `divided` and `most` are the numbers of splits of all
+    items, of those with several, and of the longest one.
+    """
+    programs = (counts * programs_per_split).to(tl.float32)
+    # As many programs of the full size would do the same work.
+    full = (total * programs_per_split).to(tl.float32) / sizes
+    wave = programs_per_wave.to(tl.float32)
+    wave_us = _programs_us(sizes, wave, tile_us, share_us)
+    rest = programs - tl.floor(programs / wave) * wave  # programs of the last wave
+    rest_us = _programs_us(sizes, rest, tile_us, share_us) - rest / wave * wave_us
+    several_us = full / wave * wave_us + tl.where(rest > 0, tl.maximum(rest_us, 0.0), 0.0)
+    one_us = _programs_us(sizes, full, tile_us, share_us)
+    time_us = tl.where(programs > wave, several_us, one_us)
+    merging_us = merge_us + merge_split_us * most
+    merging_us += merge_program_us * (divided * programs_per_split)
+    return time_us + tl.where(most > 1, merging_us, 0.0)
+
+
+@triton.jit
+def _programs_us(tiles, programs, tile_us, share_us):
+    """Return the time of programs of `tiles` tiles each that run at the same time."""
+    shared = programs * share_us
+    return tiles * tl.sqrt(tile_us * tile_us + shared * shared)
 
 
 @triton.jit

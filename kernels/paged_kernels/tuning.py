@@ -13,15 +13,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class SplitCosts:
+    """Parts of the time of attention over splits of the keys, in microseconds.
+
+    The plan of the splits chooses by them. They were fitted to times on an H200, in
+    `decode-attention-h200.json` and `prefill-attention-h200.json` of `loadtest/results/`.
+    """
+
+    start: float  # of a launch
+    tile: float  # a tile of keys, while few programs run
+    share: float  # a tile, for each program that runs: the time of its bytes at the memory's rate
+    merge: float  # the merges, if any item is divided
+    merge_split: float  # the merges, for each split of the item with most of them
+    merge_program: float  # the merges, for each program of a divided item
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """Launch configuration of the split kernel of decoding."""
 
     tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int  # tiles in flight; the block ids take one of them
-    programs_per_sm: int  # that a multiprocessor runs at the same time
+    programs_per_sm: int  # that a plan lets a multiprocessor run at the same time
+    costs: SplitCosts
     # Per thread. Without a setting the assembler spills to fit more programs than the shared memory
-    # has room for; 168 lets three programs of 4 warps share a multiprocessor.
+    # has room for; 168 lets three programs of 4 warps share a multiprocessor, and 128 lets four.
     max_registers: int = 255
 
 
@@ -33,6 +50,7 @@ class PrefillConfig:
     tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int
+    costs: SplitCosts
     # Per thread; None leaves the choice to the assembler.
     max_registers: int | None = None
 
@@ -51,43 +69,71 @@ class MatmulConfig:
     split: bool  # whether splits of K are programs of their own
 
 
+FEW_PROGRAMS = 32
+"""Programs of a launch without splits up to which the plan gives a multiprocessor one program."""
+
+# Bytes that the memory delivers per microsecond if all programs ask for them: A100, H200, B200.
+_MEMORY_RATES = {80: 1.8e6, 90: 4.8e6, 100: 7.2e6}
+
+
 def decode_config(
-    arch: int, head_dim: int, item_size: int, rows: int, *, quantized: bool
+    arch: int, head_dim: int, item_size: int, rows: int, *, quantized: bool, few: bool = False
 ) -> DecodeConfig:
     """Return the configuration for tiles of `rows` queries times heads.
 
     `head_dim` is padded to a power of 2; queries have `item_size` bytes per element, and the cache
-    may be `quantized`.
+    may be `quantized`. With `few` programs without splits, at most `FEW_PROGRAMS`, each program
+    keeps more tiles in flight.
     """
+    cached_size = 1 if quantized else item_size
+
+    def costs(tile: int) -> SplitCosts:
+        return _decode_costs(arch, 2 * tile * head_dim * cached_size)
+
     if item_size == 4:  # float32 cannot use tensor cores, so registers decide
         programs = 1 if rows > 16 or (arch < 90 and head_dim > 128) else 2
-        return DecodeConfig(16 if head_dim > 64 else 32, 8, 3, programs_per_sm=programs)
+        tile = 16 if head_dim > 64 else 32
+        return DecodeConfig(tile, 8, 3, programs_per_sm=programs, costs=costs(tile))
     if rows > 16:
         stages = 3 if arch >= 90 else 2
-        return DecodeConfig(
-            64 if head_dim <= 128 and arch >= 90 else 32, 8, stages, programs_per_sm=1
-        )
+        tile = 64 if head_dim <= 128 and arch >= 90 else 32
+        return DecodeConfig(tile, 8, stages, programs_per_sm=1, costs=costs(tile))
     tile = {64: 128, 128: 64, 256: 32}.get(max(64, head_dim), 64)
+    if arch == 90 and head_dim == 128 and not quantized:  # measured on an H200
+        if few:
+            alone = SplitCosts(2.7, 1.34, 0.0, 3.2, 0.0, 0.0073)
+            return DecodeConfig(tile, 4, 3, programs_per_sm=1, costs=alone, max_registers=168)
+        return DecodeConfig(tile, 4, 2, programs_per_sm=4, costs=costs(tile), max_registers=128)
     registers = 200 if arch >= 100 or quantized else 168
     # Programs on a multiprocessor: limited by registers (169 to 177 a thread in most binaries for
     # the B200), or by the A100's shared memory.
     programs = 3 if arch == 90 and not quantized else 2
     if arch in (86, 89) and not quantized:
         programs = 1  # a program needs 71 KiB of 100 KiB of shared memory
-    return DecodeConfig(tile, 4, 3, programs_per_sm=programs, max_registers=registers)
+    return DecodeConfig(tile, 4, 3, programs, costs(tile), max_registers=registers)
+
+
+def _decode_costs(arch: int, tile_bytes: int) -> SplitCosts:
+    """Return the costs for tiles of this size, by those of an H200 for 32 KiB."""
+    rate = _MEMORY_RATES[100 if arch >= 100 else 90 if arch >= 90 else 80]
+    return SplitCosts(4.0, 1.39, tile_bytes / rate, 3.9, 0.0, 0.0067)
+
+
+_PREFILL_COSTS = SplitCosts(6.4, 1.59, 0.0, 2.4, 1.24, 0.011)
 
 
 def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:
     """Return the configuration for heads of `head_dim` (padded) and `item_size`-byte queries."""
+    costs = _PREFILL_COSTS
     if item_size == 4:
-        return PrefillConfig(16, 32 if head_dim <= 128 else 16, num_warps=8, num_stages=2)
+        return PrefillConfig(16, 32 if head_dim <= 128 else 16, 8, num_stages=2, costs=costs)
     if head_dim <= 64:
         # Left alone, the assembler for the B200 spills to fit a second program.
         registers = 255 if arch >= 100 else None
-        return PrefillConfig(128, 64, num_warps=8, num_stages=3, max_registers=registers)
+        return PrefillConfig(128, 64, 8, num_stages=3, costs=costs, max_registers=registers)
     if head_dim <= 128:
-        return PrefillConfig(128, 64 if arch >= 90 else 32, num_warps=8, num_stages=3)
-    return PrefillConfig(64, 64 if arch >= 100 else 32, num_warps=8, num_stages=2)
+        return PrefillConfig(128, 64 if arch >= 90 else 32, 8, num_stages=3, costs=costs)
+    return PrefillConfig(64, 64 if arch >= 100 else 32, 8, num_stages=2, costs=costs)
 
 
 def matmul_splits(features: int, width: int) -> tuple[int, int]:
@@ -111,12 +157,17 @@ def scaled_matmul_config(rows: int) -> MatmulConfig:
 
 
 def dense_matmul_config(rows: int) -> MatmulConfig:
-    """Return the configuration for `rows` of 16-bit numbers."""
+    """Return the configuration for `rows` of 16-bit numbers, at most 64."""
     if rows <= 16:
-        return MatmulConfig(16, 64, num_warps=4, num_stages=6, split=True)
-    if rows <= 64:
-        return MatmulConfig(64, 64, num_warps=4, num_stages=4, split=True)
-    return MatmulConfig(128, 128, num_warps=8, num_stages=3, split=False)
+        return MatmulConfig(16, 64, num_warps=4, num_stages=5, split=True)
+    return MatmulConfig(64, 64, num_warps=4, num_stages=6, split=True)
+
+
+def gated_matmul_config(rows: int) -> MatmulConfig:
+    """Return the configuration for `rows` of 16-bit numbers, at most 64, and their activation."""
+    if rows <= 16:
+        return MatmulConfig(16, 128, num_warps=8, num_stages=3, split=False)
+    return MatmulConfig(64, 128, num_warps=4, num_stages=3, split=False)
 
 
 def block_scaled_matmul_config(rows: int) -> MatmulConfig:

@@ -10,6 +10,7 @@ from torch import Tensor
 from paged_backend.checkpoint.moe import Routing
 from paged_backend.checkpoint.shape import Activation
 from paged_backend.models.linear import LinearMethod, RowFunction
+from paged_backend.platforms.gpu.linear import DenseLinear
 from paged_backend.platforms.portable.layers import gelu, layer_norm
 
 __all__ = [
@@ -39,6 +40,8 @@ def add_norm(
 
 def gated(linear: RowFunction, x: Tensor, activation: Activation) -> Tensor:
     """See `platforms.portable.layers.gated`."""
+    if activation is Activation.SILU and isinstance(linear, DenseLinear):
+        return linear.silu_and_mul(x)
     return _ACTIVATIONS[activation](linear(x))
 
 

@@ -19,11 +19,11 @@ from paged_backend.platforms.gpu import layers
 from paged_backend.platforms.gpu.attention import TritonAttention
 from paged_backend.platforms.gpu.device import GpuDevice
 from paged_backend.platforms.gpu.experts import TritonExperts
+from paged_backend.platforms.gpu.linear import DenseLinear
 from paged_backend.platforms.gpu.model_runner import GpuModelRunner
 from paged_backend.platforms.gpu.quantized_linear import quantized_product, weight_forms
 from paged_backend.platforms.gpu.transfer import Transfer
 from paged_backend.platforms.portable.encoder_runner import EncoderRunner
-from paged_backend.platforms.portable.linear import TorchLinear
 from paged_backend.quantization.forms import WeightForm
 from paged_backend.quantization.weight import QuantizedWeight
 from paged_backend.values.config import EngineConfig
@@ -62,7 +62,8 @@ class GpuPlatform:
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Allocate a linear layer."""
-        return TorchLinear(spec, self.dtype, self.device)
+        name = "" if self._gpu is None else self._gpu.name
+        return DenseLinear(spec, self.dtype, self.device, name)
 
     def quantized_linear(
         self, form: WeightForm, weight: QuantizedWeight, bias: Tensor | None
