@@ -169,7 +169,7 @@ def test_a_peer_that_fails_leaves_the_engines_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if "600" in new:
-        monkeypatch.setattr(decode, "PEER_SECONDS", 3.0)
+        monkeypatch.setattr(decode, "CPU_PEER_SECONDS", 3.0)
     report = run(folder, tmp_path / "report.json", python(old, new))
     assert problem in report["peer"]["problem"]
     assert sum(row["figures"] is not None for row in report["rows"]) == 4

@@ -59,7 +59,8 @@ TRACED_STEPS = 20
 PREFIX_TOKENS = 2048
 # At the shortest context, the batch size nearest to this one is traced and given to transformers.
 REFERENCE_BATCH = 32
-PEER_SECONDS = 150.0  # for everything that a peer does; about half of it for loading
+# The limit for everything that a peer does. A CPU takes minutes to compile vLLM's kernels.
+GPU_PEER_SECONDS, CPU_PEER_SECONDS = 150.0, 900.0
 TRANSFORMERS_SECONDS = 120.0  # half of it for imports and loading the model
 # A peer takes memory for activations, libraries and graphs, too, and keys and values in blocks.
 PEER_WORKSPACE_BYTES = 12 * 2**30
@@ -567,9 +568,7 @@ def run_decode_bench(
     with ExitStack() as stack:
         side = None
         if loaded is not None and _fits(settings, bench.roofline.weight_bytes, device):
-            process = stack.enter_context(
-                DecodePeer(loaded, _with_share(settings, device), PEER_SECONDS)
-            )
+            process = stack.enter_context(_loaded(loaded, settings, device))
             side = PeerSide(loaded.name, process, report, vocab_size, in_turn=True)
         with compilations(device) as compiled:
             report.change(compiled_after_warm_up=compiled)
@@ -591,7 +590,8 @@ def run_decode_bench(
     del bench
     _free_memory(device)
     if loaded is not None and side is None:
-        _run_after(loaded, _with_share(settings, device), report, vocab_size)
+        with _loaded(loaded, settings, device) as process:
+            _run_after(loaded.name, process, report, vocab_size)
     elif peer is not None and loaded is None and reference is not None:
         case = PeerCase(
             folder=str(folder),
@@ -638,25 +638,24 @@ def _fits(settings: PeerSettings, weight_bytes: int, device: torch.device) -> bo
     return free * PEER_MEMORY_SHARE >= weight_bytes + settings.kv_bytes + PEER_WORKSPACE_BYTES
 
 
-def _with_share(settings: PeerSettings, device: torch.device) -> PeerSettings:
-    """The settings with the part of a GPU's memory that is free now."""
+def _loaded(options: PeerOptions, settings: PeerSettings, device: torch.device) -> DecodePeer:
+    """Load a peer; on a GPU, into the memory that is free now."""
+    print(f"{options.name} is loading", flush=True)
     gpu = gpu_of(device)
     if gpu is None:
-        return settings
+        return DecodePeer(options, settings, CPU_PEER_SECONDS)
     free, total = gpu.free_and_total_bytes
-    return replace(settings, memory_share=round(PEER_MEMORY_SHARE * free / total, 3))
+    share = round(PEER_MEMORY_SHARE * free / total, 3)
+    return DecodePeer(options, replace(settings, memory_share=share), GPU_PEER_SECONDS)
 
 
-def _run_after(
-    options: PeerOptions, settings: PeerSettings, report: GrowingReport, vocab_size: int
-) -> None:
+def _run_after(name: str, process: DecodePeer, report: GrowingReport, vocab_size: int) -> None:
     """Measure a peer on all batches and first tokens that the engine has measured."""
-    with DecodePeer(options, settings, PEER_SECONDS) as process:
-        side = PeerSide(options.name, process, report, vocab_size, in_turn=False)
-        for row in report.value.rows:
-            side.add_row(row)
-        for first in report.value.first_tokens:
-            side.add_first_token(first.num_tokens)
+    side = PeerSide(name, process, report, vocab_size, in_turn=False)
+    for row in report.value.rows:
+        side.add_row(row)
+    for first in report.value.first_tokens:
+        side.add_first_token(first.num_tokens)
 
 
 def _run_transformers(case: PeerCase, reference: BatchResult, report: GrowingReport) -> None:
