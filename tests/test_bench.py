@@ -227,7 +227,8 @@ def test_the_bench_reads_the_bytes_from_the_engine(folder, quantization):
 
 def test_gaps_between_the_kernels_of_a_graph_have_no_target(capsys):
     report = DecodeReport(
-        **dict.fromkeys(field.name for field in fields(DecodeReport)) | {"rows": []}
+        **dict.fromkeys(field.name for field in fields(DecodeReport))
+        | {"rows": [], "first_tokens": []}
     )
     report = replace(report, idle=IdleShare(32, 1024, between_launches=0.01, within_graphs=0.07))
     assert [target.met for target in report.targets() if "idle" in target.name] == [True]

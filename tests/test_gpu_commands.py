@@ -219,6 +219,6 @@ def test_no_batch_of_the_decode_benchmarks_grows_beyond_the_longest_request(comm
 
 def test_the_first_run_of_the_large_shape_has_no_peer_and_another_has(commands):
     first, second, small = decode_options(commands)
-    assert (first.no_peer, second.no_peer, small.no_peer) == (True, False, False)
+    assert (first.peer, second.peer, small.peer) == (None, "transformers", "transformers")
     assert (second.context, second.batch_sizes) == ([1024], [32])
     assert (first.model, first.max_model_len) == (second.model, second.max_model_len)

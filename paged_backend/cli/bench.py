@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -71,18 +72,21 @@ def _add_offline(kinds: Subparsers) -> None:
     )
     group.add_argument("--threads", type=int, default=0, help="CPU threads (default: all)")
     group.add_argument("--json", type=Path, help="write the figures of all rounds there, too")
-    _add_peer_options(offline)
+    _add_offline_peer(offline)
     offline.set_defaults(run=run_offline, **_OFFLINE)
 
 
-def _add_peer_options(offline: argparse.ArgumentParser) -> None:
-    group = offline.add_argument_group("peer")
+def _add_peer_choice(
+    parser: argparse.ArgumentParser, names: Iterable[str], default: str
+) -> argparse._ArgumentGroup:
+    """Add the options that name a peer and its interpreter; `default` describes transformers."""
+    group = parser.add_argument_group("peer")
     choice = group.add_mutually_exclusive_group()
     choice.add_argument(
         "--peer",
-        choices=PEERS,
+        choices=names,
         default="transformers",
-        help="the engine to compare with (default: transformers, in static batches)",
+        help=f"the engine to compare with (default: transformers, {default})",
     )
     choice.add_argument(
         "--no-peer", dest="peer", action="store_const", const=None, help="compare with nothing"
@@ -92,6 +96,11 @@ def _add_peer_options(offline: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the interpreter of the peer's environment (default for transformers: this one)",
     )
+    return group
+
+
+def _add_offline_peer(offline: argparse.ArgumentParser) -> None:
+    group = _add_peer_choice(offline, PEERS, "in static batches")
     group.add_argument(
         "--peer-dtype",
         choices=PEER_DTYPES,
@@ -108,11 +117,13 @@ def _add_peer_options(offline: argparse.ArgumentParser) -> None:
 def _add_decode(kinds: Subparsers) -> None:
     decode = kinds.add_parser(
         "decode",
-        help="steady decoding, compared with the roofline and transformers' continuous batching",
+        help="steady decoding, compared with the roofline and with another engine",
         description="Time steps in which a whole batch decodes, beside the time that the device "
         "takes to read the weights and the KV cache, or to multiply by the weights where that is "
-        "longer than reading them; then the gain of a cached prefix, compilations after the "
-        "warm-up, and how long the device is idle.",
+        "longer than reading them; then the gain of a cached prefix, first tokens, compilations "
+        "after the warm-up, and how long the device is idle. With --peer vllm, vLLM runs the same "
+        "batches and first tokens: after each batch of this engine if both engines fit in the "
+        "device's memory (see --gpu-memory-utilization), and otherwise after all of them.",
     )
     add_engine_options(decode)
     group = decode.add_argument_group("workload")
@@ -130,7 +141,6 @@ def _add_decode(kinds: Subparsers) -> None:
     )
     group.add_argument("--steps", type=_count, default=64, help="timed steps (default: 64)")
     group.add_argument("--json", type=Path, help="write the figures there, too, as they come")
-    group.add_argument("--no-peer", action="store_true", help="leave transformers out")
     group.add_argument(
         "--simulate-device-ms",
         type=_positive,
@@ -143,6 +153,8 @@ def _add_decode(kinds: Subparsers) -> None:
         help="with --simulate-device-ms: prompts of 512 tokens that arrive per second, while as "
         "many sequences end",
     )
+    names = [name for name, kind in PEERS.items() if kind.decodes]
+    _add_peer_choice(decode, names, "with continuous batching, on one of the batches")
     decode.set_defaults(run=run_decode)
 
 
@@ -308,11 +320,24 @@ def run_decode(args: argparse.Namespace) -> int:
         contexts=args.context,
         batch_sizes=args.batch_sizes,
         num_steps=args.steps,
-        peer=not args.no_peer,
+        peer=_decode_peer(args),
         path=args.json,
     )
     report.print()
     return 0
+
+
+def _decode_peer(args: argparse.Namespace) -> PeerOptions | None:
+    """Return the peer to measure, None for no peer.
+
+    Raises:
+        ConfigError: the options do not fit together.
+    """
+    if args.peer not in (None, "transformers"):
+        return PeerOptions(args.peer, args.peer_python)
+    if args.peer_python is not None:
+        raise ConfigError("--peer-python: bench decode needs it only for --peer vllm")
+    return None if args.peer is None else PeerOptions(args.peer)
 
 
 def _run_simulated_device(args: argparse.Namespace) -> int:

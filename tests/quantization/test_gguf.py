@@ -20,6 +20,7 @@ from paged_backend.checkpoint.weights import load_weights
 from paged_backend.models.loader import build_model
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
 from paged_backend.tools.bench.decode import run_decode_bench
+from paged_backend.tools.bench.peer_options import PeerOptions
 from paged_backend.tools.plan.model_file import find_config, read_config
 from paged_backend.values.errors import ConfigError
 
@@ -111,7 +112,11 @@ def test_options(tmp_path: Path) -> None:
     make_engine(path, quantization="gguf")
     with pytest.raises(ConfigError, match="without a peer: add --no-peer"):
         run_decode_bench(
-            {"model": str(path)}, contexts=[8], batch_sizes=[1], num_steps=1, peer=True
+            {"model": str(path)},
+            contexts=[8],
+            batch_sizes=[1],
+            num_steps=1,
+            peer=PeerOptions("transformers"),
         )
     with pytest.raises(ConfigError, match="quantization must be null or gguf"):
         make_engine(path, quantization="int8")

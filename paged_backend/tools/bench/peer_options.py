@@ -1,4 +1,4 @@
-"""The peers that `bench offline` knows, and the choice among them."""
+"""The peers that `bench offline` and `bench decode` know, and the choice among them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class PeerKind:
     script: str
     dtypes: tuple[str, ...]
     runs_on_gpu: bool
+    decodes: bool = False  # whether `bench decode` measures it, too
 
 
 PEERS = {
-    "transformers": PeerKind("transformers_peer.py", _FLOATS, True),
-    "vllm": PeerKind("vllm_peer.py", _FLOATS, True),
+    "transformers": PeerKind("transformers_peer.py", _FLOATS, True, decodes=True),
+    "vllm": PeerKind("vllm_peer.py", _FLOATS, True, decodes=True),
     "openvino": PeerKind("openvino_peer.py", ("float32", "bfloat16", "int8"), False),
     "llama.cpp": PeerKind("llama_cpp_peer.py", ("float32", "bfloat16", "int8"), False),
 }

@@ -49,6 +49,10 @@ class PeerSettings:
     max_seqs: int  # requests at once
     longest: int  # tokens of the longest request, prompt and output
     kv_bytes: int  # room in the KV cache
+    kv_cache_dtype: str = "auto"
+    prefix_caching: bool = True
+    max_batched_tokens: int | None = None  # limit of a step; None: the peer's default
+    memory_share: float | None = None  # part of a GPU's memory, for all uses; None: the default
 
 
 class PeerProcess:
@@ -107,6 +111,25 @@ class PeerProcess:
         """
         pairs = [(job.prompt, job.max_tokens) for job in jobs]
         return float(self._ask({"jobs": pairs, "at_once": at_once}, max_seconds)["seconds"])
+
+    def decode(
+        self, prompts: list[list[int]], warm_up: int, num_steps: int, max_seconds: float
+    ) -> list[float]:
+        """Return the seconds of steps in which all prompts decode, after `warm_up` such steps.
+
+        Raises:
+            PeerError: the peer has failed, has ended, or has no answer after `max_seconds`.
+        """
+        call = {"decode": prompts, "warm_up": warm_up, "steps": num_steps}
+        return cast(list[float], self._ask(call, max_seconds)["steps"])
+
+    def first_token(self, prompt: list[int], max_seconds: float) -> float:
+        """Return the seconds from a request to its first token.
+
+        Raises:
+            PeerError: the peer has failed, has ended, or has no answer after `max_seconds`.
+        """
+        return float(self._ask({"first_token": prompt}, max_seconds)["seconds"])
 
     def close(self) -> None:
         """End the process and remove its files."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from paged_backend.engine.engine import Engine
-from paged_backend.tools.bench.requests import drain, greedy
+from paged_backend.tools.bench.requests import first_token_ms
 from paged_backend.values.config import EngineConfig
 
 SUFFIX_TOKENS = 32
@@ -51,18 +50,7 @@ def time_prefix(
             for size in (length, SUFFIX_TOKENS, SUFFIX_TOKENS)
         )
         for times, suffix in zip((without, cached), suffixes, strict=True):
-            times.append(_first_token_ms(engine, prefix + suffix))
+            times.append(first_token_ms(engine, prefix + suffix))
     return PrefixFigures(
         length, SUFFIX_TOKENS, statistics.median(without), statistics.median(cached)
     )
-
-
-def _first_token_ms(engine: Engine, tokens: list[int]) -> float:
-    started = time.perf_counter()
-    engine.add_request(greedy("prefix", tokens))
-    while not engine.step():
-        pass
-    seconds = time.perf_counter() - started
-    engine.abort_request("prefix")
-    drain(engine)
-    return seconds * 1e3

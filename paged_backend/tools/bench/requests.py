@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import cast
 
 from paged_backend.engine.engine import Engine
@@ -27,3 +28,15 @@ def drain(engine: Engine) -> None:
     """Run steps until no request is in flight."""
     while engine.has_unfinished:
         engine.step()
+
+
+def first_token_ms(engine: Engine, tokens: list[int]) -> float:
+    """Milliseconds from a request to its first token, in an engine without other requests."""
+    started = time.perf_counter()
+    engine.add_request(greedy("first-token", tokens))
+    while not engine.step():
+        pass
+    seconds = time.perf_counter() - started
+    engine.abort_request("first-token")
+    drain(engine)
+    return seconds * 1e3

@@ -5,10 +5,15 @@ It runs under the interpreter of the engine's environment, so it needs the stand
     python serve.py PEER.py
 
 PEER.py imports the engine and defines a class ``Peer``, which is a ``PeerEngine`` as described
-below. The first call is ``{"load": settings}`` with the answer ``{"about": {...}}``. Each later
-call is ``{"jobs": [[prompt, max_tokens], ...], "at_once": n}`` with the answer ``{"seconds": s}``.
-After ``{"problem": text}`` the process ends, and so it does at the end of stdin. Between calls it
-waits in a read.
+below. The first call is ``{"load": settings}`` with the answer ``{"about": {...}}``. Later calls
+are of three kinds:
+
+- ``{"jobs": [[prompt, max_tokens], ...], "at_once": n}`` with the answer ``{"seconds": s}``
+- ``{"decode": prompts, "warm_up": n, "steps": n}`` with the answer ``{"steps": seconds}``
+- ``{"first_token": prompt}`` with the answer ``{"seconds": s}``
+
+The last two need a ``DecodingEngine``. After ``{"problem": text}`` the process ends, and so it does
+at the end of stdin. Between calls it waits in a read.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import os
 import sys
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 
 class PeerEngine(Protocol):
@@ -33,6 +38,59 @@ class PeerEngine(Protocol):
 
     def step(self) -> list[tuple[int, int]]:
         """Compute; returns index and number of tokens of each request that has ended."""
+
+
+class DecodingEngine(PeerEngine, Protocol):
+    """An engine with requests that last until all are stopped."""
+
+    def start(self, prompt: list[int]) -> None:
+        """Accept a request without a last token."""
+
+    def decode(self) -> list[str]:
+        """Compute; returns the names of the requests that got a token.
+
+        The list is empty where an engine launches a step before it has read the one before.
+        """
+
+    def stop(self) -> None:
+        """End all requests."""
+
+
+def time_decode(
+    peer: DecodingEngine, prompts: list[list[int]], warm_up: int, num_steps: int
+) -> list[float]:
+    """Return the seconds of steps in which all requests decode.
+
+    Raises:
+        RuntimeError: a step gave some requests no token.
+    """
+    for prompt in prompts:
+        peer.start(prompt)
+    begun: set[str] = set()
+    while len(begun) < len(prompts):
+        begun.update(peer.decode())
+    for _ in range(warm_up):
+        peer.decode()
+    times = [time.perf_counter()]
+    while len(times) <= num_steps:
+        names = peer.decode()
+        if names and len(names) < len(prompts):
+            raise RuntimeError(f"a step decoded only {len(names)} of {len(prompts)}")
+        if names:
+            times.append(time.perf_counter())
+    peer.stop()
+    return [after - before for before, after in zip(times, times[1:])]  # noqa: B905  # unequal
+
+
+def time_first_token(peer: DecodingEngine, prompt: list[int]) -> float:
+    """Return the seconds from the request to its first token."""
+    started = time.perf_counter()
+    peer.start(prompt)
+    while not peer.decode():
+        pass
+    seconds = time.perf_counter() - started
+    peer.stop()
+    return seconds
 
 
 def run_jobs(peer: PeerEngine, jobs: list[tuple[list[int], int]], at_once: int) -> float:
@@ -67,6 +125,16 @@ def load(path: str, settings: dict[str, Any]) -> PeerEngine:
     return peer
 
 
+def answered(peer: PeerEngine, call: dict[str, Any]) -> dict[str, Any]:
+    """Carry out a call after the first one."""
+    if "jobs" in call:
+        return {"seconds": run_jobs(peer, call["jobs"], call["at_once"])}
+    decoding = cast(DecodingEngine, peer)
+    if "decode" in call:
+        return {"steps": time_decode(decoding, call["decode"], call["warm_up"], call["steps"])}
+    return {"seconds": time_first_token(decoding, call["first_token"])}
+
+
 def main() -> int:
     """Answer calls until stdin ends or one of them fails."""
     answers = os.fdopen(os.dup(1), "w")
@@ -79,7 +147,7 @@ def main() -> int:
                 peer = load(sys.argv[1], call["load"])
                 answer: dict[str, Any] = {"about": peer.about}
             else:
-                answer = {"seconds": run_jobs(peer, call["jobs"], call["at_once"])}
+                answer = answered(peer, call)
         except Exception as error:
             answer = {"problem": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
