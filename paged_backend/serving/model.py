@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton_python_backend_utils as pb_utils
@@ -154,8 +155,12 @@ class TritonSender:
 
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response; blocks for the round trip to the server."""
+        self.prepare(tensors, final)()
+
+    def prepare(self, tensors: dict[str, Array], final: bool) -> Callable[[], None]:
+        """Make one response; the result sends it, and blocks for the round trip to the server."""
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(response(tensors, self._make_tensors), flags=flags)
+        return partial(self._sender.send, response(tensors, self._make_tensors), flags=flags)
 
     def end(self) -> None:
         """End the request without another response."""

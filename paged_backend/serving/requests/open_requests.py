@@ -40,6 +40,10 @@ class Sender(Protocol):
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response."""
 
+    def prepare(self, tensors: dict[str, Array], final: bool) -> Callable[[], None]:
+        """Make one response; the result sends it."""
+        ...
+
     def fail(self, error: Exception) -> None:
         """Send an error as the final response."""
 
