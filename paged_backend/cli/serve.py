@@ -44,7 +44,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "NAME=MODEL",
     )
     group.add_argument(
-        "--instances", type=int, default=1, help="stub processes that send responses (default: 1)"
+        "--instances",
+        type=int,
+        help="front-end processes, which check requests and send responses (default: with a GPU, "
+        "one for every 4 cores up to 4; otherwise 1)",
     )
     group.add_argument(
         "--pipeline",
@@ -97,6 +100,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from paged_backend.launch import ports, serve, storage
+    from paged_backend.launch.front_ends import choose_num_front_ends
 
     options = engine_options(args)
     flags = gateway_flags(args)
@@ -107,6 +111,9 @@ def run(args: argparse.Namespace) -> int:
     names = _names(args)
     if args.model_repository is not None:
         _check_alone(args, options)
+    instances = args.instances
+    if instances is None:
+        instances = choose_num_front_ends(args.device)
     if args.write_to is not None:
         with storage.writing(args.write_to):
             args.write_to.mkdir(parents=True, exist_ok=True)
@@ -115,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             args.write_to.resolve(),
             options,
             name=names.triton,
-            instances=args.instances,
+            instances=instances,
             pipeline=_pipeline(args),
             endpoints=endpoints,
         )
@@ -124,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     serve.serve(
         options,
         name=names.triton,
-        instances=args.instances,
+        instances=instances,
         pipeline=_pipeline(args),
         repository=args.model_repository,
         host=args.host,
@@ -154,7 +161,7 @@ def _check_alone(args: argparse.Namespace, options: Mapping[str, object]) -> Non
     changed = {
         **{name: name != "model" for name in options},
         "MODEL": options["model"] != EngineConfig.model,
-        "instances": args.instances != 1,
+        "instances": args.instances is not None,
         "pipeline": args.pipeline,
         "write_to": args.write_to is not None,
     }

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from paged_backend.launch.front_ends import has_nvidia_driver
 from paged_backend.launch.ports import Endpoints
 from paged_backend.launch.server_files import ServerFiles
 from paged_backend.launch.server_version import server_is_from
@@ -19,7 +20,6 @@ _CLOSED_APIS = "shared-memory,trace,logging"
 _MAX_WAITING_RESPONSES = 2**17
 # Interval of CPU metrics; a stopping server waits for the next interval.
 _METRICS_INTERVAL_MS = 500
-_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # For the gateway only; all children of tritonserver would inherit them.
 GATEWAY_VARIABLES = ("PAGED_API_KEYS",)
 
@@ -57,7 +57,7 @@ def server_command(
         flags["grpc-max-response-pool-size"] = _MAX_WAITING_RESPONSES
     if server_is_from(2, 69):  # release 26.05; the restriction above closes it in older ones
         flags["allow-client-shm"] = "false"
-    if not _NVIDIA_DRIVER.exists():
+    if not has_nvidia_driver():
         # Without a driver, searching for devices only writes an error to stderr.
         flags["allow-gpu-metrics"] = "false"
     if log_file is not None:

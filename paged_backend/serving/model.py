@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton_python_backend_utils as pb_utils
@@ -21,10 +23,12 @@ from paged_backend.serving.requests.front_end import FrontEnd
 from paged_backend.serving.requests.open_requests import IncomingRequest
 from paged_backend.serving.requests.parsing import RequestParser
 from paged_backend.serving.requests.tool_use import load_tool_use
+from paged_backend.serving.shared_tensors import SharedTensors
 from paged_backend.serving.triton import (
     TritonLogHandler,
     complete_config,
     error_response,
+    new_tensors,
     read_parameters,
     read_tensors,
     refusing_to_load,
@@ -65,6 +69,7 @@ class TritonPythonModel:
         with refusing_to_load():
             self._loaded = _load(deployment)
         self._front_end = self._loaded.front_end
+        self._tensors = SharedTensors(new_tensors, self._front_end.sending_thread)
 
     def execute(self, requests: list[Any]) -> None:
         """Check and submit requests; the front end's thread sends the responses."""
@@ -72,7 +77,9 @@ class TritonPythonModel:
         if not healthy:
             self._unload()
         for request in requests:
-            sender = TritonSender(request.get_response_sender(), self._cancel_level)
+            sender = TritonSender(
+                request.get_response_sender(), self._cancel_level, self._tensors.make
+            )
             try:
                 if not healthy:
                     raise Unhealthy
@@ -97,6 +104,7 @@ class TritonPythonModel:
         """Abort open requests and disconnect from the engine."""
         if hasattr(self, "_front_end"):
             self._front_end.stop()
+            self._tensors.close()
             LOG.info("Shutdown complete")
 
     def _unload(self) -> None:
@@ -127,16 +135,32 @@ class Unhealthy(RequestRefused):
 
 
 class TritonSender:
-    """The response sender of one request."""
+    """The response sender of one request.
 
-    def __init__(self, sender: Any, log_level: int) -> None:
+    Args:
+        sender: the server's response sender.
+        log_level: level of the lines about cancellation.
+        make_tensors: makes the tensors of a response.
+    """
+
+    def __init__(
+        self,
+        sender: Any,
+        log_level: int,
+        make_tensors: Callable[[Mapping[str, Array]], list[Any]] = new_tensors,
+    ) -> None:
         self._sender = sender
         self._log_level = log_level
+        self._make_tensors = make_tensors
 
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response; blocks for the round trip to the server."""
+        self.prepare(tensors, final)()
+
+    def prepare(self, tensors: dict[str, Array], final: bool) -> Callable[[], None]:
+        """Make one response; the result sends it, and blocks for the round trip to the server."""
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(response(tensors), flags=flags)
+        return partial(self._sender.send, response(tensors, self._make_tensors), flags=flags)
 
     def end(self) -> None:
         """End the request without another response."""

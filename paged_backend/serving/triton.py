@@ -94,10 +94,17 @@ def read_parameters(request: Any) -> str:
     return parameters
 
 
-def response(tensors: dict[str, Array]) -> Any:
+def new_tensors(arrays: Mapping[str, Array]) -> list[Any]:
+    """Return Triton's tensors of these outputs."""
+    return [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+
+
+def response(
+    arrays: Mapping[str, Array],
+    make_tensors: Callable[[Mapping[str, Array]], list[Any]] = new_tensors,
+) -> Any:
     """Return a response with these outputs."""
-    outputs = [pb_utils.Tensor(name, array) for name, array in tensors.items()]
-    return pb_utils.InferenceResponse(output_tensors=outputs)
+    return pb_utils.InferenceResponse(output_tensors=make_tensors(arrays))
 
 
 def error_response(error: Exception) -> Any:
@@ -154,7 +161,7 @@ def _request(
     return pb_utils.InferenceRequest(
         model_name=model,
         requested_output_names=[],
-        inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
+        inputs=new_tensors(tensors),
         parameters=dict(parameters or {}),
     )
 

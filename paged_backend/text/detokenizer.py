@@ -23,6 +23,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from paged_backend.text.tokenizer import Tokenizer
@@ -188,6 +189,7 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 
 
+@lru_cache(maxsize=2**14)
 def _bytes_of(token: str) -> bytes:
     """Return the bytes that an entry of a byte-level vocabulary stands for."""
     try:
@@ -239,9 +241,12 @@ class _ByteDecoder:
         if not data:
             return ""
         text = self._utf8.decode(data)
-        self._tail.append((token_id, len(data)))
         waiting = len(self._utf8.getstate()[0])
-        while self._tail and sum(length for _, length in self._tail[1:]) >= waiting:
+        if not waiting:
+            self._tail.clear()
+            return text
+        self._tail.append((token_id, len(data)))
+        while sum(length for _, length in self._tail[1:]) >= waiting:
             del self._tail[0]
         return text
 

@@ -79,9 +79,14 @@ class Stops:
         """The automaton of the stop strings with marks."""
         return automaton_of(tuple(self.marks.stop))
 
-    def new_matcher(self) -> StopMatcher | None:
-        """Return the search of one completion; None if there is nothing to search for."""
-        return StopMatcher(self.automaton) if self._stop else None
+    @property
+    def are_empty(self) -> bool:
+        """Whether there is nothing to search for."""
+        return not self._stop
+
+    def new_matcher(self) -> StopMatcher:
+        """Return the search of one completion."""
+        return StopMatcher(self.automaton)
 
 
 class TextStream:
@@ -128,7 +133,7 @@ class TextStream:
         return self._stops.marks
 
     @cached_property
-    def _matcher(self) -> StopMatcher | None:
+    def _matcher(self) -> StopMatcher:
         return self._stops.new_matcher()
 
     @classmethod
@@ -141,7 +146,8 @@ class TextStream:
     ) -> Self:
         """Return a stream that continues from a state, with the same tokenizer and parameters."""
         stream = cls(tokenizer, params, stops=stops)
-        shown = len(state.context_ids) - state.num_held
+        num_held = 0 if stream._stops.are_empty else state.num_held
+        shown = len(state.context_ids) - num_held
         stream._detokenizer.append(state.context_ids[:shown])
         stream._forget()
         for token_id in state.context_ids[shown:]:
@@ -152,6 +158,8 @@ class TextStream:
     @property
     def state(self) -> StreamState:
         """The state for ``resume``; its size does not grow with the completion."""
+        if self._stops.are_empty:
+            return StreamState(self._detokenizer.context_ids, 0, self._num_tokens)
         held_ids = [token_id for part in self._tokens for token_id in part.token_ids]
         context_ids = self._tokens[0].context_ids + held_ids
         return StreamState(context_ids, len(held_ids), self._num_tokens)
@@ -185,8 +193,10 @@ class TextStream:
         """
         if self.stopped:
             return TextDelta("", [], FinishReason.STOP)
-        pieces: list[str] = []
         hidden = finish_reason is FinishReason.STOP and not self._keeps_stop
+        if self._stops.are_empty:
+            return self._append_without_search(new_token_ids, finish_reason, hidden=hidden)
+        pieces: list[str] = []
         for count, token_id in enumerate(new_token_ids, 1):
             self._num_tokens += 1
             if hidden and count == len(new_token_ids):
@@ -203,6 +213,16 @@ class TextStream:
                 self._held = ""
         return TextDelta("".join(pieces), new_token_ids, finish_reason)
 
+    def _append_without_search(
+        self, new_token_ids: list[int], finish_reason: FinishReason | None, *, hidden: bool
+    ) -> TextDelta:
+        """Do the same without stop strings, with which no text is held back."""
+        self._num_tokens += len(new_token_ids)
+        text = self._detokenizer.append(new_token_ids[:-1] if hidden else new_token_ids)
+        if finish_reason is not None:
+            text += self._detokenizer.finish()
+        return TextDelta(text, new_token_ids, finish_reason)
+
     def _text_of(self, token_id: int) -> str:
         """Return the text that is final after a token; the mark of one that only stops."""
         if mark := self._marks.of(token_id):
@@ -213,10 +233,10 @@ class TextStream:
         """Return the text that is final after one more token."""
         text = self._text_of(token_id)
         released = self._release(text)
-        if self._matcher is None or not self._matcher.num_undecided:
-            self._forget()
-        else:
+        if self._matcher.num_undecided:
             self._hold(token_id, len(text), self._matcher.num_undecided)
+        else:
+            self._forget()
         return released
 
     def _forget(self) -> None:
@@ -241,7 +261,7 @@ class TextStream:
 
     def _release(self, piece: str) -> str:
         """Return the text that is final after ``piece``."""
-        if self._matcher is None or not piece:
+        if not piece:
             return piece
         text = self._held + piece
         if self._num_tokens <= self._min_tokens:

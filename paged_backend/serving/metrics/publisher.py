@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter as Numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -234,9 +233,9 @@ class MetricsPublisher(StatLogger):
         divided equally among them.
         """
         now = time.monotonic()
-        numbers: Numbers[int] = Numbers()
+        numbers: dict[int, int] = {}
         for output in outputs:
-            numbers[output.index] += len(output.new_token_ids)
+            numbers[output.index] = numbers.get(output.index, 0) + len(output.new_token_ids)
         for index, number in numbers.items():
             if number:
                 self._take(clock, index, number, now)

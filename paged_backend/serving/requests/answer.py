@@ -140,6 +140,9 @@ class GenerationAnswer:
     def __init__(self, parsed: ParsedRequest, tokenizer: Tokenizer, stream_interval: int) -> None:
         self.request = parsed.request
         self._options = parsed.options
+        self._outputs = [
+            (name, write) for name, write in _OUTPUTS.items() if name in parsed.options.wanted
+        ]
         self._prompt_text = parsed.prompt_text
         self._is_text = parsed.is_text
         self._tokenizer = tokenizer
@@ -156,6 +159,7 @@ class GenerationAnswer:
         self._completions = [
             _completion(parsed, tokenizer, stops, reading_time) for _ in range(number)
         ]
+        self._num_running = number  # completions without a finish reason
 
     def append(self, output: SequenceOutput) -> bool:
         """Add the output of a step to its completion.
@@ -173,12 +177,15 @@ class GenerationAnswer:
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
             self._context = output.prompt_logprobs + (output.logprobs or [])[:1]
-        return completion.finish_reason is not None and output.finish_reason is None
+        if completion.finish_reason is None:
+            return False
+        self._num_running -= 1
+        return output.finish_reason is None
 
     @property
     def is_finished(self) -> bool:
         """Whether all completions have ended."""
-        return all(completion.finish_reason is not None for completion in self._completions)
+        return self._num_running == 0
 
     @property
     def progress(self) -> list[list[int] | None]:
@@ -230,9 +237,8 @@ class GenerationAnswer:
     def _tensors(self) -> dict[str, Array]:
         texts = (self._prompt_text + completion.new_text for completion in self._completions)
         tensors = {"text_output": as_strings(texts)}
-        for name, write in _OUTPUTS.items():
-            if name in self._options.wanted:
-                tensors |= write(self, name)
+        for name, write in self._outputs:
+            tensors |= write(self, name)
         if self._options.pass_through is not None:
             tensors["pass_through"] = self._options.pass_through
         return tensors

@@ -22,8 +22,8 @@ from paged_backend.values.request import Request
 # To ask whether a client has canceled takes 76 microseconds of the sending thread and as much of
 # the server, too long for each response. A request that is canceled by its name does not wait for
 # this.
-CANCEL_CHECKS_PER_S = 2000
-CANCEL_INTERVAL_S = 0.1  # between two checks of a request, or longer if many are open
+CANCEL_CHECKS_PER_S = 1000
+CANCEL_INTERVAL_S = 0.25  # between two checks of a request, or longer if many are open
 MAX_ENDED = 256  # deadlines of ended requests that are kept until they pass
 # The gRPC front end of tritonserver 24.10 can crash if the final response to a canceled request
 # arrives while an earlier response is still being written (fixed by server pull request 8078).
@@ -39,6 +39,10 @@ class Sender(Protocol):
 
     def send(self, tensors: dict[str, Array], final: bool) -> None:
         """Send one response."""
+
+    def prepare(self, tensors: dict[str, Array], final: bool) -> Callable[[], None]:
+        """Make one response; the result sends it."""
+        ...
 
     def fail(self, error: Exception) -> None:
         """Send an error as the final response."""

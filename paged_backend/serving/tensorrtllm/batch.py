@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from paged_backend.serving.model import TritonSender
 from paged_backend.serving.tensorrtllm.arrays import Outputs, element, merge
@@ -105,6 +106,10 @@ class RowSender:
     def send(self, tensors: Outputs, final: bool) -> None:
         """Send one response."""
         self.batch.add(self.row, self.convert(tensors), final=final)
+
+    def prepare(self, tensors: Outputs, final: bool) -> Callable[[], None]:
+        """Return what sends the response, which the batch makes when it is sent."""
+        return partial(self.send, tensors, final)
 
     def fail(self, error: Exception) -> None:
         """End the row with an error."""
