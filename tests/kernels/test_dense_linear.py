@@ -90,6 +90,7 @@ def test_rows_of_any_layout_are_multiplied(
 
 def test_what_was_not_measured_is_left_to_torch(device: torch.device) -> None:
     layer, weight, _ = filled(device, name="another GPU")
+    assert layer(rows_of(0, device)).shape == (0, OUTPUTS)
     x = rows_of(1, device)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, weight))
     assert max_rows(NAME, OUTPUTS + 1, INPUTS, gated=False) == 0

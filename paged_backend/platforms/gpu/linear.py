@@ -46,4 +46,4 @@ class DenseLinear(TorchLinear):
         return silu_and_mul(self(x))
 
     def _is_ours(self, x: Tensor) -> bool:
-        return len(x) <= self._max_rows and x.is_contiguous()
+        return 0 < len(x) <= self._max_rows and x.is_contiguous()
