@@ -433,6 +433,12 @@ def _prefill_kernel(
                 partial_ptr, partial_lse_ptr, first, count, QUERIES, row // GROUP, head, real,
                 HEADS, DIM, DIM_PADDED, MERGED_SPLITS,
             )  # fmt: skip
+            # Stored here: with one place for both results, registers would run out.
+            store_result(
+                out_ptr, lse_ptr, token, head, real, acc, lse,
+                HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE,
+            )  # fmt: skip
+            return
     store_result(
         out_ptr, lse_ptr, token, head, real, acc, lse, HEADS, DIM, OUT_STRIDE, OUT_HEAD_STRIDE
     )
