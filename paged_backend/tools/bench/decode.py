@@ -342,7 +342,7 @@ class DecodeBench:
     ) -> PeerSettings:
         """What a peer needs for the batches that fit this engine."""
         limits, max_model_len = self._limits, self._engine.limits.max_model_len
-        kv_tokens = max_model_len
+        kv_tokens = 2 * max_model_len  # a peer may hold back some blocks
         for context, batch_size in itertools.product(contexts, batch_sizes):
             if self._misfit(context, batch_size) is None:
                 grown = growth(context, batch_size, limits.max_num_batched_tokens, self.num_steps)
