@@ -49,6 +49,7 @@ class PeerSettings:
     max_seqs: int  # requests at once
     longest: int  # tokens of the longest request, prompt and output
     kv_bytes: int  # room in the KV cache
+    quantization: str | None = None  # as our engine's option; None: as the checkpoint says
     kv_cache_dtype: str = "auto"
     prefix_caching: bool = True
     max_batched_tokens: int | None = None  # limit of a step; None: the peer's default
