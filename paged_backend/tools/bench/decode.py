@@ -560,6 +560,8 @@ def run_decode_bench(
     folder = resolve_checkpoint(config).model.resolve()
     if peer is not None and is_gguf(folder):
         raise ConfigError("GGUF files are measured without a peer: add --no-peer")
+    if peer is not None:
+        peer.interpreter()  # a mistyped path fails before minutes of work
     bench = DecodeBench(config, folder, num_steps)
     device, dtype, vocab_size = bench.device, bench.dtype, bench.vocab_size
     report = _new_report(bench, folder, path)
