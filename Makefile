@@ -9,7 +9,8 @@ TRITONS := 3.6.0 3.7.1
 
 .PHONY: install lock demo serve test check compile-kernels soak ecosystem lint clean gpu gpu-test \
   gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks gpu-kernels gpu-kernels-others \
-  gpu-kernels-attention gpu-kernels-products gpu-kernels-dense gpu-engine gpu-engine-peer gpu-small
+  gpu-kernels-decode gpu-kernels-prefill gpu-kernels-products gpu-kernels-dense gpu-engine \
+  gpu-engine-peer gpu-small gpu-formats
 
 install: $(VENV)/.installed
 
@@ -88,24 +89,26 @@ lint: install
 # Runs on the GPU machine's own python3 and installs nothing there. Each part is one command with a
 # limit in seconds; `make -n gpu` prints them, and what they have measured is in $(RESULTS) even if
 # they are killed. The parts that matter most come first.
-gpu: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-engine gpu-engine-peer \
-  gpu-kernels-others gpu-small gpu-kernels-attention gpu-test-benchmarks gpu-kernels-dense \
-  gpu-kernels-products
+gpu: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-engine gpu-kernels-others \
+  gpu-kernels-decode gpu-kernels-prefill gpu-kernels-dense gpu-kernels-products gpu-test-benchmarks \
+  gpu-small gpu-formats gpu-engine-peer
 
 gpu-test: gpu-test-kernels gpu-test-engine gpu-test-pool gpu-test-benchmarks
-gpu-kernels: gpu-kernels-others gpu-kernels-attention gpu-kernels-dense gpu-kernels-products
+gpu-kernels: gpu-kernels-others gpu-kernels-decode gpu-kernels-prefill gpu-kernels-dense \
+  gpu-kernels-products
 
 gpu-%: export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/client:$(CURDIR)/loadtest:$(PYTHONPATH)
 gpu-%: export PYTHONUNBUFFERED := 1
 gpu-%: RESULTS ?= loadtest/results
 gpu-%: LIMIT = timeout --signal INT --kill-after 30
-gpu-%: PYTEST = python3 -m pytest -c /dev/null --rootdir=. -p no:cacheprovider -v \
+# The oracles of many workers would otherwise fight for the cores.
+gpu-%: PYTEST = env OMP_NUM_THREADS=1 python3 -m pytest -c /dev/null --rootdir=. -p no:cacheprovider -v \
   --timeout 150 --timeout-method=thread -o faulthandler_timeout=140
 gpu-%: KERNELS = python3 kernels/benchmarks/run_all.py
 gpu-%: BENCH = python3 -m paged_backend.cli bench decode --load-format dummy --device cuda
 
 gpu-test-kernels:
-	$(LIMIT) 250 $(PYTEST) -n 8 --junitxml $(RESULTS)/test-kernels.xml tests/kernels --ignore tests/kernels/test_benchmarks.py
+	$(LIMIT) 250 $(PYTEST) -n 11 --junitxml $(RESULTS)/test-kernels.xml tests/kernels --ignore tests/kernels/test_benchmarks.py
 
 gpu-test-engine:
 	$(LIMIT) 155 $(PYTEST) -n 4 --junitxml $(RESULTS)/test-engine.xml tests/gpu -k "not pool"
@@ -121,24 +124,41 @@ gpu-test-benchmarks:
 gpu-kernels-others:
 	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-others.json --only paged_attention fused_qk_norm_rope_cache rms_norm silu_and_mul merge_attention block_copy penalties token_masks sampling logprobs quantize_rows experts choose_experts
 
-# Last, as torch's compiler takes long for the peers.
-gpu-kernels-attention:
-	$(LIMIT) 375 $(KERNELS) --json $(RESULTS)/kernels-attention.json --only paged_decode paged_prefill
+# Torch's compiler takes long for the peers.
+gpu-kernels-decode:
+	$(LIMIT) 190 $(KERNELS) --json $(RESULTS)/kernels-decode.json --only paged_decode
+
+gpu-kernels-prefill:
+	$(LIMIT) 190 $(KERNELS) --json $(RESULTS)/kernels-prefill.json --only paged_prefill
 
 gpu-kernels-dense:
-	$(LIMIT) 170 $(KERNELS) --json $(RESULTS)/kernels-dense.json --only dense_matmul
+	$(LIMIT) 190 $(KERNELS) --json $(RESULTS)/kernels-dense.json --only dense_matmul
 
 gpu-kernels-products:
 	$(LIMIT) 265 $(KERNELS) --json $(RESULTS)/kernels-products.json --only scaled_matmul block_scaled_matmul packed_matmul
 
 gpu-engine:
-	$(LIMIT) 360 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json
+	$(LIMIT) 200 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --no-peer --json $(RESULTS)/decode-llama-3-8b.json
 
+# Needs an environment with vLLM. An H200 holds both engines; elsewhere leave SHARE empty.
+gpu-engine-peer: VLLM ?= vllm/bin/python
+gpu-engine-peer: SHARE ?= --gpu-memory-utilization 0.45
 gpu-engine-peer:
-	$(LIMIT) 170 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --context 1024 --batch-sizes 32 --json $(RESULTS)/decode-llama-3-8b-peer.json
+	$(LIMIT) 270 $(BENCH) loadtest/models/llama-3-8b --max-model-len 9216 --batch-sizes 1,8,32,64,256 $(SHARE) --peer vllm --peer-python $(VLLM) --json $(RESULTS)/decode-llama-3-8b-vllm.json
 
 gpu-small:
 	$(LIMIT) 265 $(BENCH) loadtest/models/smollm2-135m --dtype bfloat16 --context 1024,7680 --json $(RESULTS)/decode-smollm2-135m.json
+
+# Number formats of weights, of keys and values, and a mixture of experts. Set PEER to
+# "--peer vllm --peer-python PATH" to measure vLLM in the same format (not in int4); this takes longer.
+gpu-formats: PEER ?= --no-peer
+gpu-formats: FORMAT = $(LIMIT) $(if $(findstring vllm,$(PEER)),240,75) $(BENCH) --max-model-len 2048 --context 1024 --batch-sizes 1,32,256 $(PEER)
+gpu-formats:
+	$(FORMAT) loadtest/models/llama-3-8b --quantization fp8 --json $(RESULTS)/format-weights-fp8.json
+	$(FORMAT) loadtest/models/llama-3-8b --quantization int4 --json $(RESULTS)/format-weights-int4.json
+	$(FORMAT) loadtest/models/llama-3-8b --kv-cache-dtype fp8 --json $(RESULTS)/format-kv-fp8.json
+	$(FORMAT) loadtest/models/llama-3-8b --kv-cache-dtype int8_per_token_head --json $(RESULTS)/format-kv-int8.json
+	$(FORMAT) loadtest/models/qwen3-30b-a3b-12-layers --json $(RESULTS)/format-experts.json
 
 clean:
 	rm -rf $(VENV) .triton build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

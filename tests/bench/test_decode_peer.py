@@ -198,6 +198,7 @@ def test_the_first_prompt_of_a_length_does_not_count() -> None:
     ("argv", "problem"),
     [
         (["--peer", "vllm"], "--peer vllm needs --peer-python"),
+        (["--peer", "vllm", "--peer-python", "no/python"], "--peer-python no/python: No such file"),
         (["--peer-python", "x"], "--peer-python: bench decode needs it only for --peer vllm"),
     ],
 )

@@ -342,7 +342,7 @@ class DecodeBench:
     ) -> PeerSettings:
         """What a peer needs for the batches that fit this engine."""
         limits, max_model_len = self._limits, self._engine.limits.max_model_len
-        kv_tokens = max_model_len
+        kv_tokens = 2 * max_model_len  # a peer may hold back some blocks
         for context, batch_size in itertools.product(contexts, batch_sizes):
             if self._misfit(context, batch_size) is None:
                 grown = growth(context, batch_size, limits.max_num_batched_tokens, self.num_steps)
@@ -351,12 +351,13 @@ class DecodeBench:
             folder=str(folder),
             load_format=self._config.load_format,
             device=str(self.device),
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=self._engine.executor.info.dtype,
             threads=torch.get_num_threads(),
             max_model_len=max_model_len,
             max_seqs=limits.max_num_seqs,
             longest=max_model_len,
             kv_bytes=(kv_tokens + PEER_BLOCK) * self.roofline.kv_bytes_per_token,
+            quantization=self._config.quantization,
             kv_cache_dtype=self._config.kv_cache_dtype,
             prefix_caching=False,
             max_batched_tokens=limits.max_num_batched_tokens,
@@ -559,6 +560,8 @@ def run_decode_bench(
     folder = resolve_checkpoint(config).model.resolve()
     if peer is not None and is_gguf(folder):
         raise ConfigError("GGUF files are measured without a peer: add --no-peer")
+    if peer is not None:
+        peer.interpreter()  # a mistyped path fails before minutes of work
     bench = DecodeBench(config, folder, num_steps)
     device, dtype, vocab_size = bench.device, bench.dtype, bench.vocab_size
     report = _new_report(bench, folder, path)

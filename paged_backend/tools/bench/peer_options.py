@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import dataclass
 
 from paged_backend.values.errors import ConfigError
@@ -48,6 +50,17 @@ class PeerOptions:
             )
         if self.dtype is not None:
             self.check_dtype(self.dtype)
+
+    def interpreter(self) -> str:
+        """The Python that runs the peer.
+
+        Raises:
+            ConfigError: it cannot be started.
+        """
+        python = self.python or sys.executable
+        if shutil.which(python) is None:
+            raise ConfigError(f"--peer-python {python}: No such file, or it cannot be executed")
+        return python
 
     @property
     def kind(self) -> PeerKind:

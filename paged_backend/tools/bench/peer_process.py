@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ from typing import Any, cast
 from paged_backend.launch.tied_process import tied_command
 from paged_backend.tools.bench.measurements import Job
 from paged_backend.tools.bench.peer_options import PeerOptions
-from paged_backend.values.errors import ConfigError, PagedError
+from paged_backend.values.errors import PagedError
 
 LOAD_SECONDS = 900.0  # an engine may convert weights and compile
 _CLOSE_SECONDS = 5.0
@@ -49,6 +47,7 @@ class PeerSettings:
     max_seqs: int  # requests at once
     longest: int  # tokens of the longest request, prompt and output
     kv_bytes: int  # room in the KV cache
+    quantization: str | None = None  # as our engine's option; None: as the checkpoint says
     kv_cache_dtype: str = "auto"
     prefix_caching: bool = True
     max_batched_tokens: int | None = None  # limit of a step; None: the peer's default
@@ -68,9 +67,7 @@ class PeerProcess:
     def __init__(
         self, options: PeerOptions, settings: PeerSettings, *, load_seconds: float = LOAD_SECONDS
     ) -> None:
-        python = options.python or sys.executable
-        if shutil.which(python) is None:
-            raise ConfigError(f"--peer-python {python}: No such file, or it cannot be executed")
+        python = options.interpreter()
         self._name = options.name
         self._scratch = tempfile.TemporaryDirectory(prefix="paged-peer-")
         self._stderr = open(Path(self._scratch.name) / "stderr", "w+b")

@@ -38,6 +38,7 @@ class Peer:
             max_num_seqs=settings["max_seqs"],
             max_num_batched_tokens=settings["max_batched_tokens"],
             kv_cache_memory_bytes=settings["kv_bytes"],
+            quantization=settings["quantization"],
             kv_cache_dtype=settings["kv_cache_dtype"],
             enable_prefix_caching=settings["prefix_caching"],
             seed=0,
