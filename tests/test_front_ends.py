@@ -20,7 +20,7 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "expected"), [(1, 1), (4, 1), (7, 1), (8, 2), (16, 4), (128, 4)]
+    ("num_cores", "expected"), [(1, 1), (3, 1), (4, 2), (7, 3), (8, 4), (128, 4)]
 )
 def test_with_a_gpu_the_cores_decide(machine, num_cores, expected):
     machine(num_cores, has_gpu=True)

@@ -62,6 +62,11 @@ class TargetOptions:
         "knows vLLM's cache_salt",
     )
     request_timeout: float = checked(600.0, Rule(float, above=0), "seconds for a whole answer")
+    processes: int = checked(
+        1,
+        Rule(int, 1, 256),
+        "that send requests and read responses; one reads about 5,000 responses a second",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, option_error)

@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--instances",
         type=int,
         help="front-end processes, which check requests and send responses (default: with a GPU, "
-        "one for every 4 cores up to 4; otherwise 1)",
+        "one for every 2 cores up to 4; otherwise 1)",
     )
     group.add_argument(
         "--pipeline",

@@ -34,6 +34,9 @@ from paged_backend.values.errors import EngineDead
 from paged_backend.values.outputs import EngineStats
 from paged_backend.values.server_memory import without_heap_variables
 
+ENGINE = ("-m", "paged_backend.process.engine_process")
+"""What an engine's process runs; `loadtest/front_end_cost.py` has one without a model."""
+
 GONE = "its process is gone; the server's log may say why"
 _KILL_S = 5.0  # a process may have much memory to give back
 _LONGEST_LOOK_S = 1.0  # a longer interval means that this process slept, not the engine
@@ -232,7 +235,7 @@ def _find(pid_file: Path) -> int | None:
 def _start(config: EngineConfig, run_dir: Path, server: ProcessId) -> subprocess.Popen[bytes]:
     """Start the engine with this interpreter; -P keeps it from importing the working directory."""
     command = [
-        *(sys.executable, "-P", "-m", "paged_backend.process.engine_process"),
+        *(sys.executable, "-P", *ENGINE),
         *("--run-dir", str(run_dir), "--server", str(server)),
         *("--config", json.dumps(dataclasses.asdict(config))),
     ]

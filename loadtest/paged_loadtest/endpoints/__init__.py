@@ -13,6 +13,15 @@ __all__ = ["Endpoint", "open_endpoint"]
 
 def open_endpoint(target: TargetOptions) -> Endpoint:
     """Create the endpoint for a target; it connects on first use."""
+    if target.processes > 1:
+        from paged_loadtest.endpoints.processes import ManyProcessesEndpoint
+
+        return ManyProcessesEndpoint(target, _endpoint_here)
+    return _endpoint_here(target)
+
+
+def _endpoint_here(target: TargetOptions) -> Endpoint:
+    """Create an endpoint that sends its requests from this process."""
     if target.backend == "triton":
         from paged_loadtest.endpoints.triton_grpc import TritonGrpcEndpoint
 

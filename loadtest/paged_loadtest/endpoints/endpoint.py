@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from typing import Self
+from collections.abc import Callable
+from typing import Self, TypeAlias
 
 from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.destination import Destination, ServerInfo
@@ -31,8 +32,12 @@ class Endpoint(ABC):
 
         If the server does not support this, the results show the tokens it finds in its cache.
         """
+        self.use_cache(uuid.uuid4().hex)
+
+    def use_cache(self, salt: str) -> None:
+        """Make later requests find only what requests with the same salt have left in the cache."""
         if self._knows_salt:
-            self._cache_salt = uuid.uuid4().hex
+            self._cache_salt = salt
 
     @abstractmethod
     async def check(self) -> ServerInfo:
@@ -63,3 +68,6 @@ class Endpoint(ABC):
 
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
+
+
+MakeEndpoint: TypeAlias = Callable[[TargetOptions], Endpoint]

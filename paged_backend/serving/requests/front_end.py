@@ -38,7 +38,7 @@ POLL_S = 0.02  # between looks at deadlines and cancellations while requests are
 IDLE_POLL_S = 0.5
 SETTLE_S = 1.0
 # While no more outputs wait, each step has a response of its own, as clients expect; with more, the
-# outputs of steps are joined. A response takes 130 microseconds, so this is two milliseconds.
+# outputs of steps are joined. A response takes 110 microseconds, so this is two milliseconds.
 MAX_BEHIND = 16
 UNLOADING = RequestRefused("draining", "the model is being unloaded")
 
