@@ -76,9 +76,9 @@ class _DecodeShape:
 
     @property
     def splits_merged_at_once(self) -> int:
+        elements = 4096 if self.config.max_registers <= 128 else 8192  # more would be spilled
         dim_padded = triton.next_power_of_2(self.head_dim)
-        config = self.config
-        return splits_at_once(self.merged_rows, dim_padded, config.num_warps, config.max_registers)
+        return splits_at_once(self.merged_rows, dim_padded, elements)
 
     def splits(self, window: int | None) -> SplitShape:
         """Return what determines the plan of the splits."""

@@ -31,6 +31,8 @@ from paged_kernels.splits import (
 )
 from paged_kernels.tuning import PrefillConfig, prefill_config
 
+_MERGED_AT_ONCE = 8192  # elements of splits; more would be spilled
+
 
 @dataclass(frozen=True, slots=True)
 class _PrefillShape:
@@ -56,11 +58,6 @@ class _PrefillShape:
         # One extra tile per sequence, because its last tile may be partly empty.
         num_tiles = (len(q) - first_seq) // queries + num_seqs - first_seq
         return cls(num_tiles, num_kv_heads, dim_padded, rows, queries, config, device)
-
-    @property
-    def splits_merged_at_once(self) -> int:
-        registers = self.config.max_registers or 255
-        return splits_at_once(self.rows, self.dim_padded, self.config.num_warps, registers)
 
     def splits(self, window: int | None) -> SplitShape | None:
         """Return what determines the plan of the splits; None if the keys are not split.
@@ -235,7 +232,7 @@ def _launch(
         OUT_STRIDE=out.stride(0),
         OUT_HEAD_STRIDE=out.stride(1),
         ROWS=shape.rows,
-        MERGED_SPLITS=shape.splits_merged_at_once,
+        MERGED_SPLITS=splits_at_once(shape.rows, shape.dim_padded, _MERGED_AT_ONCE),
         TILE=shape.config.tile,
         num_warps=shape.config.num_warps,
         num_stages=shape.config.num_stages,

@@ -117,12 +117,11 @@ class SplitShape:
         check(room, "plan", "was made for another shape")
 
 
-def splits_at_once(rows: int, dim_padded: int, num_warps: int, registers: int) -> int:
+def splits_at_once(rows: int, dim_padded: int, elements: int) -> int:
     """Return the number of splits of `rows` rows that a program merges together.
 
-    A thread has `registers`, of which 32 or 64 hold the elements that are merged.
+    A program has room for `elements` of them, but always for one split.
     """
-    elements = 32 * num_warps * (32 if registers <= 128 else 64)
     return max(1, min(_SPLITS_AT_ONCE, elements // (rows * dim_padded)))
 
 

@@ -20,7 +20,7 @@ class SplitCosts:
     `decode-attention-h200.json` and `prefill-attention-h200.json` of `loadtest/results/`.
     """
 
-    start: float  # of a launch
+    start: float  # the start of a launch, until its first keys arrive
     tile: float  # a tile of keys, while few programs run
     share: float  # a tile, for each program that runs: the time of its bytes at the memory's rate
     merge: float  # the merges, if any item is divided
