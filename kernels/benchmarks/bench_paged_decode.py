@@ -12,7 +12,7 @@ from attention import DTYPE, KIB, AttentionBatch, Layer, Operation, search, time
 from measure import Bench, Row, Target, Work, main
 from paged_kernels.device import device_of
 from paged_kernels.paged_decode import paged_decode, plan_decode
-from paged_kernels.tuning import decode_config
+from paged_kernels.tuning import FEW_PROGRAMS, decode_config
 
 
 def log_normal(count: int) -> list[int]:
@@ -138,7 +138,8 @@ def sweep(bench: Bench) -> None:
         batch = AttentionBatch(bench, UNIFORM[shape])
         q = batch.layer().q
         arch = device_of("q", q).arch
-        start = decode_config(arch, q.shape[2], q.element_size(), 16, quantized=False)
+        few = len(batch.keys) * batch.heads.keys <= FEW_PROGRAMS
+        start = decode_config(arch, q.shape[2], q.element_size(), 16, quantized=False, few=few)
         search(shape, batch, (kernel, "decode_config"), start, CHOICES, decode)
 
 

@@ -18,7 +18,7 @@ import paged_kernels
 import pytest
 import torch
 from paged_kernels.device import INTERPRETED
-from paged_kernels.tuning import DecodeConfig
+from paged_kernels.tuning import DecodeConfig, decode_config
 
 KERNELS = Path(paged_kernels.__file__).parent
 BENCHMARKS = KERNELS.parent / "benchmarks"
@@ -250,13 +250,15 @@ def test_a_peer_that_fails_is_printed_with_its_reason(
 
 
 def test_the_search_finds_the_cheapest_configuration() -> None:
+    start = DecodeConfig(32, 4, 3, 4, costs=decode_config(90, 128, 2, 16, quantized=False).costs)
+
     def cost(config: DecodeConfig) -> float:
         if config.tile == 128 and config.num_warps == 4:
             return float("inf")  # does not fit
         return abs(config.tile - 128) + abs(config.num_warps - 8) + config.num_stages
 
     choices = {"num_stages": (2, 3), "tile": (32, 64, 128), "num_warps": (4, 8)}
-    best, lowest = descend(DecodeConfig(32, 4, 3, programs_per_sm=4), choices, cost)
+    best, lowest = descend(start, choices, cost)
     assert (best.tile, best.num_warps, best.num_stages, lowest) == (128, 8, 2, 2)
 
 
