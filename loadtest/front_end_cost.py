@@ -80,7 +80,7 @@ class Load:
     streams: int  # requests at once
     requests: int
     output_len: int  # tokens of each
-    processes: int  # of the client
+    processes: int  # processes of the client
 
     def send(self, address: str, report: Path) -> dict[str, Any]:
         """Send them, and return what the load tester has saved."""
