@@ -77,10 +77,10 @@ def run_engine() -> int:
 class Load:
     """The requests of a run."""
 
-    streams: int
+    streams: int  # requests at once
     requests: int
-    output_len: int
-    processes: int
+    output_len: int  # tokens of each
+    processes: int  # processes of the client
 
     def send(self, address: str, report: Path) -> dict[str, Any]:
         """Send them, and return what the load tester has saved."""

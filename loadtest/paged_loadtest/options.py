@@ -65,7 +65,7 @@ class TargetOptions:
     processes: int = checked(
         1,
         Rule(int, 1, 256),
-        "that send requests and read responses; one reads about 5,000 responses a second",
+        "processes that send requests and read responses; one reads about 5,000 a second",
     )
 
     def __post_init__(self) -> None:
