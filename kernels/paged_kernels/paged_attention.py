@@ -140,10 +140,10 @@ def plan_cascade(
     return CascadePlan(
         shared_table=block_table[:1],
         shared_lens=shared_lens,
-        shared=plan_decode(q, kv_cache, shared_lens),
+        shared=plan_decode(q, kv_cache, shared_lens, has_lse=True),
         own_table=block_table[:, num_shared_blocks:].contiguous(),
         own_lens=own_lens,
-        own=plan_decode(q, kv_cache, own_lens),
+        own=plan_decode(q, kv_cache, own_lens, has_lse=True),
     )
 
 

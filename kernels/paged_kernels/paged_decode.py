@@ -46,7 +46,7 @@ class _DecodeShape:
     device: Device
 
     @classmethod
-    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int) -> _DecodeShape:
+    def of(cls, q: Tensor, kv_cache: Tensor, num_seqs: int, *, has_lse: bool) -> _DecodeShape:
         device = device_of("q", q)
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = kv_cache.shape[2]
@@ -61,6 +61,7 @@ class _DecodeShape:
             rows,
             quantized=kv_cache.dtype != q.dtype,
             few=num_seqs * num_kv_heads <= FEW_PROGRAMS,
+            has_lse=has_lse,
         )
         return cls(num_seqs, num_queries, num_heads, num_kv_heads, head_dim, rows, config, device)
 
@@ -93,7 +94,12 @@ class _DecodeShape:
 
 
 def plan_decode(
-    q: Tensor, kv_cache: Tensor, seq_lens: Tensor, *, window: int | None = None
+    q: Tensor,
+    kv_cache: Tensor,
+    seq_lens: Tensor,
+    *,
+    window: int | None = None,
+    has_lse: bool = False,
 ) -> SplitPlan:
     """Plan the splits of a batch for :func:`paged_decode`, without reading a length on the host.
 
@@ -102,12 +108,13 @@ def plan_decode(
         kv_cache: as for `paged_decode`; only its shape and dtype matter.
         seq_lens: [num_seqs] int32; 0 for padding.
         window: window of the layers that will use the plan.
+        has_lse: whether the calls will have an `lse` to fill. The plan fits both kinds of calls.
 
     Raises:
         ArgumentError: an argument is invalid; the error names it.
     """
     num_seqs = _check_queries(q, seq_lens)
-    shape = _DecodeShape.of(q, kv_cache, num_seqs)
+    shape = _DecodeShape.of(q, kv_cache, num_seqs, has_lse=has_lse)
     return shape.splits(window).plan(seq_lens)
 
 
@@ -147,12 +154,13 @@ def paged_decode(
     check_cache(q, kv_cache, block_table, num_seqs)
     params.check(q, kv_cache)
     out = check_out(q, out, lse)
-    shape = _DecodeShape.of(q, kv_cache, num_seqs)
+    shape = _DecodeShape.of(q, kv_cache, num_seqs, has_lse=lse is not None)
     if shape.num_queries > 1:
         check(params.window is None, "window", "does not go with several queries of a sequence")
         check(params.alibi_slopes is None, "alibi_slopes", "does not go with several queries")
     if plan is None:
-        plan = plan_decode(q, kv_cache, seq_lens, window=params.window)
+        has_lse = lse is not None
+        plan = plan_decode(q, kv_cache, seq_lens, window=params.window, has_lse=has_lse)
     shape.splits(params.window).check(plan)
     if num_seqs:
         _launch(q, kv_cache, block_table, seq_lens, params, plan, out, lse, shape)

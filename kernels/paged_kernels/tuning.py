@@ -77,13 +77,21 @@ _MEMORY_RATES = {80: 1.8e6, 90: 4.8e6, 100: 7.2e6}
 
 
 def decode_config(
-    arch: int, head_dim: int, item_size: int, rows: int, *, quantized: bool, few: bool = False
+    arch: int,
+    head_dim: int,
+    item_size: int,
+    rows: int,
+    *,
+    quantized: bool,
+    few: bool = False,
+    has_lse: bool = False,
 ) -> DecodeConfig:
     """Return the configuration for tiles of `rows` queries times heads.
 
     `head_dim` is padded to a power of 2; queries have `item_size` bytes per element, and the cache
     may be `quantized`. With `few` programs without splits, at most `FEW_PROGRAMS`, each program
-    keeps more tiles in flight.
+    keeps more tiles in flight. A kernel that also stores log-sum-exps (`has_lse`) needs more
+    registers than the others have.
     """
     cached_size = 1 if quantized else item_size
 
@@ -103,7 +111,8 @@ def decode_config(
         if few:
             alone = SplitCosts(2.7, 1.34, 0.0, 3.2, 0.0, 0.0073)
             return DecodeConfig(tile, 4, 3, programs_per_sm=1, costs=alone, max_registers=168)
-        return DecodeConfig(tile, 4, 2, programs_per_sm=4, costs=costs(tile), max_registers=128)
+        if not has_lse:
+            return DecodeConfig(tile, 4, 2, programs_per_sm=4, costs=costs(tile), max_registers=128)
     registers = 200 if arch >= 100 or quantized else 168
     # Programs on a multiprocessor: limited by registers (169 to 177 a thread in most binaries for
     # the B200), or by the A100's shared memory.
