@@ -161,7 +161,9 @@ def test_as_many_listed_programs_fit_as_decoding_is_planned_for(arch: int):
         if (found.arch, found.kernel) == (arch, "_split_kernel") and case.startswith("decode"):
             launches = aot.binaries(case, arch).values()
             planned = {
-                planned_config(n, arch) for n in launches if n.kernel.__name__ == found.kernel
+                planned_config(n, arch)
+                for n in launches
+                if (n.kernel.__name__, n.options["num_stages"]) == (found.kernel, found.stages)
             }
             assert planned and all(fits_as_planned(config, found) for config in planned), found
             checked += 1
