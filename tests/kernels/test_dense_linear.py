@@ -25,6 +25,7 @@ BF16 = torch.bfloat16
 @pytest.fixture(autouse=True)
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "table.json"
+    file.write_text("[]")
     monkeypatch.setattr(dense_table, "_FILE", file)
     write_entries([DenseEntry(NAME, OUTPUTS, INPUTS, gated, 2) for gated in (True, False)], file)
     yield file
