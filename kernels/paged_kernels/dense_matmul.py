@@ -90,7 +90,7 @@ def dense_matmul(
 
 def num_arrivals(features: int) -> int:
     """Return the length of `arrivals` that products with this number of features need."""
-    return triton.cdiv(features, dense_matmul_config(1).features)
+    return -(-features // dense_matmul_config(1).features)
 
 
 def dense_matmul_silu_and_mul(x: Tensor, gate_up: Tensor) -> Tensor:
