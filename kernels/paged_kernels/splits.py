@@ -276,7 +276,7 @@ def _modeled_us(
     """
     programs = (counts * programs_per_split).to(tl.float32)
     # As many programs of the full size would do the same work.
-    full = (total * programs_per_split).to(tl.float32) / sizes
+    full = total.to(tl.float32) * programs_per_split / sizes
     wave = programs_per_wave.to(tl.float32)
     wave_us = _programs_us(sizes, wave, tile_us, share_us)
     rest = programs - tl.floor(programs / wave) * wave  # programs of the last wave

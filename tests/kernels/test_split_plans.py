@@ -91,6 +91,16 @@ def test_splits_cover_all_keys_in_the_shortest_modeled_time(device, window, leng
         assert modeled_us(shape, tiles, size) <= 1.0001 * shortest_us(shape, tiles)
 
 
+def test_the_programs_of_many_long_sequences_are_more_than_int32_holds(device):
+    config = decode_config(H200.arch, DIM, 4, 16, quantized=False)
+    shape = SplitShape(2048, HEADS, H200.num_sms, config.tile, None, config.costs)
+    tiles = [2**20 // shape.tile] * shape.num_items
+    assert sum(tiles) * shape.programs_per_split >= 2**31
+    plan = shape.plan(torch.full((shape.num_items,), 2**20, dtype=torch.int32, device=device))
+    size = int(plan.splits[0, 2] - plan.splits[0, 1]) // shape.tile
+    assert modeled_us(shape, tiles, size) <= 1.0001 * shortest_us(shape, tiles)
+
+
 # Splits of each sequence, and waves of programs: 528 at once, or 132 for few sequences.
 EIGHT_SHAPES = {
     "1x1k": (16, 0.97),
