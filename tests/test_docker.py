@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -220,6 +221,28 @@ def test_all_that_is_copied_is_there_and_let_in() -> None:
         assert any(source == path or source.startswith(f"{path}/") for path in let_in), source
     for path in let_in:
         assert any(path == source or path.startswith(f"{source}/") for source in copied()), path
+
+
+def test_the_wheel_has_every_file_that_the_packages_read(tmp_path: Path) -> None:
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    (of_wheel,) = re.findall(r" AS wheel\n(.*?)\nFROM ", dockerfile(), re.DOTALL)
+    for path in (path for path in copied() if path in of_wheel):
+        if (ROOT / path).is_dir():
+            no_caches = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / path, source / path, ignore=no_caches)
+        else:
+            source.mkdir(exist_ok=True)
+            shutil.copy(ROOT / path, source)
+    wanted = {
+        path.relative_to(root).as_posix()
+        for root in (source, *(source / name for name in ("kernels", "client", "loadtest")))
+        for path in root.glob("paged_*/**/*")
+        if path.is_file() and path.name != "training_log.jsonl"  # which nothing reads
+    }
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(wheels)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = wheels.iterdir()
+    assert wanted - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
 def test_nothing_runs_as_root_and_every_base_is_pinned() -> None:

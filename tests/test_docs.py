@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -44,3 +45,16 @@ def test_the_page_of_models_has_each_one_and_all_passed() -> None:
     rows = re.findall(r"^\| (\S+) \| `\w+` \| (.*) \|$", text, re.MULTILINE)
     assert [name for name, _ in rows] == [*FAMILIES, *FALLBACKS, *ENCODERS]
     assert {marks for _, marks in rows} == {"yes | yes | yes | yes", "yes | yes | yes"}
+
+
+def test_the_figures_beside_vllm_are_those_of_the_file() -> None:
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    report = json.loads((ROOT / "loadtest/results/decode-llama-3-8b-vllm-h200.json").read_text())
+    fitting = [row for row in report["rows"] if row["figures"] is not None]
+    for row, peer in zip(fitting, report["peer"]["rows"], strict=True):
+        ours = row["figures"]
+        line = (
+            f"| {row['context']:,} x {row['batch_size']} | {ours['tokens_per_s']:,.0f} "
+            f"| {ours['of_roofline']:.0%} | {peer['tokens_per_s']:,.0f} | {peer['ratio']:.2f} |\n"
+        )
+        assert line in page

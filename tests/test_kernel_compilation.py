@@ -81,8 +81,8 @@ BUCKETS = {
     # Few sequences have deeper pipelines than many.
     ("decode", "_split_kernel"): 2,
     # Queries under a shared prefix fill tiles of 16, 32, 64 or 128 rows, over keys in tiles of
-    # two sizes. A single query merges no padding of its tile.
-    ("shared prefix", "_split_kernel"): 5,
+    # two sizes. A single query merges no padding of its tile; few of them have deeper pipelines.
+    ("shared prefix", "_split_kernel"): 6,
     ("shared prefix", "_plan_kernel"): 2,
     # Keys of few queries are split, those of many are not.
     ("prefill", "_prefill_kernel"): 2,

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from measure import Bench, Call, Work, main
 from paged_kernels.dense_matmul import dense_matmul, dense_matmul_silu_and_mul, num_arrivals
 from paged_kernels.dense_table import DenseEntry, write_entries
-from paged_kernels.device import INTERPRETED
 from paged_kernels.silu_and_mul import silu_and_mul
 from products import OUT_DTYPE, Make, Shapes, linear, warm_up
 from torch import Tensor
@@ -101,8 +100,8 @@ def run(bench: Bench) -> None:
     for has_gate, shapes in ((False, plain), (True, halves)):
         for label, shape in shapes.items():
             most = compare(bench, label, shape, *pairs[has_gate])
-            if not (bench.quick or INTERPRETED):
-                device = torch.cuda.get_device_name()
+            if bench.device.type == "cuda" and not bench.quick:
+                device = torch.cuda.get_device_name(bench.device)
                 write_entries([DenseEntry(device, *shape, has_gate, most)])
 
 

@@ -32,7 +32,7 @@ def max_rows(device: str, features: int, width: int, *, gated: bool) -> int:
 
 
 def write_entries(entries: Iterable[DenseEntry], file: Path = _FILE) -> None:
-    """Add entries to the file; those for the same devices and shapes are replaced."""
+    """Add entries to a file; those for the same devices and shapes are replaced."""
     found = {_key(entry): entry for entry in (*_read(file), *entries)}
     lines = ",\n".join(json.dumps(asdict(found[key])) for key in sorted(found))
     file.write_text(f"[\n{lines}\n]\n")
@@ -40,7 +40,7 @@ def write_entries(entries: Iterable[DenseEntry], file: Path = _FILE) -> None:
 
 
 def _read(file: Path) -> list[DenseEntry]:
-    return [DenseEntry(**entry) for entry in json.loads(file.read_text())] if file.exists() else []
+    return [DenseEntry(**entry) for entry in json.loads(file.read_text())]
 
 
 def _key(entry: DenseEntry) -> tuple[str, int, int, bool]:

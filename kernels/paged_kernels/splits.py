@@ -276,12 +276,16 @@ def _modeled_us(
     """
     programs = (counts * programs_per_split).to(tl.float32)
     # As many programs of the full size would do the same work.
-    full = (total * programs_per_split).to(tl.float32) / sizes
+    full = total.to(tl.float32) * programs_per_split / sizes
     wave = programs_per_wave.to(tl.float32)
+    waves = full / wave
     wave_us = _programs_us(sizes, wave, tile_us, share_us)
     rest = programs - tl.floor(programs / wave) * wave  # programs of the last wave
     rest_us = _programs_us(sizes, rest, tile_us, share_us) - rest / wave * wave_us
-    several_us = full / wave * wave_us + tl.where(rest > 0, tl.maximum(rest_us, 0.0), 0.0)
+    last_us = tl.where(rest > 0, tl.maximum(rest_us, 0.0), 0.0)
+    # What is left of a split of the full size when much shorter ones have ended.
+    alone_us = sizes * (1.0 - waves) * tile_us
+    several_us = waves * wave_us + tl.maximum(last_us, alone_us)
     one_us = _programs_us(sizes, full, tile_us, share_us)
     time_us = tl.where(programs > wave, several_us, one_us)
     merging_us = merge_us + merge_split_us * most

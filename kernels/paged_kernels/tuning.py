@@ -109,7 +109,9 @@ def decode_config(
     tile = {64: 128, 128: 64, 256: 32}.get(max(64, head_dim), 64)
     if arch == 90 and head_dim == 128 and not quantized:  # measured on an H200
         if few:
-            alone = SplitCosts(2.7, 1.34, 0.0, 3.2, 0.0, 0.0073)
+            alone = SplitCosts(
+                start=2.7, tile=1.34, share=0.0, merge=3.2, merge_split=0.0, merge_program=0.0073
+            )
             return DecodeConfig(tile, 4, 3, programs_per_sm=1, costs=alone, max_registers=168)
         if not has_lse:
             return DecodeConfig(tile, 4, 2, programs_per_sm=4, costs=costs(tile), max_registers=128)
@@ -125,10 +127,19 @@ def decode_config(
 def _decode_costs(arch: int, tile_bytes: int) -> SplitCosts:
     """Return the costs for tiles of this size, by those of an H200 for 32 KiB."""
     rate = _MEMORY_RATES[100 if arch >= 100 else 90 if arch >= 90 else 80]
-    return SplitCosts(4.0, 1.39, tile_bytes / rate, 3.9, 0.0, 0.0067)
+    return SplitCosts(
+        start=4.0,
+        tile=1.39,
+        share=tile_bytes / rate,
+        merge=3.9,
+        merge_split=0.0,
+        merge_program=0.0067,
+    )
 
 
-_PREFILL_COSTS = SplitCosts(6.4, 1.59, 0.0, 2.4, 1.24, 0.011)
+_PREFILL_COSTS = SplitCosts(
+    start=6.4, tile=1.59, share=0.0, merge=2.4, merge_split=1.24, merge_program=0.011
+)
 
 
 def prefill_config(arch: int, head_dim: int, item_size: int) -> PrefillConfig:

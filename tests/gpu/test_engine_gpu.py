@@ -9,6 +9,7 @@ from checkpoints import FAMILIES
 from masking import MaskingExecutor
 from oracle import Oracle, make_engine, mixed_work, run, tokens_of
 
+from paged_backend.platforms.gpu import linear
 from paged_backend.quantization.online import ONLINE_FORMATS
 
 pytestmark = [
@@ -72,11 +73,22 @@ def test_quantized_weights(quantization, tmp_path):
 
 @pytest.mark.parametrize("quantization", [None, *QUANTIZED])
 def test_nothing_is_compiled_after_warm_up(quantization, tmp_path, monkeypatch):
-    Oracle("llama3", tmp_path)
     options = {"dtype": "float16", "quantization": quantization, "enforce_eager": True}
-    engine = make_engine(
-        tmp_path, device="cuda", max_num_seqs=32, **options if quantization else {}
-    )
+    options = options if quantization else {}
+    assert compiled_late(tmp_path, monkeypatch, max_num_seqs=32, **options) == []
+
+
+@pytest.mark.parametrize("max_num_seqs", [3, 40])
+def test_no_dense_product_is_compiled_after_warm_up(max_num_seqs, tmp_path, monkeypatch):
+    monkeypatch.setattr(linear, "max_rows", lambda *_, **__: 32)
+    options = {"dtype": "float16", "max_num_seqs": max_num_seqs, "enforce_eager": True}
+    assert compiled_late(tmp_path, monkeypatch, **options) == []
+
+
+def compiled_late(folder, monkeypatch, **options):
+    """Return the names of what an engine compiles when it serves."""
+    Oracle("llama3", folder)
+    engine = make_engine(folder, device="cuda", **options)
     compiled: list[str] = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr)
@@ -84,7 +96,7 @@ def test_nothing_is_compiled_after_warm_up(quantization, tmp_path, monkeypatch):
     run(engine, mixed_work(40, seed=1))
     engine.executor = MaskingExecutor(engine.executor, list(range(2, 90)))
     run(engine, mixed_work(40, seed=2))
-    assert compiled == []
+    return compiled
 
 
 def test_the_pool_takes_its_part_of_free_memory(tmp_path):

@@ -25,6 +25,7 @@ BF16 = torch.bfloat16
 @pytest.fixture(autouse=True)
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "table.json"
+    file.write_text("[]")
     monkeypatch.setattr(dense_table, "_FILE", file)
     write_entries([DenseEntry(NAME, OUTPUTS, INPUTS, gated, 2) for gated in (True, False)], file)
     yield file
@@ -76,8 +77,18 @@ def test_the_activation_is_part_of_the_product(device: torch.device) -> None:
     assert other.shape == gated.shape and not torch.equal(other, gated)
 
 
+def begun_anywhere(x: Tensor) -> Tensor:
+    """The same rows in memory that does not begin at a multiple of 16 bytes."""
+    return torch.cat((x.new_zeros(1), x.flatten()))[1:].view_as(x)
+
+
 @pytest.mark.parametrize(
-    "other", [lambda x: x[:, ::2].repeat(1, 2)[:, :INPUTS], lambda x: x.t().contiguous().t()]
+    "other",
+    [
+        lambda x: torch.cat((x, x), dim=1)[:, :INPUTS],
+        lambda x: x.t().contiguous().t(),
+        begun_anywhere,
+    ],
 )
 def test_rows_of_any_layout_are_multiplied(
     other: Callable[[Tensor], Tensor], device: torch.device

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import json
+import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -41,10 +44,14 @@ def shape_of(num_seqs: int) -> SplitShape:
 
 def shortest_us(shape: SplitShape, tiles: list[int]) -> float:
     """The modeled time of the best size that a plan has room for."""
+    return min(modeled_us(shape, tiles, size) for size in fitting_sizes(shape, tiles))
+
+
+def fitting_sizes(shape: SplitShape, tiles: list[int]) -> list[int]:
+    """The sizes that a plan chooses from."""
     longest = max(tiles, default=0)
     sizes = {max(1, -(-longest // parts)) for parts in range(1, MOST_PARTS + 1)}
-    fitting = [size for size in sizes if num_splits(tiles, size) <= shape.max_splits]
-    return min(modeled_us(shape, tiles, size) for size in fitting)
+    return sorted(size for size in sizes if num_splits(tiles, size) <= shape.max_splits)
 
 
 def num_splits(tiles: list[int], size: int) -> int:
@@ -89,6 +96,64 @@ def test_splits_cover_all_keys_in_the_shortest_modeled_time(device, window, leng
     assert len(plan.splits) == shape.max_splits
     if used:
         assert modeled_us(shape, tiles, size) <= 1.0001 * shortest_us(shape, tiles)
+
+
+def test_the_programs_of_many_long_sequences_are_more_than_int32_holds(device):
+    config = decode_config(H200.arch, DIM, 4, 16, quantized=False)
+    shape = SplitShape(2048, HEADS, H200.num_sms, config.tile, None, config.costs)
+    tiles = [2**20 // shape.tile] * shape.num_items
+    assert sum(tiles) * shape.programs_per_split >= 2**31
+    plan = shape.plan(torch.full((shape.num_items,), 2**20, dtype=torch.int32, device=device))
+    size = int(plan.splits[0, 2] - plan.splits[0, 1]) // shape.tile
+    assert modeled_us(shape, tiles, size) <= 1.0001 * shortest_us(shape, tiles)
+
+
+@pytest.mark.parametrize("count", [100, 131, 132, 133, 198, 264])
+def test_a_long_sequence_does_not_delay_many_short_ones(count, device):
+    """Also where the number of programs fills the last wave, so that it costs nothing."""
+    plan = planned(device, [1024] * (count - 1) + [131_072])
+    assert plan.num_splits.tolist()[:-1] == [1] * (count - 1)
+    assert plan.num_splits.tolist()[-1] > 20
+
+
+def simulated_us(shape: SplitShape, tiles: list[int], size: int) -> float:
+    """The time of programs that start in the plan's order, each as soon as another one ends.
+
+    All programs that run read at the same rate.
+    """
+    costs, pieces = shape.costs, [splits_of(each, size) for each in tiles]
+    divided = [piece for each in pieces if len(each) > 1 for piece in each]
+    whole = [piece for each in pieces if len(each) == 1 for piece in each]
+    waiting = [piece for piece in divided + whole for _ in range(shape.programs_per_split)][::-1]
+    ends: list[float] = []  # the ends of the programs that run, as a heap
+    now_us, read = costs.start, 0.0  # tiles that a program since the beginning would have read
+    while waiting or ends:
+        while waiting and len(ends) < shape.programs_per_wave:
+            heapq.heappush(ends, read + waiting.pop())
+        now_us += (ends[0] - read) * math.hypot(costs.tile, len(ends) * costs.share)
+        read = heapq.heappop(ends)
+    if divided:
+        now_us += costs.merge + costs.merge_split * max(map(len, pieces))
+        now_us += costs.merge_program * shape.programs_per_split * len(divided)
+    return now_us
+
+
+def splits_of(tiles: int, size: int) -> list[int]:
+    """The tiles of each split of an item."""
+    return [min(size, tiles - begin) for begin in range(0, tiles, size)]
+
+
+def test_plans_of_mixed_lengths_are_nearly_the_fastest_ones():
+    random = Random(0)
+    for count in (20, 67, 100, 131, 132, 197, 256):
+        shape = shape_of(count)
+        for mean in (4, 16, 64):
+            tiles = [1 + int(random.expovariate(1 / mean)) for _ in range(count)]
+            tiles[0] = random.choice([tiles[0], 128, 2048])
+            sizes = fitting_sizes(shape, tiles)
+            chosen = min(sizes, key=lambda size: modeled_us(shape, tiles, size))
+            best_us = min(simulated_us(shape, tiles, size) for size in {*sizes[::3], chosen})
+            assert simulated_us(shape, tiles, chosen) <= 1.2 * best_us, tiles
 
 
 # Splits of each sequence, and waves of programs: 528 at once, or 132 for few sequences.

@@ -26,10 +26,12 @@ def modeled_us(shape: SplitShape, tiles: Sequence[int], size: int) -> float:
     full = sum(tiles) * shape.programs_per_split / size
     time_us = costs.start + together_us(full)
     if programs > wave:
-        rest = programs % wave
-        time_us = costs.start + full / wave * together_us(wave)
-        if rest:
-            time_us += max(0.0, together_us(rest) - rest / wave * together_us(wave))
+        rest, waves = programs % wave, full / wave
+        last_us = together_us(rest) - rest / wave * together_us(wave) if rest else 0.0
+        alone_us = (
+            size * (1 - waves) * costs.tile
+        )  # left of a full split when short ones have ended
+        time_us = costs.start + waves * together_us(wave) + max(0.0, last_us, alone_us)
     if most > 1:
         time_us += costs.merge + costs.merge_split * most
         divided = sum(count for count in counts if count > 1)

@@ -226,22 +226,24 @@ class GpuModelRunner:
     def warm_up(self) -> None:
         """Run each kind of step once on the null block, so that every kernel is compiled.
 
-        Products with quantized weights, and experts, have kernels for few rows, for more, and for
-        many. The rows are tokens, and sequences in the output layer. `run_largest` has the most
-        tokens.
+        Products and experts have kernels for few rows, for more, and for many. The rows are tokens,
+        and samples or tokens with prompt logprobs in the output layer. All powers of two are run,
+        because dense products of 32 rows may need a kernel that neither 16 nor 64 rows need.
+        `run_largest` has the most tokens.
         """
         most_tokens, most_seqs = self._max_num_batched_tokens, self._max_num_seqs
-        for num_seqs in (*_powers_of_four(most_seqs), most_seqs):
+        for num_seqs in (*_powers_of_two(most_seqs), most_seqs):
             self._run_idle(num_seqs, num_seqs)
         for num_tokens in (2, most_seqs + 1):  # one prompt; the keys of a short one are split
             self._run_idle(min(most_tokens, num_tokens), 1)
-        for num_tokens in _powers_of_four(most_tokens):
+        for num_tokens in _powers_of_two(most_tokens):
             if num_tokens > most_seqs:
                 num_seqs = -(-num_tokens // self._model.max_model_len)
                 self._run_idle(num_tokens, min(num_seqs, most_seqs))
         self._attention.copy_blocks([(0, 0)])
         if not self._makes_embeddings:
-            self._warm_up_options()
+            for num_rows in (32, ROWS_AT_ONCE):
+                self._warm_up_options(num_rows)
         if self._cascade and self._model.max_model_len > self._block_size:
             self._warm_up_cascade()
         self._is_warm = True
@@ -287,12 +289,12 @@ class GpuModelRunner:
         self.launch(ScheduledBatch.of(scheduled)).sample(everything).result()
         self._release([item.seq_id for item in scheduled])
 
-    def _warm_up_options(self) -> None:
-        """Run a prompt with the options of requests that need kernels of torch.
+    def _warm_up_options(self, num_rows: int) -> None:
+        """Run a prompt with logprobs of `num_rows` tokens, and options that need torch's kernels.
 
         These are loaded when they first run, which would delay the first such request.
         """
-        length = min(ROWS_AT_ONCE + 1, self._max_num_batched_tokens, self._model.max_model_len)
+        length = min(num_rows + 1, self._max_num_batched_tokens, self._model.max_model_len)
         params = SamplingParams(
             logprobs=1,
             prompt_logprobs=1,
@@ -421,6 +423,6 @@ class GpuModelRunner:
             yield DeviceLogprobs(logits, sent, specs, self._transfer)
 
 
-def _powers_of_four(largest: int) -> list[int]:
-    """Return the powers of four below a number."""
-    return [4**exponent for exponent in range(largest.bit_length()) if 4**exponent < largest]
+def _powers_of_two(largest: int) -> list[int]:
+    """Return the powers of two below a number."""
+    return [1 << exponent for exponent in range((largest - 1).bit_length())]
