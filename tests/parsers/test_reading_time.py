@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -58,6 +59,14 @@ HEADS = {
 UNITS = (*" a[", '{"name": "f"}, ', '<tool_call>{"x":', "<|channel|>", "</parameter>", "<function=")
 
 
+@pytest.fixture(autouse=True)
+def no_garbage_collection() -> Iterator[None]:
+    """A collection looks at all objects of all tests, which can take over a second."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def reader(parser: str) -> ResponseReader:
     reasoning = "openai_gptoss" if parser == "openai" else "qwen3"
     return ResponseReader(ResponseFormat(parser, reasoning), tools=TOOLS)
@@ -66,14 +75,11 @@ def reader(parser: str) -> ResponseReader:
 def seconds(parser: str, text: str) -> float:
     """Return the processor time for a text that arrives in small pieces."""
     reading = reader(parser)
-    gc.disable()  # a collection looks at all objects of all tests
     start = time.thread_time()
     for start_of_piece in range(0, len(text), 6):
         reading.feed(text[start_of_piece : start_of_piece + 6])
     reading.finish()
-    used = time.thread_time() - start
-    gc.enable()
-    return used
+    return time.thread_time() - start
 
 
 def test_all_formats_have_heads() -> None:
