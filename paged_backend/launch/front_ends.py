@@ -19,8 +19,8 @@ def choose_num_front_ends(device: str) -> int:
     """Return how many front ends share an engine on this machine.
 
     A response takes a front end about 110 microseconds of processor time, and it waits about as
-    long for tritonserver. So one front end is too slow for 256 streams with a step of 16 ms. An
-    engine on a GPU decodes so many, and leaves most cores to others. An engine on a CPU needs the
+    long for tritonserver. So one front end is too slow for 256 streams with a step of 16 ms, a
+    load that a GPU can decode with most cores of the machine idle. An engine on a CPU needs the
     cores itself.
 
     Args:

@@ -81,7 +81,7 @@ class Stops:
 
     @property
     def are_empty(self) -> bool:
-        """Whether there is nothing to search for."""
+        """True if there are no stop strings to search for."""
         return not self._stop
 
     def new_matcher(self) -> StopMatcher:

@@ -23,7 +23,7 @@ def test_each_kernel_of_dense_products_is_warmed_up(
 ) -> None:
     """Up to 32 rows are ours here, so 64 do not run the kernels for more than 16.
 
-    With 3 sequences, only prompts have so many rows, even in the output layer.
+    With 3 sequences, only steps with prompts reach this number of rows.
     """
     Oracle("smollm", tmp_path, num_hidden_layers=2, intermediate_size=40)
     monkeypatch.setattr(linear, "max_rows", lambda *_, **__: 32)

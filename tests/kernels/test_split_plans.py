@@ -191,7 +191,7 @@ def rows_of(file: str) -> list[dict[str, Any]]:
 
 
 def measured(num_seqs: int) -> dict[str, Any]:
-    """How rows of the measurements name the configuration that serves a number of sequences."""
+    """The fields of a measured row that identify the configuration for `num_seqs` sequences."""
     few = num_seqs * KV_HEADS <= FEW_PROGRAMS
     config = decode_config(H200.arch, DIM, 2, 16, quantized=False, few=few)
     return {"stages": config.num_stages, "regs": config.max_registers}

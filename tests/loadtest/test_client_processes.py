@@ -37,7 +37,8 @@ def test_each_request_is_answered_and_timed(options):
     driver, children = asyncio.run(run())
     assert len(children) == 2 and not multiprocessing.active_children()
     assert sorted(t.num_output_tokens for t in driver.timelines) == list(range(4, 24))
-    assert all(t.is_success and 0 < t.ttft_s < t.e2e_s for t in driver.timelines)
+    # All tokens of a short answer may come in one response.
+    assert all(t.is_success and 0 < t.ttft_s <= t.e2e_s for t in driver.timelines)
     assert all(t.e2e_s < driver.elapsed_s for t in driver.timelines)
 
 

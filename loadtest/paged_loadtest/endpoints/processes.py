@@ -24,7 +24,7 @@ from paged_loadtest.endpoints.endpoint import Endpoint, MakeEndpoint
 from paged_loadtest.options import TargetOptions
 from paged_loadtest.timeline import Timeline
 
-Pipe: TypeAlias = "Connection[Any, Any]"  # for the messages that `_serve` describes
+Pipe: TypeAlias = "Connection[Any, Any]"  # its messages are described in `_serve`
 
 
 class ProcessLost(PagedError, RuntimeError):
@@ -35,7 +35,7 @@ class ProcessLost(PagedError, RuntimeError):
 
 
 class ManyProcessesEndpoint(Endpoint):
-    """Passes each request to the next process, which has an endpoint of its own.
+    """An endpoint that sends requests from several processes, in turn.
 
     Args:
         target: the server and its model, and the number of processes.
@@ -102,7 +102,7 @@ class ManyProcessesEndpoint(Endpoint):
             while pipe.poll():
                 number, answer = pipe.recv()
                 if number not in self._answers:
-                    continue  # nobody waits anymore
+                    continue  # the caller has stopped waiting
                 _, waiting = self._answers[number]
                 if isinstance(answer, Exception):
                     waiting.set_exception(answer)

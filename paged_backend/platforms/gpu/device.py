@@ -43,7 +43,7 @@ class GpuDevice:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether the GPU multiplies fp8 numbers."""
+        """True if the GPU has tensor cores for FP8."""
         return torch.cuda.get_device_capability(self._device) >= (8, 9)
 
     @property

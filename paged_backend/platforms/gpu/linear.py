@@ -47,6 +47,6 @@ class DenseLinear(TorchLinear):
         return silu_and_mul(self(x))
 
     def _is_ours(self, x: Tensor) -> bool:
-        """Whether our product is faster than torch's for `x`, and takes its layout."""
+        """Return True if our kernel supports the layout of `x` and is faster than torch."""
         readable = x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0
         return 0 < len(x) <= self._max_rows and readable

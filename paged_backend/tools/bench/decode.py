@@ -633,7 +633,7 @@ def _new_report(bench: DecodeBench, folder: Path, path: Path | None) -> GrowingR
 
 
 def _fits(settings: PeerSettings, weight_bytes: int, device: torch.device) -> bool:
-    """Whether a peer fits in the memory that the engine has left; True on a CPU."""
+    """Return True if a peer fits in the memory that the engine left free; always on a CPU."""
     gpu = gpu_of(device)
     if gpu is None:
         return True

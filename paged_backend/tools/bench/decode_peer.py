@@ -67,7 +67,7 @@ class PeerReport:
     in_turn: bool  # True: after each batch of the engine; False: after all of them
     about: dict[str, str] = field(default_factory=dict)  # versions and number formats
     rows: list[PeerRow] = field(default_factory=list)
-    problem: str | None = None  # why there are no more figures
+    problem: str | None = None  # the reason for missing figures; None if all are there
 
 
 class DecodePeer:

@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections import deque
+from itertools import pairwise
 from typing import Any, Protocol, cast
 
 
@@ -79,7 +80,7 @@ def time_decode(
         if names:
             times.append(time.perf_counter())
     peer.stop()
-    return [after - before for before, after in zip(times, times[1:])]  # noqa: B905  # unequal
+    return [after - before for before, after in pairwise(times)]
 
 
 def time_first_token(peer: DecodingEngine, prompt: list[int]) -> float:
