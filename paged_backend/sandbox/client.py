@@ -98,8 +98,10 @@ class Sandbox:
 
     def _answer(self, line: bytes, limit_s: float, *, leaves_ready: bool) -> bytes:
         problem = ""
-        for _ in range(ATTEMPTS):
-            process = self._take(leaves_ready=leaves_ready)
+        for attempt in range(ATTEMPTS):
+            # A second attempt takes a process that started after the first one was lost: what
+            # ended that one may have ended the others, which may take a moment to be seen.
+            process = self._take(leaves_ready=leaves_ready or attempt > 0)
             try:
                 return process.exchange(line, limit_s, self._answer_limit_s)
             except ProcessLost as error:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from paged_backend.sandbox import client as sandbox
+from paged_backend.sandbox.process import SandboxProcess
 from paged_backend.text.chat import Chat
 from paged_backend.text.template_client import MAX_PROCESSES, TemplateClient
 from paged_backend.values.errors import InvalidRequest, RequestRefused
@@ -93,6 +94,17 @@ def test_processes_that_were_killed_while_they_waited_are_replaced(client):
     for process in processes:
         process.kill()
     assert len(psutil.wait_procs(processes, timeout=30)[0]) == len(processes) == 2
+    assert render(client, "{{ messages[0].content }}") == "hello"
+
+
+def test_a_killed_process_that_cannot_be_seen_to_have_ended_costs_no_answer(client, monkeypatch):
+    """On a busy machine a signal takes effect late, and both processes may be taken until then."""
+    assert render(client, "{{ messages[0].content }}") == "hello"
+    processes = processes_of(client)
+    assert len(processes) == 2
+    monkeypatch.setattr(SandboxProcess, "is_lost", lambda self: self._process.returncode is not None)
+    for process in processes:
+        process.kill()
     assert render(client, "{{ messages[0].content }}") == "hello"
 
 
