@@ -19,14 +19,9 @@ from oracle import make_engine
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
 from paged_backend.tools.bench.continuous_peer import PeerCase, run_peer, steady_rate
-from paged_backend.tools.bench.decode import (
-    DecodeBench,
-    DecodeReport,
-    DecodeRoofline,
-    DecodeTarget,
-    IdleShare,
-    compilations,
-)
+from paged_backend.tools.bench.decode import DecodeBench, compilations
+from paged_backend.tools.bench.decode_report import DecodeReport, DecodeTarget, IdleShare
+from paged_backend.tools.bench.decode_roofline import DecodeRoofline
 from paged_backend.tools.bench.device_trace import device_gaps
 from paged_backend.tools.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 from paged_backend.values.config import EngineConfig

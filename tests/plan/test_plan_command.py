@@ -14,7 +14,7 @@ from paged_loadtest.timeline import Timeline
 from paged_backend.checkpoint.hub import resolve_model
 from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.cli import main
-from paged_backend.tools.bench.decode import DecodeRoofline
+from paged_backend.tools.bench.decode_roofline import DecodeRoofline
 
 ROOT = Path(__file__).parents[2]
 

@@ -102,7 +102,11 @@ def test_a_killed_process_that_cannot_be_seen_to_have_ended_costs_no_answer(clie
     assert render(client, "{{ messages[0].content }}") == "hello"
     processes = processes_of(client)
     assert len(processes) == 2
-    monkeypatch.setattr(SandboxProcess, "is_lost", lambda self: self._process.returncode is not None)
+
+    def was_waited_for(process: SandboxProcess) -> bool:
+        return process._process.returncode is not None
+
+    monkeypatch.setattr(SandboxProcess, "is_lost", was_waited_for)
     for process in processes:
         process.kill()
     assert render(client, "{{ messages[0].content }}") == "hello"

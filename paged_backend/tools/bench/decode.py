@@ -1,11 +1,8 @@
 """Measures steady decoding by the engine in this process, against the roofline of the device.
 
-A decode step must read each weight once, multiply by it once for each sequence, and read the keys
-and values of each sequence. The roofline is the longer of the first two times plus the third: a
-layer's matrix products and its attention run one after the other. The speeds of memory and
-arithmetic are measured in the same run, by a copy and by a matrix product in the model's dtype.
-Quantized weights, keys and values count with the bytes that they are stored in. If inputs of layers
-are quantized, too, their products are faster than the measured one, and only bytes count.
+The speeds of memory and arithmetic are measured in the same run, by a copy and by a matrix product
+in the model's dtype. If inputs of layers are quantized, their products are faster than the measured
+one, and only bytes count.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +24,7 @@ import torch
 from tqdm import tqdm
 
 from paged_backend.checkpoint.hub import is_gguf, resolve_checkpoint
-from paged_backend.checkpoint.model_config import ModelConfig, load_model_config
-from paged_backend.checkpoint.registry import tensors_of
-from paged_backend.checkpoint.tensors import Role
+from paged_backend.checkpoint.model_config import load_model_config
 from paged_backend.engine.engine import Engine
 from paged_backend.engine.worker import Worker
 from paged_backend.platforms.select import gpu_of, is_gpu
@@ -43,6 +38,16 @@ from paged_backend.tools.bench.decode_peer import (
     PeerRow,
     median_first_token_ms,
 )
+from paged_backend.tools.bench.decode_report import (
+    HEADER,
+    TRACED_STEPS,
+    BatchResult,
+    DecodeFigures,
+    DecodeReport,
+    GrowingReport,
+    IdleShare,
+)
+from paged_backend.tools.bench.decode_roofline import DecodeRoofline
 from paged_backend.tools.bench.device_trace import device_gaps, traced
 from paged_backend.tools.bench.environment import copy_bandwidth, environment, matmul_rate
 from paged_backend.tools.bench.peer_options import PeerOptions
@@ -52,10 +57,8 @@ from paged_backend.tools.bench.requests import drain, first_token_ms, greedy
 from paged_backend.values import engine_args
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError
-from paged_backend.values.json_file import write_json
 
 WARM_UP_STEPS = 8
-TRACED_STEPS = 20
 PREFIX_TOKENS = 2048
 # At the shortest context, the batch size nearest to this one is traced and given to transformers.
 REFERENCE_BATCH = 32
@@ -66,225 +69,6 @@ TRANSFORMERS_SECONDS = 120.0  # half of it for imports and loading the model
 PEER_WORKSPACE_BYTES = 12 * 2**30
 PEER_BLOCK = 128  # tokens, at most
 PEER_MEMORY_SHARE = 0.95  # part of the GPU's free memory
-
-ROOFLINE_TARGET = 0.75
-ROOFLINE_AIM = 0.9
-ROOFLINE_TARGET_CONTEXT = 1024  # the target holds up to here
-IDLE_TARGET = 0.03
-PREFIX_TARGET = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeFigures:
-    """Measurements of steps in which every sequence of a batch decoded a token."""
-
-    tokens_per_s: float
-    step_ms: float  # median
-    kv_tokens: int  # total of all sequences, halfway through the steps
-    roofline_ms: float
-    of_roofline: float  # the roofline's step time divided by the mean step time
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """One batch: its figures, or the reason why there are none."""
-
-    context: int  # tokens of each prompt
-    batch_size: int
-    figures: DecodeFigures | None = None
-    problem: str | None = None
-
-    def line(self) -> str:
-        """The row of the table under `HEADER`."""
-        case = f"{self.context:7} {self.batch_size:6}"
-        if self.figures is None:
-            return f"{case}  {self.problem}"
-        f = self.figures
-        verdict = ""
-        if self.has_target:
-            verdict = f"  >= {ROOFLINE_TARGET:.0%}: {_verdict(f.of_roofline >= ROOFLINE_TARGET)}"
-            verdict += f", {ROOFLINE_AIM:.0%}: {_verdict(f.of_roofline >= ROOFLINE_AIM)}"
-        return (
-            f"{case} {f.tokens_per_s:11.1f} {f.step_ms:9.3f} {f.roofline_ms:12.3f} "
-            f"{f.of_roofline:11.1%}{verdict}"
-        )
-
-    @property
-    def has_target(self) -> bool:
-        """Whether the roofline target applies to this context."""
-        return self.context <= ROOFLINE_TARGET_CONTEXT
-
-
-HEADER = "context  batch    tokens/s   step ms  roofline ms of roofline"
-
-
-@dataclass(frozen=True, slots=True)
-class IdleShare:
-    """Fractions of a trace's span in which the device was idle; tracing itself increases them."""
-
-    batch_size: int
-    context: int
-    between_launches: float  # the host launched the work too late
-    within_graphs: float  # between the kernels of one CUDA graph; a gap of about 1 us for each
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTarget:
-    """A figure and the limit that it should meet."""
-
-    name: str
-    value: float | None  # None: not measured here
-    limit: float
-    at_least: bool = False  # if False, the value must be below the limit, or 0
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the value meets the limit; None if it was not measured."""
-        if self.value is None:
-            return None
-        if self.at_least:
-            return self.value >= self.limit
-        return self.value < self.limit or self.value == 0
-
-    def line(self) -> str:
-        """Name, value and verdict."""
-        value = "not measured" if self.value is None else f"{self.value:.4g}"
-        wanted = f"{'>=' if self.at_least else '<' if self.limit else '='} {self.limit:g}"
-        verdict = "" if self.met is None else f": {_verdict(self.met)}"
-        return f"{self.name}: {value} ({wanted}{verdict})"
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeReport:
-    """All results of one run, and the environment in which they were measured."""
-
-    complete: bool  # False: saved in the middle of the run
-    model: str
-    options: dict[str, Any]
-    copy_bytes_per_s: float
-    matmul_flops_per_s: float
-    weight_bytes_per_step: int
-    kv_bytes_per_token: int
-    timed_steps: int
-    environment: dict[str, str]
-    rows: list[BatchResult] = field(default_factory=list)
-    prefix: PrefixFigures | None = None
-    compiled_after_warm_up: list[str] | None = None  # names of kernels; None on a CPU
-    first_tokens: list[FirstToken] = field(default_factory=list)
-    idle: IdleShare | None = None
-    peer: PeerReport | None = None
-
-    def targets(self) -> list[DecodeTarget]:
-        """The targets, with the measured values."""
-        shares = [
-            DecodeTarget(
-                f"share of the roofline at {row.batch_size} x {row.context}",
-                row.figures.of_roofline,
-                ROOFLINE_TARGET,
-                at_least=True,
-            )
-            for row in self.rows
-            if row.figures is not None and row.has_target
-        ]
-        return shares + self._other_targets()
-
-    def _other_targets(self) -> list[DecodeTarget]:
-        late, idle, prefix = self.compiled_after_warm_up, self.idle, self.prefix
-        speedup = None if prefix is None else prefix.speedup
-        between = None if idle is None else idle.between_launches
-        return [
-            DecodeTarget(
-                "first token sooner by a cached prefix", speedup, PREFIX_TARGET, at_least=True
-            ),
-            DecodeTarget(
-                "kernels compiled after the warm-up", None if late is None else len(late), 0
-            ),
-            DecodeTarget("device idle between launches", between, IDLE_TARGET),
-        ]
-
-    def print(self) -> None:
-        """Print the results that the run has not printed yet."""
-        if self.prefix is not None:
-            print(
-                f"first token with {self.prefix.prefix_tokens} of "
-                f"{self.prefix.prefix_tokens + self.prefix.suffix_tokens} tokens cached: "
-                f"{self.prefix.ttft_ms_cached:.2f} ms, {self.prefix.ttft_ms_without:.2f} ms without"
-            )
-        if self.idle is not None:
-            print(
-                f"traced {TRACED_STEPS} steps at {self.idle.batch_size} x {self.idle.context}: "
-                f"device idle between the kernels of a CUDA graph: {self.idle.within_graphs:.4g}"
-            )
-        for target in self._other_targets():
-            print(target.line())
-        if self.compiled_after_warm_up:
-            print("compiled late:", *self.compiled_after_warm_up)
-        for first in self.first_tokens:
-            print(first.line())
-        if self.peer is not None and self.peer.problem is not None:
-            print(f"{self.peer.name}: no more figures: {self.peer.problem}")
-
-    def save(self, path: Path) -> None:
-        """Write everything as JSON."""
-        targets = [asdict(target) | {"met": target.met} for target in self.targets()]
-        write_json(path, asdict(self) | {"targets": targets}, indent=2)
-
-
-class DecodeRoofline:
-    """The minimum time of a decode step on a device of a given speed.
-
-    Args:
-        config: configuration of the model.
-        dtype: type of weights, keys and values that are not quantized.
-        bytes_per_s: bandwidth of the device's memory.
-        flops_per_s: speed of its matrix products; infinite if unknown.
-        held_bytes: all bytes of the weights of a quantized model; None: they have `dtype`.
-        kv_bytes_per_token: size of the keys and values of all layers; None: they have `dtype`.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        bytes_per_s: float,
-        flops_per_s: float,
-        *,
-        held_bytes: int | None = None,
-        kv_bytes_per_token: int | None = None,
-    ) -> None:
-        # A lookup reads only a few rows of an embedding; a tied output layer reads it whole.
-        looked_up = None if config.tied_embeddings else Role.EMBEDDING
-        weights = tensors_of(config).values()
-        skipped = sum(spec.num_elements for spec in weights if spec.role is looked_up)
-        self._num_read = sum(spec.num_elements for spec in weights) - skipped
-        self._num_experts = sum(spec.num_elements for spec in weights if spec.role is Role.EXPERT)
-        if held_bytes is None:
-            self.weight_bytes = self._num_read * dtype.itemsize
-        else:  # embeddings that are looked up are not quantized
-            self.weight_bytes = held_bytes - skipped * dtype.itemsize
-        if kv_bytes_per_token is None:
-            heads = 2 * config.num_kv_heads * config.num_layers
-            kv_bytes_per_token = heads * config.head_dim * dtype.itemsize
-        self.kv_bytes_per_token = kv_bytes_per_token
-        self.bytes_per_s = bytes_per_s
-        self.flops_per_s = flops_per_s
-        self._moe = config.moe
-        self._windows = config.windows
-
-    def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
-        """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
-        length = kv_tokens / batch_size
-        read = sum(min(length, window or length) for window in self._windows)
-        layer_bytes = self.kv_bytes_per_token / len(self._windows)
-        attention = batch_size * read * layer_bytes / self.bytes_per_s
-        reading = self.weight_bytes * self._share_used(batch_size) / self.bytes_per_s
-        flops = 2 * batch_size * self._num_read * self._share_used(1)
-        return max(reading, flops / self.flops_per_s) + attention
-
-    def _share_used(self, num_tokens: int) -> float:
-        """The share of the weights that some tokens use, as each of them chooses some experts."""
-        share = 1.0 if self._moe is None else self._moe.share_of_experts(num_tokens)
-        return 1 - (1 - share) * self._num_experts / self._num_read
 
 
 class DecodeBench:
@@ -477,20 +261,6 @@ def first_token_prompts(num_tokens: int, vocab_size: int, seed: int) -> list[lis
     """The prompts whose first tokens are timed, the same for each engine; the first warms up."""
     rng = np.random.default_rng((seed, num_tokens))
     return random_tokens(rng, vocab_size, 1 + REPEATS, num_tokens)
-
-
-class GrowingReport:
-    """A report to which figures are added; with a path, it is saved after each one."""
-
-    def __init__(self, report: DecodeReport, path: Path | None) -> None:
-        self.value, self._path = report, path
-        self.change()  # a path that cannot be written fails before minutes of work
-
-    def change(self, **fields: Any) -> None:
-        """Replace fields of the report."""
-        self.value = replace(self.value, **fields)
-        if self._path is not None:
-            self.value.save(self._path)
 
 
 class PeerSide:
@@ -711,7 +481,3 @@ def _free_memory(device: torch.device) -> None:
     gpu = gpu_of(device)
     if gpu is not None:
         gpu.release_memory()
-
-
-def _verdict(met: bool) -> str:
-    return "met" if met else "missed"
