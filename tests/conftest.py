@@ -64,3 +64,20 @@ def tokenizer_process() -> Iterator[None]:
         yield
     for sandbox in idle:
         Sandbox.close(sandbox)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def template_process() -> Iterator[None]:
+    """Let the same processes render the chat templates of all tests; a start takes a second."""
+    from paged_backend.text import chat
+    from paged_backend.text.template_client import TemplateClient
+
+    class Shared(TemplateClient):
+        def close(self) -> None:
+            """Keep the processes for the next test."""
+
+    shared = Shared()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat, "TemplateClient", lambda: shared)
+        yield
+    TemplateClient.close(shared)

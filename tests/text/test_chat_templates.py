@@ -20,7 +20,7 @@ from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.config import EngineConfig
 from paged_backend.values.errors import ConfigError, InvalidRequest
 
-NUM_CONVERSATIONS = 1000
+NUM_CONVERSATIONS = 250
 ROLES = "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
 CALLS = (
     "{% for call in message.tool_calls or [] %}"
@@ -165,7 +165,6 @@ def as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sent
 
 
-# Each pair starts a process, which takes seconds.
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

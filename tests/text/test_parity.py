@@ -1,4 +1,4 @@
-"""Tokenizers are those of transformers: every layout of files, in a thousand random cases each."""
+"""Tokenizers are those of transformers: every layout of files, in hundreds of random cases each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paged_backend.text.tokenizer import Tokenizer, load_tokenizer
 from paged_backend.values.outputs import FinishReason
 from paged_backend.values.sampling_params import SamplingParams
 
-CASES = 1000
+CASES = 300
 Pair = tuple[Tokenizer, Any]
 
 
