@@ -26,7 +26,7 @@ from paged_backend.tools.bench.device_trace import device_gaps
 from paged_backend.tools.bench.prefix import REPEATS, SUFFIX_TOKENS, time_prefix
 from paged_backend.values.config import EngineConfig
 
-MODELS = Path(__file__).parent.parent / "loadtest/models"
+MODELS = Path(__file__).parents[2] / "loadtest/models"
 SMALL = EngineConfig(device="cpu", dtype="float32", kv_cache_memory_bytes=2**22)
 
 
