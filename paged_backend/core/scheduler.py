@@ -141,8 +141,8 @@ class Scheduler:
             RuntimeError: nothing can be scheduled, although requests are unfinished and no step is
                 in flight.
         """
-        self.sequences.grammar_work.begin_step()
         if self.sequences.num_constrained:
+            self.sequences.grammar_work.begin_step()
             hold_and_go_on(self.sequences, self._admission)
         step = StepBuilder(self.config.max_num_batched_tokens, self._decodes)
         self.kv.free_invisible_blocks(self.sequences.running.values())

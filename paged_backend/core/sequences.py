@@ -228,6 +228,11 @@ class Sequences:
         self._counters.num_generation_tokens += num_tokens
         self.waiting.charge(seq.request, OUTPUT_TOKEN_COST * num_tokens)
 
+    def charge_decodes(self, requests: list[Request]) -> None:
+        """Charge and count one output token of each of these open requests."""
+        self._counters.num_generation_tokens += len(requests)
+        self.waiting.charge_each(requests, OUTPUT_TOKEN_COST)
+
     def take_tokens(self, seq: Sequence, token_ids: list[int]) -> None:
         """Replace the placeholders of the earliest step in flight with its tokens."""
         # The queue counts the tokens of a waiting sequence. Wrong drafts change their number if the

@@ -14,6 +14,7 @@ from paged_backend.core.sequences import Sequences
 from paged_backend.core.step import ScheduledStep
 from paged_backend.core.stopping import cut_at_end
 from paged_backend.values.outputs import FinishReason, SequenceOutput, TokenLogprobs
+from paged_backend.values.request import Request
 
 # Forced tokens of all outputs in a step; more of them would make the step long for the others.
 MAX_FORCED_TOKENS = 64
@@ -74,11 +75,12 @@ class StepResults:
         tokens end their sequence or fill a block.
         """
         outputs: list[SequenceOutput] = []
+        charged: list[Request] = []  # one for each token
         finished, block_size = SequenceStatus.FINISHED, self._kv.block_size
-        eos_token_ids, charge = self._eos_token_ids, self._sequences.charge_output
+        eos_token_ids, dropped = self._eos_token_ids, step.dropped_seq_ids
         continued = islice(step.sampled, step.num_continued)
         for seq, token_ids in zip(continued, result.token_ids, strict=False):
-            if seq.status is finished or seq.seq_id in step.dropped_seq_ids:
+            if seq.status is finished or dropped and seq.seq_id in dropped:
                 continue
             token_id, grammar = token_ids[0], seq.grammar
             # The number of known tokens, this one included.
@@ -93,9 +95,11 @@ class StepResults:
             seq.num_output_placeholders -= 1
             if end % block_size == 0 and seq.num_computed_tokens >= end:
                 self._kv.register_full_blocks(seq, end - 1, end)
-            charge(seq, 1)
             reason = None
-            if grammar is not None:
+            if grammar is None:
+                charged.append(seq.request)
+            else:
+                self._sequences.charge_output(seq, 1)
                 forced, reason = self._force(seq)
                 token_ids = token_ids + forced if forced else token_ids
                 if reason is not None:
@@ -104,6 +108,7 @@ class StepResults:
             outputs.append(
                 SequenceOutput(seq.request.request_id, seq.index, token_ids, reason, num_cached)
             )
+        self._sequences.charge_decodes(charged)
         return outputs
 
     def _take(

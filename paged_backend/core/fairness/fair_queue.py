@@ -136,6 +136,21 @@ class FairQueue:
         """
         self._account(request).charge(cost)
 
+    def charge_each(self, requests: Iterable[Request], cost: int) -> None:
+        """Charge each of many open requests the same, with little work for each.
+
+        Args:
+            requests: the requests; one that is there twice is charged twice.
+            cost: cost for each, as in `charge`.
+        """
+        numbers: dict[tuple[int, str], int] = {}  # for few requests, faster than a Counter
+        for request in requests:
+            key = request.priority, request.tenant
+            numbers[key] = numbers.get(key, 0) + 1
+        for (priority, tenant), number in numbers.items():
+            account = self._queues[priority].account(tenant if self._fair else "")
+            account.charge(number * cost)
+
     def __len__(self) -> int:
         return len(self._by_id)
 
