@@ -28,6 +28,10 @@ MAX_FRAME = 256  # special tokens around a prompt
 PROBE_LENGTH = 4096  # characters; texts up to this length are encoded on the thread that admits
 MAX_PROBE_S = 0.25  # processor time to encode a probe; honest tokenizers take milliseconds
 MAX_PIECES = 2000  # pieces of patterns that are repeated
+_SHORT_LENGTH = PROBE_LENGTH // 8
+# A probe of this length that takes less cannot take too long at eight times the length, unless the
+# time grows faster than with the third power.
+_SHORT_S = MAX_PROBE_S / 8**3
 _UNICODE_GROWTH = 18  # what Unicode's own forms make of one character
 _FEW_TOKENS = 8192  # that are decoded at a time
 _KINDS = "aA1 .\n"  # a character of each kind that patterns tell apart
@@ -135,22 +139,32 @@ def _check_time(backend: tokenizers.Tokenizer, state: Mapping[str, Any]) -> None
     Raises:
         ConfigError: one of them takes too long.
     """
-    for unit in _units(state):
-        text = (unit * (PROBE_LENGTH // len(unit) + 1))[:PROBE_LENGTH]
-        start_s = time.process_time()
-        backend.encode(text)
-        if time.process_time() - start_s > MAX_PROBE_S:
+    slow = (unit for unit in _mixtures() if _seconds(backend, unit, _SHORT_LENGTH) > _SHORT_S)
+    for unit in itertools.chain(_units(state), slow):
+        if _seconds(backend, unit, PROBE_LENGTH) > MAX_PROBE_S:
             raise ConfigError(
                 f"it takes over {MAX_PROBE_S:g} s to encode {PROBE_LENGTH} characters"
             )
 
 
-def _units(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield characters, mixtures of their kinds, and all short pieces of the patterns."""
-    yield from string.printable
-    yield from _RARE
+def _seconds(backend: tokenizers.Tokenizer, unit: str, length: int) -> float:
+    """Return the processor time to encode a text of some characters that repeats a unit."""
+    text = (unit * (length // len(unit) + 1))[:length]
+    start_s = time.process_time()
+    backend.encode(text)
+    return time.process_time() - start_s
+
+
+def _mixtures() -> Iterator[str]:
+    """Yield mixtures of kinds of characters."""
     for length in (2, 3):
         yield from map("".join, itertools.product(_KINDS, repeat=length))
+
+
+def _units(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield characters, and all short pieces of the patterns."""
+    yield from string.printable
+    yield from _RARE
     patterns = list(_patterns(state["normalizer"])) + list(_patterns(state["pre_tokenizer"]))
     yield from patterns
     pieces = {

@@ -118,6 +118,10 @@ HOSTILE: dict[str, tuple[Callable[[], Tokenizer], str]] = {
         lambda: splitting(r"(?:xyz){0,200}(?:xyz){0,200}(?!x|y|z|\z)"),
         "to encode 4096 characters",
     ),
+    "slow pattern of kinds of characters": (
+        lambda: splitting(r"([a-z][A-Z]\d){0,200}([a-z][A-Z]\d){0,200}(?![a-zA-Z\d]|\z)"),
+        "to encode 4096 characters",
+    ),
     "endless pattern": (lambda: splitting("(a+)+[b-z]"), "retry-limit"),
 }
 
