@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -91,6 +92,14 @@ def test_serve_has_a_flag_for_each_option_of_the_engine(capsys):
 )
 def test_mistakes_are_one_line(capsys, argv, message):
     assert message in fails(capsys, *argv)
+
+
+def test_the_version_is_the_one_of_the_package(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert capsys.readouterr().out == f"paged-backend {version}\n"
 
 
 def test_a_trace_with_a_broken_line_names_it(capsys, tmp_path):

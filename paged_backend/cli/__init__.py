@@ -7,6 +7,7 @@ with `serve`.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
 
 from paged_backend.cli import (
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="paged-backend COMMAND --help describes a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"paged-backend {_version()}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -57,3 +59,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _version() -> str:
+    """Return the version of the installed package."""
+    try:
+        return importlib.metadata.version("paged-backend")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed: it runs from its source)"
