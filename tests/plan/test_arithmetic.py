@@ -19,7 +19,8 @@ from paged_backend.checkpoint.shape_reader import read_shape
 from paged_backend.models.kv_cache import KVCacheSpec, KVScales
 from paged_backend.models.loader import build_model
 from paged_backend.platforms.cpu.torch_platform import TorchPlatform
-from paged_backend.tools.plan.gpus import GPUS, find_gpu
+from paged_backend.tools.plan.gpus import GPUS, Gpu, find_gpu
+from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.lengths import Lengths
 from paged_backend.tools.plan.memory import CONTEXT_BYTES, MemoryPlanner, group_sizes
 from paged_backend.tools.plan.model_file import find_config
@@ -199,7 +200,7 @@ def planner(shape: ModelShape, gpu: str, block_size: int = 16) -> MemoryPlanner:
 
 
 def test_memory_of_llama_3_8b_on_an_h200() -> None:
-    memory = planner(LLAMA_8B, "h200").divide(1)
+    memory = planner(LLAMA_8B, "h200").divide(Group(1))
     # Largest step: 8192 tokens of 2 x 4096 + 4096 + 6144 + 3 x 14336 numbers in two bytes, and
     # 256 x 128256 logits twice in four; all of it twice.
     assert memory.step_bytes == 2 * (8192 * 61440 * 2 + 256 * 128256 * 8)
@@ -211,8 +212,10 @@ def test_memory_of_llama_3_8b_on_an_h200() -> None:
 
 
 def test_windows_leave_room_for_more_sequences() -> None:
-    full = planner(LLAMA_8B, "h200").divide(1)
-    half = planner(replace(LLAMA_8B, variant=Variant(windows=(512, None) * 16)), "h200").divide(1)
+    full = planner(LLAMA_8B, "h200").divide(Group(1))
+    half = planner(replace(LLAMA_8B, variant=Variant(windows=(512, None) * 16)), "h200").divide(
+        Group(1)
+    )
     assert half.num_blocks == pytest.approx(2 * full.num_blocks, abs=3)  # blocks of half the layers
     # Beside the 512 blocks of 8192 tokens without a window: 33 of a decode, 512 of one prefill.
     assert half.num_sequences(8192) == 1 + (half.num_blocks - 1024) // 545
@@ -221,7 +224,8 @@ def test_windows_leave_room_for_more_sequences() -> None:
 
 def test_the_least_number_of_gpus() -> None:
     def least(shape: ModelShape, gpu: str, sequences: int = 1) -> int | None:
-        memory = planner(shape, gpu).least(8192, sequences)
+        groups = map(Group, group_sizes(shape))
+        memory = planner(shape, gpu).least(groups, 8192, sequences)
         return memory and memory.num_gpus
 
     # Of an L4's 20.2 GiB, weights take 15.0, a step 2.4 and CUDA 0.5; a sequence takes 1.
@@ -233,8 +237,21 @@ def test_the_least_number_of_gpus() -> None:
     assert least(LLAMA_70B, "tiny=1:1:1") is None
 
 
+def test_memory_of_stages() -> None:
+    """The embedding is in the first stage, and the output layer, as large, in the last one."""
+    parameters = count_parameters(LLAMA_70B)
+    layers = parameters.total - parameters.embedding - parameters.head
+    memory = planner(LLAMA_70B, "h100").divide(Group(2, 4))
+    assert (memory.num_gpus, memory.group.num_nodes) == (8, 1)
+    assert memory.weight_bytes == 2 * (layers // 4 + parameters.head) // 2
+    per_layer = 4 * KIB // 2  # of two GPUs
+    assert memory.num_blocks == memory.pool_bytes // (16 * 20 * per_layer) - 1
+    uneven = planner(LLAMA_70B, "h100").divide(Group(1, 3))
+    assert uneven.weight_bytes == 2 * layers * 27 // 80 + 2 * parameters.head
+
+
 def test_memory_that_weights_alone_exceed_has_no_blocks() -> None:
-    memory = planner(LLAMA_70B, "l4").divide(1)
+    memory = planner(LLAMA_70B, "l4").divide(Group(1))
     assert (memory.pool_bytes, memory.num_blocks, memory.num_sequences(16)) == (0, 0, 0)
 
 
@@ -276,8 +293,14 @@ def test_no_length_exceeds_the_context() -> None:
 # Rooflines
 
 
+def roofline_of(
+    shape: ModelShape, gpu: Gpu, group: Group = Group(), network_gb_s: float = 50
+) -> Roofline:
+    return Roofline(shape, BF16, KV16, gpu, group, network_gb_s * 1e9)
+
+
 def test_decode_roofline_by_hand() -> None:
-    roofline = Roofline(LLAMA_8B, BF16, KV16, GPUS["h200"], 1)
+    roofline = roofline_of(LLAMA_8B, GPUS["h200"])
     # All weights but the embedding's table, and 128 KiB for each of 32 x 1024 tokens.
     bytes_read = 2 * (8_030_261_248 - 525_336_576) + 32 * 1024 * 128 * KIB
     step = roofline.decode(32, 1024)
@@ -287,7 +310,7 @@ def test_decode_roofline_by_hand() -> None:
 
 
 def test_large_batches_of_short_sequences_are_bound_by_computing() -> None:
-    step = Roofline(LLAMA_8B, BF16, KV16, GPUS["l40s"], 1).decode(2048, 16)
+    step = roofline_of(LLAMA_8B, GPUS["l40s"]).decode(2048, 16)
     # Two operations for each weight; four for each query head's number and each token it sees.
     flops = 2 * (8_030_261_248 - 525_336_576 - 266_240) + 4 * 32 * 4096 * 16
     assert step.bound == "compute"
@@ -295,7 +318,7 @@ def test_large_batches_of_short_sequences_are_bound_by_computing() -> None:
 
 
 def test_prefill_roofline_by_hand() -> None:
-    step = Roofline(LLAMA_8B, BF16, KV16, GPUS["h100-sxm"], 1).prefill(8192)
+    step = roofline_of(LLAMA_8B, GPUS["h100-sxm"]).prefill(8192)
     linear = 2 * 6_979_321_856 * 8192
     attention = 32 * 4 * 4096 * (8192 * 8193 // 2)
     assert step.bound == "compute"
@@ -309,9 +332,43 @@ def test_prompt_attention_within_a_window() -> None:
 
 
 def test_gpus_share_the_work() -> None:
-    one, four = (Roofline(LLAMA_70B, BF16, KV16, GPUS["h200"], n) for n in (1, 4))
+    fast = replace(GPUS["h200"], link_gb_s=math.inf)
+    one, four = (roofline_of(LLAMA_70B, fast, Group(n)) for n in (1, 4))
     assert one.decode(16, 2048).seconds == pytest.approx(4 * four.decode(16, 2048).seconds)
     assert one.prefill(4096).seconds == pytest.approx(4 * four.prefill(4096).seconds)
+
+
+def test_each_layer_adds_the_hidden_states_of_all_gpus_twice() -> None:
+    fast = replace(GPUS["h200"], link_gb_s=math.inf)
+    for group, gb_s in ((Group(4), 450), (Group(16), 50)):  # 16 GPUs are two hosts
+        work = roofline_of(LLAMA_70B, fast, group, math.inf).decode(16, 2048).seconds
+        step = roofline_of(LLAMA_70B, GPUS["h200"], group).decode(16, 2048)
+        share = 2 * (group.tensor - 1) / group.tensor
+        traffic = 80 * 2 * share * 16 * 8192 * 2 / (gb_s * 1e9)
+        assert step.seconds == pytest.approx(work + traffic)
+
+
+def test_every_part_of_a_batch_passes_all_stages() -> None:
+    """The last stage of 70B on 4 x 2 GPUs: 20 of 80 layers and the output layer."""
+    group, gpu = Group(2, 4), GPUS["h200"]
+    step = roofline_of(LLAMA_70B, gpu, group).decode(64, 2048)
+    parameters = count_parameters(LLAMA_70B)
+    layers = parameters.total - parameters.embedding - parameters.head
+    read = 2 * (layers / 4 + parameters.head) / 2 + 16 * 2048 * 20 * 2 * KIB
+    traffic = 20 * 2 * 1 * 16 * 8192 * 2 + 16 * 8192 * 2 / 2  # within one host
+    assert step.bound == "memory"
+    assert step.seconds == pytest.approx(4 * (read / 4.8e12 + traffic / 450e9))
+    assert step.tokens_per_s == pytest.approx(64 / step.seconds)
+    # Fewer sequences than stages leave some stages without work.
+    few = [roofline_of(LLAMA_70B, gpu, group).decode(size, 2048) for size in (1, 4)]
+    assert few[0].seconds == few[1].seconds
+
+
+def test_prompts_of_a_full_pipeline_take_the_time_of_one_stage() -> None:
+    roofline = roofline_of(LLAMA_70B, GPUS["h200"], Group(1, 4))
+    decode, prefill = roofline.decode(64, 1000), roofline.prefill(1000)
+    wanted = prefill.seconds / 4 + 10 * decode.seconds / 64
+    assert roofline.request_seconds(64, 1000, 10, 1000) == pytest.approx(wanted)
 
 
 def test_a_gpu_without_fp8_multiplies_as_bfloat16() -> None:
@@ -321,7 +378,7 @@ def test_a_gpu_without_fp8_multiplies_as_bfloat16() -> None:
 
 def test_the_tied_output_layer_is_computed_too() -> None:
     shape = replace(LLAMA_8B, tied_embeddings=True)
-    tied, untied = (Roofline(s, BF16, KV16, GPUS["l4"], 1) for s in (shape, LLAMA_8B))
+    tied, untied = (roofline_of(s, GPUS["l4"]) for s in (shape, LLAMA_8B))
     assert tied.decode(1, 10) == untied.decode(1, 10)
 
 
@@ -407,7 +464,7 @@ def test_a_step_reads_the_experts_that_its_tokens_choose(mixture: ModelShape) ->
     unread = parameters.bytes_of_step(BF16) - parameters.bytes_of_step(BF16, 8 / 128)
     assert unread == 2 * parameters.experts * 120 // 128
     gpu = GPUS["h200"]
-    step = Roofline(mixture, BF16, KV16, gpu, 1).decode(1, 1)
+    step = roofline_of(mixture, gpu).decode(1, 1)
     active = 3.35e9 - 151_936 * 2048  # published as 3.3B, of which the embedding is looked up
     assert step.bound == "memory"
     assert step.seconds == pytest.approx(2 * active / gpu.bytes_per_s, rel=0.01)

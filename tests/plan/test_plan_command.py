@@ -116,6 +116,33 @@ def test_more_sequences_take_more_gpus(capsys: pytest.CaptureFixture[str]) -> No
         assert gpu["capacity"]["memory"]["num_gpus"] == num_gpus
 
 
+def test_a_stage_on_each_host(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    argv = ["llama-3-70b", "--gpu", "l4", "--context", "8192", "--nodes", "2", "--dtype", "fp8"]
+    [gpu] = plan(capsys, *argv, "--gpus-per-node", "4")["gpus"]
+    assert gpu["capacity"]["memory"]["group"] == {"tensor": 4, "pipeline": 2, "gpus_per_node": 4}
+    assert main(["plan", *argv, "--network-gb-s", "25"]) == 0
+    shown = capsys.readouterr().out
+    assert "8 x l4" in shown and "2 x 4" in shown
+    assert "Between hosts, each GPU sends" not in shown  # eight fit in one host
+    assert main(["plan", *argv, "--gpus-per-node", "4", "--network-gb-s", "25"]) == 0
+    assert "Between hosts, each GPU sends 25 GB/s." in capsys.readouterr().out
+    [none] = plan(capsys, *argv, "--gpus-per-node", "2")["gpus"]
+    assert none["problem"] == "1 x 8192 tokens do not fit on 4 either"
+
+
+def test_a_faster_link_shortens_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["llama-3-70b", "--gpu", "h200", "--tensor-parallel-size", "8"]
+    slow, fast = (
+        plan(capsys, *argv, "--link-gb-s", speed)["gpus"][0]["capacity"]["decode"][0]["step"]
+        for speed in ("45", "450")
+    )
+    traffic = 80 * 2 * 2 * 7 / 8 * 8192 * 2
+    assert slow["seconds"] - fast["seconds"] == pytest.approx(traffic / 45e9 - traffic / 450e9)
+
+
 def test_short_contexts_shorten_the_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     known = plan(capsys, "demo", "--context", "100")["assumptions"]
     assert (known["input_len"], known["output_len"]) == (75, 25)
@@ -205,6 +232,16 @@ def test_files_that_hold_no_results(
         (["llama-3-8b", "--context", "131073"], "--context: the model was made for 131072 tokens"),
         (["llama-3-8b", "--context", "0"], "--context: must be an integer from 2"),
         (["llama-3-8b", "--tensor-parallel-size", "3"], "--tensor-parallel-size: the heads divide"),
+        (
+            ["llama-3-8b", "--pipeline-parallel-size", "33"],
+            "--pipeline-parallel-size: the model has 32 layers, got 33 stages",
+        ),
+        (
+            ["llama-3-8b", "--nodes", "1", "--tensor-parallel-size", "16"],
+            "--nodes: 16 GPUs need 2 hosts of 8, got 1",
+        ),
+        (["llama-3-8b", "--nodes", "0"], "--nodes: must be an integer from 1 up to 64"),
+        (["llama-3-8b", "--network-gb-s", "0"], "--network-gb-s: must be a number from 0.1"),
         (["llama-3-8b", "--block-size", "12"], "option block_size must be a power of two"),
         (
             ["llama-3-8b", "--length-sigma", "nan"],

@@ -21,6 +21,7 @@ class Gpu:
     memory_mib: int  # as nvidia-smi reports it, which differs from the size in the name
     bandwidth_gb_s: float  # 10^9 bytes/s
     tflops: Mapping[str, float]  # dense, by dtype of the operands
+    link_gb_s: float  # 10^9 bytes/s that it can send to the other GPUs of its node
     source: str
 
     @property
@@ -39,19 +40,30 @@ class Gpu:
 
 
 # From Hopper on, data sheets give tensor-core rates with sparsity; this table has half of those.
-# float32 is the rate without TF32, which torch does not use by default.
-_TABLE: tuple[tuple[str, int, float, float, float, float, float | None, str], ...] = (
-    # name, MiB, GB/s, TFLOP/s of float32, bfloat16, int8 and fp8, source
-    ("a100-40gb", 40960, 1555, 19.5, 312, 624, None, "NVIDIA A100 data sheet, SXM 40 GB"),
-    ("a100-80gb", 81920, 2039, 19.5, 312, 624, None, "NVIDIA A100 data sheet, SXM 80 GB"),
-    ("h100-sxm", 81559, 3350, 67, 989.5, 1979, 1979, "NVIDIA H100 data sheet, SXM"),
-    ("h100-pcie", 81559, 2000, 51, 756.5, 1513, 1513, "NVIDIA H100 data sheet of 2022, PCIe"),
-    ("h100-nvl", 95830, 3900, 60, 835.5, 1670.5, 1670.5, "NVIDIA H100 NVL data sheet"),
-    ("h200", 143771, 4800, 67, 989.5, 1979, 1979, "NVIDIA H200 data sheet, SXM"),
-    ("b200", 183359, 8000, 75, 2250, 4500, 4500, "NVIDIA HGX and DGX B200 data sheets, an eighth"),
-    ("l40s", 46068, 864, 91.6, 362, 733, 733, "NVIDIA L40S data sheet"),
-    ("l4", 23034, 300, 30.3, 121, 242.5, 242.5, "NVIDIA L4 data sheet"),
-    ("a10", 23028, 600, 31.2, 125, 250, None, "NVIDIA A10 data sheet"),
+# float32 is the rate without TF32, which torch does not use by default. Links are NVLink or else
+# PCIe in one direction, which is half of the data sheets' figures.
+_TABLE: tuple[tuple[str, int, float, float, float, float, float | None, float, str], ...] = (
+    # name, MiB, GB/s, TFLOP/s of float32, bfloat16, int8 and fp8, GB/s of links, source
+    ("a100-40gb", 40960, 1555, 19.5, 312, 624, None, 300, "NVIDIA A100 data sheet, SXM 40 GB"),
+    ("a100-80gb", 81920, 2039, 19.5, 312, 624, None, 300, "NVIDIA A100 data sheet, SXM 80 GB"),
+    ("h100-sxm", 81559, 3350, 67, 989.5, 1979, 1979, 450, "NVIDIA H100 data sheet, SXM"),
+    ("h100-pcie", 81559, 2000, 51, 756.5, 1513, 1513, 64, "NVIDIA H100 data sheet of 2022, PCIe"),
+    ("h100-nvl", 95830, 3900, 60, 835.5, 1670.5, 1670.5, 300, "NVIDIA H100 NVL data sheet"),
+    ("h200", 143771, 4800, 67, 989.5, 1979, 1979, 450, "NVIDIA H200 data sheet, SXM"),
+    (
+        "b200",
+        183359,
+        8000,
+        75,
+        2250,
+        4500,
+        4500,
+        900,
+        "NVIDIA HGX and DGX B200 data sheets, an eighth",
+    ),
+    ("l40s", 46068, 864, 91.6, 362, 733, 733, 32, "NVIDIA L40S data sheet"),
+    ("l4", 23034, 300, 30.3, 121, 242.5, 242.5, 32, "NVIDIA L4 data sheet"),
+    ("a10", 23028, 600, 31.2, 125, 250, None, 32, "NVIDIA A10 data sheet"),
 )
 
 
@@ -63,14 +75,16 @@ def _gpu(
     bfloat16: float,
     int8: float,
     fp8: float | None,
+    link_gb_s: float,
     source: str,
 ) -> Gpu:
     rates = {"float32": float32, "bfloat16": bfloat16, "int8": int8, "fp8": fp8}
     tflops = {dtype: rate for dtype, rate in rates.items() if rate is not None}
-    return Gpu(name, memory_mib, bandwidth_gb_s, tflops, source)
+    return Gpu(name, memory_mib, bandwidth_gb_s, tflops, link_gb_s, source)
 
 
 GPUS = {row[0]: _gpu(*row) for row in _TABLE}
+_PCIE_4_GB_S = 32
 _ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm"}
 
 
@@ -106,4 +120,5 @@ def _described(text: str) -> Gpu:
             f"mine=24:1008:165; got {shorten(text)}"
         )
     rates = dict.fromkeys(("float32", "bfloat16", "fp8", "int8"), tflops)
-    return Gpu(name, round(memory * GIB / MIB), bandwidth, rates, "given on the command line")
+    source = "given on the command line, with the links of PCIe 4"
+    return Gpu(name, round(memory * GIB / MIB), bandwidth, rates, _PCIE_4_GB_S, source)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.tools.plan.gpus import MIB, Gpu
+from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.number_types import KvType, WeightType
 from paged_backend.tools.plan.sizes import KvSizes, count_parameters
 from paged_backend.values.kv_cache_groups import KVCacheLayout, group_layers
@@ -21,6 +22,7 @@ _NULL_BLOCKS = 1  # the pool's first block is never allocated
 class Memory:
     """Bytes used on each GPU, and the pool of KV blocks that the GPUs hold together."""
 
+    group: Group
     num_gpus: int
     weight_bytes: int
     step_bytes: int  # an estimate; the engine measures it when it starts
@@ -51,32 +53,49 @@ class MemoryPlanner:
     limits: StepLimits
     max_model_len: int
 
-    def divide(self, num_gpus: int) -> Memory:
-        """Divide the memory of `num_gpus` GPUs; the resulting pool may be empty."""
-        weights = -(-count_parameters(self.shape).bytes(self.weights) // num_gpus)
+    def divide(self, group: Group) -> Memory:
+        """Divide the memory of a group's GPUs; the resulting pool may be empty."""
+        weights = self._weight_bytes(group)
         step = self._step_bytes()
         usable = int(self.gpu.memory_bytes * self.gpu_memory_utilization)
         pool = max(0, usable - CONTEXT_BYTES - weights - step)
-        groups = group_layers(self.shape.windows, self.max_model_len)
-        block_bytes = KvSizes.of(self.shape, self.kv, num_gpus).block_bytes(groups, self.block_size)
+        num_layers = group.layers_of_stage(self.shape.num_layers)
+        groups = group_layers(self.shape.windows[:num_layers], self.max_model_len)
+        sizes = KvSizes.of(self.shape, self.kv, group.tensor)
+        block_bytes = sizes.block_bytes(groups, self.block_size)
         blocks = max(0, pool // block_bytes - _NULL_BLOCKS)
         layout = KVCacheLayout(
             self.block_size,
             self.limits.max_num_batched_tokens,
             tuple(group.window for group in groups),
         )
-        return Memory(num_gpus, weights, step, pool, blocks, layout)
+        return Memory(group, group.num_gpus, weights, step, pool, blocks, layout)
 
-    def least(self, num_tokens: int, num_sequences: int) -> Memory | None:
-        """Divide the memory of the fewest GPUs that fit `num_sequences` sequences at once.
+    def least(self, groups: Iterable[Group], num_tokens: int, num_sequences: int) -> Memory | None:
+        """Divide the memory of the first group that fits `num_sequences` sequences at once.
 
-        Returns None if even `MAX_GPUS` GPUs are too few.
+        Returns None if none of them does.
         """
-        for num_gpus in group_sizes(self.shape):
-            memory = self.divide(num_gpus)
+        for group in groups:
+            memory = self.divide(group)
             if memory.num_sequences(num_tokens) >= num_sequences:
                 return memory
         return None
+
+    def _weight_bytes(self, group: Group) -> int:
+        """Bytes of weights on each GPU of the largest stage.
+
+        The first stage has the embedding, and the last one the output layer.
+        """
+        parameters = count_parameters(self.shape)
+        total = parameters.bytes(self.weights)
+        if group.pipeline == 1:
+            return -(-total // group.tensor)
+        head = parameters.head_bytes(self.weights)
+        embedding = parameters.embedding * self.weights.rest_bits // 8
+        layers = total - embedding - (head if parameters.head else 0)
+        stage = layers * group.layers_of_stage(self.shape.num_layers) // self.shape.num_layers
+        return -(-(stage + max(head, embedding)) // group.tensor)
 
     def _step_bytes(self) -> int:
         """Bytes of the largest step's activations and logits, twice: CUDA graphs keep their own.

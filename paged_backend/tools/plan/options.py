@@ -43,7 +43,24 @@ class PlanOptions:
     tensor_parallel_size: int | None = checked(
         None,
         Rule(int, 1, 64, optional=True),
-        "GPUs that share the model; default: as few as hold it and the sequences",
+        "GPUs that divide each layer; default: as few as hold the model and the sequences",
+    )
+    pipeline_parallel_size: int | None = checked(
+        None,
+        Rule(int, 1, 64, optional=True),
+        "stages of layers; default: 1, or one for each of --nodes",
+    )
+    nodes: int | None = checked(
+        None, Rule(int, 1, 64, optional=True), "hosts to use at most; default: as many as needed"
+    )
+    gpus_per_node: int = checked(8, Rule(int, 1, 128), "GPUs of a host")
+    link_gb_s: float | None = checked(
+        None,
+        Rule(float, 0.1, 1e5, optional=True),
+        "10^9 bytes a second that a GPU sends to others of its host; default: by data sheet",
+    )
+    network_gb_s: float = checked(
+        50.0, Rule(float, 0.1, 1e5), "10^9 bytes a second that a GPU sends to other hosts"
     )
     input_len: int | None = checked(
         None, _TOKENS, "mean tokens of a prompt; default: 1024, or 3/4 of a shorter context"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paged_backend.checkpoint.config_file import ConfigFile
@@ -11,9 +11,10 @@ from paged_backend.checkpoint.quantization_settings import says_quantized
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.checkpoint.shape_reader import read_dtype, read_shape
 from paged_backend.tools.plan.gpus import Gpu
+from paged_backend.tools.plan.groups import Group
 from paged_backend.tools.plan.lengths import Lengths
 from paged_backend.tools.plan.measured import MeasuredRate, RooflineComparison, compare
-from paged_backend.tools.plan.memory import MAX_GPUS, Memory, MemoryPlanner, group_sizes
+from paged_backend.tools.plan.memory import Memory, MemoryPlanner, group_sizes
 from paged_backend.tools.plan.model_file import find_config, read_config
 from paged_backend.tools.plan.number_types import KV_TYPES, WEIGHT_TYPES, kv_type_of
 from paged_backend.tools.plan.options import PlanOptions, refuse
@@ -54,6 +55,7 @@ class Assumptions:
     sequences: int
     block_size: int
     gpu_memory_utilization: float
+    network_gb_s: float
     max_num_seqs: int
     max_num_batched_tokens: int
     input_len: int
@@ -186,6 +188,7 @@ class Planner:
             sequences=options.sequences,
             block_size=engine.block_size,
             gpu_memory_utilization=engine.gpu_memory_utilization,
+            network_gb_s=options.network_gb_s,
             max_num_seqs=self._limits.max_num_seqs,
             max_num_batched_tokens=self._limits.max_num_batched_tokens,
             input_len=input_len,
@@ -200,10 +203,13 @@ class Planner:
         self, gpu: Gpu, price: float | None, measurements: Sequence[MeasuredRate] = ()
     ) -> GpuPlan:
         """Plan for the requested number of these GPUs, or else for the fewest that suffice."""
+        if self._options.link_gb_s is not None:
+            gpu = replace(gpu, link_gb_s=self._options.link_gb_s)
         memory = self._memory(gpu)
         if isinstance(memory, str):
             return GpuPlan(gpu, price, None, problem=memory)
-        roofline = Roofline(self._shape, self._weights, self._kv, gpu, memory.num_gpus)
+        network = self._options.network_gb_s * 1e9
+        roofline = Roofline(self._shape, self._weights, self._kv, gpu, memory.group, network)
         paged = self._paged(memory)
         hourly = None if price is None else price * memory.num_gpus
         capacity = Capacity(
@@ -265,17 +271,41 @@ class Planner:
         )
         context, wanted = self.assumptions.context, self._options.sequences
         what = f"{wanted} x {context} tokens"
-        number = self._options.tensor_parallel_size
-        if number is None:
-            found = planner.least(context, wanted)
-            return f"{what} do not fit on {MAX_GPUS} either" if found is None else found
-        if number not in group_sizes(self._shape):
-            known = ", ".join(map(str, group_sizes(self._shape)))
+        groups = self._groups()
+        found = planner.least(groups, context, wanted)
+        if found is not None:
+            return found
+        if self._options.tensor_parallel_size is not None:
+            return f"{what} do not fit"
+        return f"{what} do not fit on {max(group.num_gpus for group in groups)} either"
+
+    def _groups(self) -> list[Group]:
+        """The groups of GPUs to choose from, the smallest first."""
+        options, num_layers = self._options, self._shape.num_layers
+        stages = options.pipeline_parallel_size or options.nodes or 1
+        if stages > num_layers:
             raise refuse(
-                "tensor_parallel_size", f"the heads divide over {known} GPUs, got {number}"
+                "pipeline_parallel_size", f"the model has {num_layers} layers, got {stages} stages"
             )
-        memory = planner.divide(number)
-        return memory if memory.num_sequences(context) >= wanted else f"{what} do not fit"
+        sizes, wanted = list(group_sizes(self._shape)), options.tensor_parallel_size
+        if wanted is not None and wanted not in sizes:
+            known = ", ".join(map(str, sizes))
+            raise refuse(
+                "tensor_parallel_size", f"the heads divide over {known} GPUs, got {wanted}"
+            )
+        groups = [
+            Group(size, stages, options.gpus_per_node) for size in sizes if wanted in (None, size)
+        ]
+        fitting = [
+            group for group in groups if options.nodes is None or group.num_nodes <= options.nodes
+        ]
+        if not fitting:
+            raise refuse(
+                "nodes",
+                f"{groups[0].num_gpus} GPUs need {groups[0].num_nodes} hosts of "
+                f"{options.gpus_per_node}, got {options.nodes}",
+            )
+        return fitting
 
     def _naive(self, memory: Memory) -> Reservation:
         context = self.assumptions.context

@@ -1,7 +1,7 @@
 """The minimum time of a step on given GPUs, from the bytes to read and the operations to compute.
 
-The roofline ignores launches, the host, and communication between GPUs that share a model. Real
-steps are slower; `paged-backend bench` measures by how much.
+The roofline ignores launches, the host, and the latency of links between GPUs. Real steps are
+slower; `paged-backend bench` measures by how much.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from paged_backend.checkpoint.shape import ModelShape
 from paged_backend.tools.plan.gpus import Gpu
+from paged_backend.tools.plan.groups import Group, Links
 from paged_backend.tools.plan.number_types import KvType, WeightType
 from paged_backend.tools.plan.sizes import (
     KvSizes,
@@ -26,7 +27,7 @@ class StepRoofline:
 
     num_tokens: float  # that the step processes
     seconds: float
-    bound: str  # memory or compute
+    bound: str  # memory, compute or links
 
     @property
     def tokens_per_s(self) -> float:
@@ -35,50 +36,99 @@ class StepRoofline:
 
 
 class Roofline:
-    """The roofline of one model on `num_gpus` GPUs that share each layer."""
+    """The roofline of one model on a group of GPUs.
+
+    With several stages, a batch is cut into as many parts, each of which is in another stage; a
+    step lasts until every part has passed all stages.
+
+    Args:
+        shape: the model.
+        weights: format of its weights.
+        kv: format of keys and values.
+        gpu: each of the GPUs.
+        group: how they share the model.
+        network_bytes_per_s: what a GPU can send to other nodes.
+    """
 
     def __init__(
-        self, shape: ModelShape, weights: WeightType, kv: KvType, gpu: Gpu, num_gpus: int
+        self,
+        shape: ModelShape,
+        weights: WeightType,
+        kv: KvType,
+        gpu: Gpu,
+        group: Group,
+        network_bytes_per_s: float,
     ) -> None:
         parameters = count_parameters(shape)
         self._shape = shape
         self._parameters = parameters
         self._weights = weights
-        self._num_gpus = num_gpus
-        self._kv = KvSizes.of(shape, kv, num_gpus)
+        self._group = group
+        self._links = Links(gpu.link_gb_s * 1e9, network_bytes_per_s)
+        self._num_layers = group.layers_of_stage(shape.num_layers)
+        self._share = self._num_layers / shape.num_layers  # part of the layers in a stage
+        self._kv = KvSizes.of(shape, kv, group.tensor)
         self._bytes_per_s = gpu.bytes_per_s
         self._linear = parameters.linear + parameters.experts * share_of_experts(shape, 1)
         self._head = parameters.head or parameters.embedding
-        self._linear_rate = gpu.flops_per_s(weights.compute) * num_gpus
-        self._rest_rate = gpu.flops_per_s(weights.rest_compute) * num_gpus
+        self._linear_rate = gpu.flops_per_s(weights.compute) * group.tensor
+        self._rest_rate = gpu.flops_per_s(weights.rest_compute) * group.tensor
 
     def decode(self, batch_size: float, num_tokens: float) -> StepRoofline:
         """A decode step of `batch_size` sequences that hold `num_tokens` tokens each."""
-        read = self._weight_bytes(batch_size) + batch_size * self._kv.bytes_seen(num_tokens)
-        rest = 2 * self._head + attention_flops(self._shape, num_tokens)
-        compute = batch_size * (2 * self._linear / self._linear_rate + rest / self._rest_rate)
-        return _step(batch_size, read / self._bytes_per_s, compute)
+        size = max(1.0, batch_size / self._group.pipeline)  # of the part in a stage
+        read = size * self._kv.bytes_seen(num_tokens) * self._share
+        attention = size * attention_flops(self._shape, num_tokens)
+        return self._all_stages(batch_size, self._stage(size, size, read, attention))
 
     def prefill(self, num_tokens: int) -> StepRoofline:
         """A step that computes one whole prompt; only its last token enters the output layer."""
-        moved = self._weight_bytes(num_tokens) + self._kv.bytes_per_token * num_tokens
-        rest = 2 * self._head + prompt_attention_flops(self._shape, num_tokens)
-        compute = 2 * self._linear * num_tokens / self._linear_rate + rest / self._rest_rate
-        return _step(num_tokens, moved / self._bytes_per_s, compute)
-
-    def _weight_bytes(self, num_tokens: float) -> float:
-        """Bytes of weights that each GPU reads in a step of some tokens."""
-        share = share_of_experts(self._shape, num_tokens)
-        return self._parameters.bytes_of_step(self._weights, share) / self._num_gpus
+        return self._all_stages(num_tokens, self._prefill_stage(num_tokens))
 
     def request_seconds(
         self, batch_size: float, mean_input: float, mean_output: float, num_tokens: float
     ) -> float:
-        """GPU time of one of `batch_size` requests: its prefill and its share of decode steps."""
-        prefill = self.prefill(max(1, round(mean_input))).seconds
+        """GPU time of one of `batch_size` requests: its prefill and its share of decode steps.
+
+        Other requests use the stages that a prompt is not in.
+        """
+        prefill = self._prefill_stage(max(1, round(mean_input))).seconds
         return prefill + mean_output * self.decode(batch_size, num_tokens).seconds / batch_size
 
+    def _prefill_stage(self, num_tokens: int) -> StepRoofline:
+        written = self._kv.bytes_per_token * num_tokens * self._share
+        attention = prompt_attention_flops(self._shape, num_tokens)
+        return self._stage(num_tokens, 1, written, attention)
 
-def _step(num_tokens: float, memory_s: float, compute_s: float) -> StepRoofline:
-    bound = "memory" if memory_s >= compute_s else "compute"
-    return StepRoofline(num_tokens, max(memory_s, compute_s), bound)
+    def _stage(
+        self, num_tokens: float, num_outputs: float, kv_bytes: float, attention: float
+    ) -> StepRoofline:
+        """The time of the largest stage, which is the last one.
+
+        Args:
+            num_tokens: tokens that it computes.
+            num_outputs: tokens that enter the output layer.
+            kv_bytes: keys and values that each GPU reads or writes.
+            attention: operations of attention in all layers of the model.
+        """
+        memory_s = (self._weight_bytes(num_tokens) + kv_bytes) / self._bytes_per_s
+        rest = 2 * self._head * num_outputs + attention * self._share
+        linear = 2 * self._linear * num_tokens * self._share
+        compute_s = linear / self._linear_rate + rest / self._rest_rate
+        hidden_bytes = num_tokens * self._shape.hidden_size * self._weights.rest_bits / 8
+        links_s = 2 * self._num_layers * self._links.all_reduce_seconds(self._group, hidden_bytes)
+        links_s += self._links.send_seconds(self._group, hidden_bytes)
+        times = {"memory": memory_s, "compute": compute_s, "links": links_s}
+        seconds = max(memory_s, compute_s) + links_s
+        return StepRoofline(num_tokens, seconds, max(times, key=times.__getitem__))
+
+    def _all_stages(self, num_tokens: float, stage: StepRoofline) -> StepRoofline:
+        """The time until every part of a step has passed all stages."""
+        return StepRoofline(num_tokens, stage.seconds * self._group.pipeline, stage.bound)
+
+    def _weight_bytes(self, num_tokens: float) -> float:
+        """Bytes of weights that each GPU of the last stage reads for some tokens."""
+        share = share_of_experts(self._shape, num_tokens)
+        head = self._parameters.head_bytes(self._weights)
+        layers = self._parameters.bytes_of_step(self._weights, share) - head
+        return (layers * self._share + head) / self._group.tensor

@@ -35,6 +35,12 @@ class Parameters:
         head_bits = self.head * (weights.head_bits or weights.rest_bits)
         return round((self.linear * weights.bits + head_bits + rest_bits) / 8)
 
+    def head_bytes(self, weights: WeightType) -> int:
+        """The bytes of the output layer, which may be the embedding."""
+        if self.head:
+            return round(self.head * (weights.head_bits or weights.rest_bits) / 8)
+        return self.embedding * weights.rest_bits // 8
+
     def bytes_of_step(self, weights: WeightType, share_of_experts: float = 1.0) -> int:
         """The bytes that a step reads if its tokens choose a share of the experts.
 

@@ -13,7 +13,7 @@ from paged_backend.tools.plan.planner import Capacity, GpuPlan, Plan
 from paged_backend.tools.plan.roofline import StepRoofline
 
 _NONE = "-"
-_BOUNDS = {"memory": "m", "compute": "c"}
+_BOUNDS = {"memory": "m", "compute": "c", "links": "l"}
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -53,6 +53,9 @@ def _model(plan: Plan) -> Table:
 def _memory(plan: Plan) -> Table:
     table = _Table(plan, "Memory of each GPU, and what fits")
     table.row("GPUs needed", lambda c: str(c.memory.num_gpus))
+    if any(gpu.capacity and gpu.capacity.memory.group.pipeline > 1 for gpu in plan.gpus):
+        table.row("stages x GPUs of each", _stages)
+        table.row("hosts", lambda c: str(c.memory.group.num_nodes))
     table.rows.add_row("memory", *(_bytes(gpu.gpu.memory_bytes) for gpu in plan.gpus))
     table.row("weights", lambda c: _bytes(c.memory.weight_bytes))
     table.row("largest step, estimated", lambda c: _bytes(c.memory.step_bytes))
@@ -63,6 +66,11 @@ def _memory(plan: Plan) -> Table:
     names = [f"sequences of {length:,}" for length in _lengths(plan)]
     table.each(names, lambda c, index: f"{c.lengths[index].sequences:,}")
     return table.rows
+
+
+def _stages(capacity: Capacity) -> str:
+    group = capacity.memory.group
+    return f"{group.pipeline} x {group.tensor}"
 
 
 def _reservations(plan: Plan) -> Table:
@@ -153,16 +161,19 @@ def _notes(plan: Plan) -> Iterator[str]:
         f"{known.max_num_batched_tokens} tokens), which the engine measures when it starts."
     )
     yield (
-        "Roofline: m, reading weights and KV cache takes longest; c, computing does. Nothing is "
-        "counted for launches, the host, or traffic between GPUs."
+        "Roofline: m, reading weights and KV cache takes longest; c, computing does; l, traffic "
+        "between GPUs does, which is always added. Launches, the host and latencies do not count."
     )
     for gpu in plan.gpus:
         figures = ", ".join(f"{rate:g} {dtype}" for dtype, rate in gpu.gpu.tflops.items())
         yield (
-            f"{gpu.gpu.name}: {gpu.gpu.bandwidth_gb_s:,.0f} GB/s; TFLOP/s {figures}; "
-            f"{gpu.gpu.source}."
+            f"{gpu.gpu.name}: {gpu.gpu.bandwidth_gb_s:,.0f} GB/s; TFLOP/s {figures}; links of "
+            f"{gpu.gpu.link_gb_s:g} GB/s; {gpu.gpu.source}."
         )
-    if any(gpu.capacity and gpu.capacity.memory.num_gpus > 1 for gpu in plan.gpus):
+    groups = [gpu.capacity.memory.group for gpu in plan.gpus if gpu.capacity]
+    if any(group.num_nodes > 1 for group in groups):
+        yield f"Between hosts, each GPU sends {known.network_gb_s:g} GB/s."
+    if any(group.num_gpus > 1 for group in groups):
         yield "paged-backend serves a model on one GPU so far; more of them is a plan only."
 
 
