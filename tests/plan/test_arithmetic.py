@@ -293,8 +293,11 @@ def test_no_length_exceeds_the_context() -> None:
 # Rooflines
 
 
+ONE = Group()
+
+
 def roofline_of(
-    shape: ModelShape, gpu: Gpu, group: Group = Group(), network_gb_s: float = 50
+    shape: ModelShape, gpu: Gpu, group: Group = ONE, network_gb_s: float = 50
 ) -> Roofline:
     return Roofline(shape, BF16, KV16, gpu, group, network_gb_s * 1e9)
 
