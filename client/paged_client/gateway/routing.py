@@ -21,7 +21,7 @@ else:
     Ids = array  # takes no parameter in Python 3.11
 
 RoutedPrompt: TypeAlias = str | Ids | dict[str, Any]
-"""A text, token ids, or chat messages with rendering options."""
+"""A text, token ids (of typecode i), or chat messages with rendering options."""
 
 PIECE_CHARACTERS = 64  # characters of text: about one KV block of 16 tokens
 PIECE_TOKENS = 16
@@ -43,10 +43,9 @@ def prefix_hashes(model: str, cache_salt: str, prompt: RoutedPrompt) -> list[byt
     """Return a hash of each full piece of the prompt's start and of everything before it."""
     content, options = _content(prompt)
     running = blake2b(_beginning([model, cache_salt, options]).encode(), digest_size=16)
-    size = PIECE_CHARACTERS if isinstance(content, str) else PIECE_TOKENS
     hashes = []
-    for start in range(0, min(len(content) // size, MAX_PIECES) * size, size):
-        running.update(_encode(content[start : start + size]))
+    for piece in _pieces(content):
+        running.update(piece)
         hashes.append(running.digest())
     return hashes
 
@@ -130,7 +129,13 @@ def _texts_of(value: Any) -> Iterator[str]:
         yield f"{json.dumps(value)} "
 
 
-def _encode(piece: str | Ids) -> bytes:
-    if isinstance(piece, str):
-        return piece.encode(errors="surrogatepass")
-    return array("q", piece).tobytes()
+def _pieces(content: str | Ids) -> Iterator[bytes | memoryview]:
+    """Yield the full pieces of the start of a text or of token ids."""
+    size = PIECE_CHARACTERS if isinstance(content, str) else PIECE_TOKENS
+    starts = range(0, min(len(content) // size, MAX_PIECES) * size, size)
+    if isinstance(content, str):
+        for start in starts:
+            yield content[start : start + size].encode(errors="surrogatepass")
+        return
+    for start in starts:
+        yield content[start : start + size].tobytes()
