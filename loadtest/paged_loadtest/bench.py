@@ -37,7 +37,7 @@ class ServerBench:
         metrics_url: str | None,
         on_run: Callable[[], None],
     ) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[Run] = []  # of this server, and of those beside it
         self.facts = ServerInfo("unknown")
         self._target = target
         self._slos = slos
@@ -61,6 +61,12 @@ class ServerBench:
 
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
+
+    def beside(self, target: TargetOptions) -> ServerBench:
+        """Return the bench of another server, with runs among these."""
+        bench = ServerBench(target, self._slos, None, self._on_run)
+        bench.runs = self.runs
+        return bench
 
     def make(self, workload: WorkloadOptions) -> list[WorkloadRequest]:
         """Build the requests of a workload for this model.

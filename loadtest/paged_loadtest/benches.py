@@ -7,13 +7,21 @@ workload cannot be measured.
 from __future__ import annotations
 
 import itertools
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 
 from paged_backend.tools.workloads import WorkloadOptions
 from paged_backend.tools.workloads.options import NUM_PROMPTS
 from paged_backend.tools.workloads.request import WorkloadRequest
 from paged_loadtest.bench import ServerBench
-from paged_loadtest.options import MIN_OWN_LEN, LoadOptions, PrefixOptions, SweepOptions
+from paged_loadtest.options import (
+    MIN_OWN_LEN,
+    LoadOptions,
+    PrefixOptions,
+    ServeOptions,
+    SweepOptions,
+)
+from paged_loadtest.peer import PEER, errors_of_the_peer, print_rounds
 from paged_loadtest.report import print_run, print_series
 from paged_loadtest.session import Session
 
@@ -30,9 +38,11 @@ _SET_BY_HIT_RATE = {
 }
 
 
-def serve(session: Session, workload: WorkloadOptions, load: LoadOptions) -> int:
-    """Measure one workload under one load."""
+def serve(session: Session, workload: WorkloadOptions, load: ServeOptions) -> int:
+    """Measure one workload under one load, and in turn on a peer if there is one."""
     label = _label(workload, load)
+    target = load.peer(session.target)
+    config = {**asdict(workload), **asdict(load)}
 
     async def steps(bench: ServerBench) -> None:
         requests = bench.make(workload)
@@ -40,11 +50,27 @@ def serve(session: Session, workload: WorkloadOptions, load: LoadOptions) -> int
         bench.forget_cache()
         await bench.measure(label, requests, load, workload.seed)
 
+    async def steps_in_turn(bench: ServerBench) -> None:
+        assert target is not None
+        await bench.warm_up(workload, load)
+        async with AsyncExitStack() as stack:
+            with errors_of_the_peer():
+                peer = await stack.enter_async_context(bench.beside(target))
+                await peer.warm_up(workload, load)
+            for number in range(load.rounds):
+                contents = replace(workload, seed=workload.seed + number)
+                for side, name in ((bench, ""), (peer, PEER)):
+                    side.forget_cache()
+                    requests = side.make(contents)
+                    title = f"{name}{label}, round {number + 1}"
+                    await side.measure(title, requests, load, contents.seed)
+
+    if target is not None:
+        return session.run(
+            "serve", config, steps_in_turn, lambda runs: print_rounds(session.console, runs)
+        )
     return session.run(
-        "serve",
-        {**asdict(workload), **asdict(load)},
-        steps,
-        lambda runs: print_run(session.console, runs[0], session.slos),
+        "serve", config, steps, lambda runs: print_run(session.console, runs[0], session.slos)
     )
 
 

@@ -55,10 +55,12 @@ def compare(first: Report, second: Report) -> dict[str, list[Line]]:
     if len(first.runs) == len(second.runs) == 1:
         (one,), (other,) = first.runs, second.runs
         label = one.label if one.label == other.label else f"{one.label} | {other.label}"
-        return {label: list(_lines(one, other))}
+        return {label: list(lines_of(one, other))}
     others = {run.label: run for run in second.runs}
     pairs = {
-        run.label: list(_lines(run, others[run.label])) for run in first.runs if run.label in others
+        run.label: list(lines_of(run, others[run.label]))
+        for run in first.runs
+        if run.label in others
     }
     if not pairs:
         labels = ["; ".join(run.label for run in report.runs) for report in (first, second)]
@@ -90,7 +92,8 @@ def print_comparison(console: Console, first: Report, second: Report) -> None:
         console.print(_table(label, lines))
 
 
-def _lines(one: Run, other: Run) -> Iterator[Line]:
+def lines_of(one: Run, other: Run) -> Iterator[Line]:
+    """Yield each figure that both runs have."""
     for name, value in _HIGHER.items():
         before, after = value(one), value(other)
         if before is not None and after is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paged_backend.values.errors import option_error
 from paged_backend.values.validation import Rule, check_fields, checked, shorten
@@ -130,6 +130,54 @@ class LoadOptions:
             return float(self.request_rate)
         except ValueError:
             return math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(LoadOptions):
+    """Options of a load, and of a peer that gets the same load.
+
+    Raises:
+        ConfigError: an option has the wrong type or lies outside its range.
+    """
+
+    peer_url: str | None = checked(
+        None,
+        Rule(str, optional=True),
+        "another server, such as http://127.0.0.1:8000 of vLLM, that gets the same requests in "
+        "turn; ratios are printed",
+    )
+    peer_backend: str = checked(
+        "openai", Rule(str, choices=tuple(BACKENDS)), "what the peer speaks, as in --backend"
+    )
+    peer_model: str | None = checked(
+        None, Rule(str, optional=True), "what the peer calls the model; default: as the server"
+    )
+    rounds: int = checked(
+        1, Rule(int, 1, 100), "measurements of the server and of the peer, with new contents each"
+    )
+
+    def __post_init__(self) -> None:
+        LoadOptions.__post_init__(self)
+        if self.peer_url is None and (self.rounds > 1 or self.peer_model is not None):
+            name = "rounds" if self.rounds > 1 else "peer_model"
+            raise option_error(name, "needs --peer-url, the address of the peer")
+        if self.peer_url is not None and _ADDRESS.fullmatch(_root(self.peer_url)) is None:
+            raise option_error(
+                "peer_url",
+                f"must be an address such as {BACKENDS[self.peer_backend]}, "
+                f"got {shorten(self.peer_url)}",
+            )
+
+    def peer(self, target: TargetOptions) -> TargetOptions | None:
+        """Return the options of the peer, with the server's other options; None without one."""
+        if self.peer_url is None:
+            return None
+        return replace(
+            target,
+            backend=self.peer_backend,
+            base_url=self.peer_url,
+            model=self.peer_model or target.model,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,29 @@ def test_serve_counts_what_the_server_counts(targets, backend, tmp_path, capsys)
         assert words in shown.out
 
 
+def test_a_peer_is_measured_in_turn_on_the_same_requests(targets, tmp_path, capsys):
+    flags = [*SMALL, "--max-concurrency", "2", "--tokenizer", "demo", "--seed", "901"]
+    url = targets.flags("openai")[-1]
+    flags += ["--peer-url", url, "--rounds", "2", "--peer-model", "paged_llm"]
+    report = bench("serve", targets, "triton", *flags, tmp_path / "run.json")
+    labels = [run.label for run in report.runs]
+    wanted = [f"concurrency 2, round {number}" for number in (1, 2)]
+    assert labels == [wanted[0], f"peer, {wanted[0]}", wanted[1], f"peer, {wanted[1]}"]
+    assert [run.num_output_tokens for run in report.runs] == [120] * 4
+    assert [run.num_cached_tokens for run in report.runs] == [0] * 4
+    shown = capsys.readouterr().out
+    assert "Medians of 2 rounds" in shown and "server is better by" in shown
+    (row,) = (line for line in shown.splitlines() if "Output token throughput" in line)
+    server, peer, ratio, lowest, highest = map(float, re.findall(r"\d+\.\d+", row))
+    assert lowest <= ratio <= highest
+    ratios = [
+        first.output_throughput / second.output_throughput
+        for first, second in zip(report.runs[::2], report.runs[1::2], strict=True)
+    ]
+    assert [lowest, highest] == pytest.approx(sorted(ratios), abs=0.006)
+    assert min(server, peer) > 0
+
+
 def test_a_report_holds_all_that_the_figures_depend_on(targets, tmp_path):
     flags = [*SMALL, "--request-rate", "100", "--burstiness", "2", "--seed", "5"]
     report = bench("serve", targets, "triton", *flags, tmp_path / "run.json")
@@ -196,6 +219,12 @@ def test_prefix_hits_are_those_asked_for(targets, backend, tmp_path, capsys):
         (["--metrics-url", "http://127.0.0.1:1/metrics"], "--metrics-url: cannot read"),
         (["--dataset-name", "sharegpt"], "dataset_path"),
         (["--prompt-format", "text"], "--tokenizer"),
+        (["--rounds", "2"], "option rounds needs --peer-url"),
+        (["--peer-url", "a b"], "option peer_url must be an address such as"),
+        (
+            ["--peer-url", "http://127.0.0.1:1", "--tokenizer", "demo"],
+            "--peer-url: nobody speaks openai at http://127.0.0.1:1",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(targets, capsys, flags, message):

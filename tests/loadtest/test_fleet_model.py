@@ -51,9 +51,7 @@ def test_an_engine_that_fails_loses_time_and_no_token(script: ModuleType) -> Non
     assert failing["e2e_ms_p99"] > calm["e2e_ms_p99"] + 500
 
 
-def test_a_mistake_names_the_option(
-    script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_names_the_option(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         script.main(["--engines", "0"])
     assert "--engines: must be above 0, got 0" in capsys.readouterr().err

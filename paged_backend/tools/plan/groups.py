@@ -42,11 +42,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What a GPU can send, in bytes per second.
+    """Speeds at which a GPU sends, in bytes per second.
 
     Attributes:
-        node: to the GPUs of its node.
-        network: to those of other nodes.
+        node: speed to the GPUs of its node.
+        network: speed to GPUs of other nodes.
     """
 
     node: float
