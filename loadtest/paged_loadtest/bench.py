@@ -37,7 +37,7 @@ class ServerBench:
         metrics_url: str | None,
         on_run: Callable[[], None],
     ) -> None:
-        self.runs: list[Run] = []  # of this server, and of those beside it
+        self.runs: list[Run] = []  # runs of this server and of its peers
         self.facts = ServerInfo("unknown")
         self._target = target
         self._slos = slos

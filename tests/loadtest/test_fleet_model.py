@@ -12,7 +12,7 @@ import pytest
 
 PATH = Path(__file__).parents[2] / "loadtest" / "fleet_model.py"
 SMALL = {"engines": 4, "rate": 60.0, "seconds": 2.0, "prefixes": 20, "prefix_len": 128}
-REAL = {"routing_us_per_request", "scheduling_us_per_step"}  # of processor time
+REAL = {"routing_us_per_request", "scheduling_us_per_step"}  # figures in processor time
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,7 @@ def test_memory_of_stages() -> None:
     memory = planner(LLAMA_70B, "h100").divide(Group(2, 4))
     assert (memory.num_gpus, memory.group.num_nodes) == (8, 1)
     assert memory.weight_bytes == 2 * (layers // 4 + parameters.head) // 2
-    per_layer = 4 * KIB // 2  # of two GPUs
+    per_layer = 4 * KIB // 2  # bytes on each of two GPUs
     assert memory.num_blocks == memory.pool_bytes // (16 * 20 * per_layer) - 1
     uneven = planner(LLAMA_70B, "h100").divide(Group(1, 3))
     assert uneven.weight_bytes == 2 * layers * 27 // 80 + 2 * parameters.head

@@ -76,7 +76,7 @@ class Roofline:
 
     def decode(self, batch_size: float, num_tokens: float) -> StepRoofline:
         """A decode step of `batch_size` sequences that hold `num_tokens` tokens each."""
-        size = max(1.0, batch_size / self._group.pipeline)  # of the part in a stage
+        size = max(1.0, batch_size / self._group.pipeline)  # sequences in a stage
         read = size * self._kv.bytes_seen(num_tokens) * self._share
         attention = size * attention_flops(self._shape, num_tokens)
         return self._all_stages(batch_size, self._stage(size, size, read, attention))
