@@ -40,6 +40,11 @@ class Request:
         """Everything but the tokens that cached blocks of the request depend on."""
         return (self.cache_salt,)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether its tokens may appear nowhere but in its own answer."""
+        return bool(self.cache_salt)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:

@@ -258,6 +258,8 @@ class EngineWithoutModel:
         windows=(None,),
         scheduler_type=Scheduler,
         grammar_time=None,
+        hash_key=HASH_KEY,
+        has_journal=False,
     ):
         self.block_size = block_size
         self.num_groups = len(windows)
@@ -273,7 +275,8 @@ class EngineWithoutModel:
                 num_blocks,
                 KVCacheLayout(block_size, max_num_batched_tokens, tuple(windows)),
                 enable_prefix_caching=enable_prefix_caching,
-                hash_key=HASH_KEY,
+                hash_key=hash_key,
+                has_journal=has_journal,
             ),
             FairQueue(tenant_weights or {}, fair=fair),
             drafter,
