@@ -22,6 +22,7 @@ from paged_client import (
 )
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.metrics import GatewayMetrics
+from paged_client.gateway.named_streams import Name, NamedStreams
 from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
 from paged_client.gateway.served_names import ServedNames
 
@@ -46,6 +47,7 @@ class BackendRequest:
     add_special_tokens: bool = True
     whole: bool = False
     parsed: bool = False  # reasoning and tool calls apart from the text
+    name: Name | None = None  # by which it can be aborted
 
 
 class Backend:
@@ -134,6 +136,7 @@ class BackendPool:
         self._backends = {address: Backend(address, timeout_s) for address in addresses}
         self._metrics = metrics
         self._router = PrefixRouter()
+        self._named = NamedStreams()
         self._refreshed_at = -MIN_REFRESH_S
         self._refreshing = asyncio.Lock()
         for backend in self._backends.values():
@@ -216,7 +219,7 @@ class BackendPool:
                         parsed=request.parsed,
                         **request.params,
                     )
-                    with self._drain.watching(stream):
+                    with self._drain.watching(stream), self._named.watching(request.name, stream):
                         async with stream:
                             async for chunk in stream:
                                 has_begun = True
@@ -227,6 +230,10 @@ class BackendPool:
                 if has_begun or caught.reason == "rate_limited":
                     break
         raise error
+
+    def abort(self, name: Name) -> None:
+        """Begin to end the requests of a name; their streams end with the tokens so far."""
+        self._named.abort(name)
 
     async def embed(self, request: BackendRequest) -> Embedding:
         """Return the embedding of a request's prompt."""
