@@ -12,6 +12,7 @@ from paged_backend.values.kv_cache_groups import KVCacheLayout
 class KnownBlock(NamedTuple):
     """The content of a block, which is the same in all KV cache groups."""
 
+    block_hash: bytes
     parent_hash: bytes | None  # hash of the block before it
     token_ids: list[int]
     has_known_parent: bool
@@ -20,7 +21,6 @@ class KnownBlock(NamedTuple):
 class BlockAdded(NamedTuple):
     """A block can be found in a group from now on."""
 
-    block_hash: bytes
     block: KnownBlock
     group: int
 
@@ -39,7 +39,7 @@ class CacheState(NamedTuple):
     """What can be found at one moment."""
 
     layout: KVCacheLayout
-    blocks: list[tuple[bytes, KnownBlock]]  # by hash, each after the block before it
+    blocks: list[KnownBlock]  # each after the block before it
     keys: set[bytes]  # keys of the pool that can be found
 
     def changes_from_empty(self) -> list[CacheChange]:
@@ -51,12 +51,12 @@ class CacheState(NamedTuple):
         added: list[CacheChange] = []
         evicted: list[CacheChange] = []
         for group in range(self.layout.num_groups):
-            for block_hash, block in self.blocks:
-                can_be_found = key_of(block_hash, group) in self.keys
+            for block in self.blocks:
+                can_be_found = key_of(block.block_hash, group) in self.keys
                 if can_be_found or group == 0:
-                    added.append(BlockAdded(block_hash, block, group))
+                    added.append(BlockAdded(block, group))
                 if not can_be_found and group == 0:
-                    evicted.append(BlockEvicted(block_hash, group))
+                    evicted.append(BlockEvicted(block.block_hash, group))
         return added + evicted
 
 
@@ -86,13 +86,13 @@ class CacheJournal:
         """Note that a block can be found in a group, which it could not before."""
         block = self._blocks.get(block_hash)
         if block is None:
-            block = KnownBlock(parent_hash, token_ids, parent_hash in self._blocks)
+            block = KnownBlock(block_hash, parent_hash, token_ids, parent_hash in self._blocks)
             self._blocks[block_hash] = block
             if parent_hash is not None and block.has_known_parent:
                 self._num_uses[parent_hash] += 1
         self._num_uses[block_hash] += 1
         self._keys.add(key_of(block_hash, group))
-        self._changes.append(BlockAdded(block_hash, block, group))
+        self._changes.append(BlockAdded(block, group))
 
     def evict(self, key: bytes) -> None:
         """Note that a block can no longer be found; keys that were not added are ignored.
@@ -114,7 +114,7 @@ class CacheJournal:
 
     def state(self) -> CacheState:
         """Return the present state, in a copy that no later change alters."""
-        return CacheState(self.layout, list(self._blocks.items()), set(self._keys))
+        return CacheState(self.layout, list(self._blocks.values()), set(self._keys))
 
     def _drop_use(self, block_hash: bytes) -> None:
         """Forget a block that nothing uses any more, and the blocks before it that only it used."""

@@ -159,7 +159,7 @@ class Engine:
         With asynchronous scheduling these are the tokens of the previous step, so that the device
         computes while the next step is scheduled.
         """
-        outputs = self._add_compiled() + self.scheduler.end_failed()
+        outputs = self._add_compiled() + self.scheduler.end_early()
         if not (self.scheduler.has_unfinished or self._in_flight):
             return outputs
         started_s = time.monotonic()

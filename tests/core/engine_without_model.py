@@ -297,7 +297,7 @@ class EngineWithoutModel:
         self.scheduler.add_request(request, 1)
 
     def step(self) -> list[SequenceOutput]:
-        outputs = self.scheduler.end_failed()
+        outputs = self.scheduler.end_early()
         output = self.scheduler.schedule()
         self.scheduler.check_invariants()
         if output.num_sequences:

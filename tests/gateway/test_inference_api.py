@@ -104,6 +104,8 @@ def random_chat(draw: random.Random) -> dict[str, Any]:
     if constraint == "tools":
         body |= {"tools": TOOLS, "tool_choice": draw.choice(["auto", "none", "required", NAMED])}
         body["parallel_tool_calls"] = draw.random() < 0.5
+        if body["tool_choice"] in ("required", NAMED):
+            body |= {"max_tokens": draw.choice([60, 800]), "temperature": 1.0}
     elif constraint == "schema":
         body["response_format"] = FORMAT
     return body
@@ -249,6 +251,36 @@ def test_a_tenant_cannot_abort_requests_of_another(server: Any) -> None:
         gateway.post("/inference/v1/abort_requests", {"request_ids": ["r1"]}, **two)
         thread.join(60)
         assert result[0].json["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_not_cached_is_given_back(gateway: Gateway, stream: bool) -> None:
+    """At all routes that generate; the answer says how much was cached."""
+    prompt = "What does the function do? " * 9
+    salt = uuid.uuid4().hex
+    chat = {"messages": [{"role": "user", "content": prompt}], "cache_salt": salt, "max_tokens": 2}
+    asked = chat | {"cache_hit_threshold": 0.5} | (STREAM if stream else {})
+    rendered = gateway.post("/v1/chat/completions/render", asked).json
+    assert rendered["cache_hit_threshold"] == 0.5
+    derendered = rendered | {"output_mode": "derender"}
+    for is_cached in (False, True):
+        for path, body in (
+            ("/v1/chat/completions", asked),
+            ("/inference/v1/generate", derendered),
+        ):
+            (choice,), usage = answer_of(gateway, path, body)
+            assert choice["finish_reason"] == ("length" if is_cached else "cache_threshold")
+            assert bool(choice["content"]) == is_cached
+            assert usage["completion_tokens"] == (2 if is_cached else 0)
+            num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+            assert (num_cached > usage["prompt_tokens"] / 2) == is_cached
+        gateway.post("/v1/chat/completions", chat)
+
+
+def test_a_threshold_is_a_fraction(gateway: Gateway) -> None:
+    body = {"prompt": "hello", "cache_hit_threshold": 1.5}
+    response = gateway.post("/v1/completions", body)
+    assert (response.status, response.error["param"]) == (400, "cache_hit_threshold")
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,32 @@ def test_a_subscriber_that_sends_too_much_is_disconnected(
     wait_for_seq(subscriber, 1)
 
 
+def test_requests_of_a_subscriber_that_never_reads_do_not_delay_others(
+    addresses: list[str], subscriber: Subscriber
+) -> None:
+    publisher = KVEventPublisher(config_of(addresses, buffer_steps=1000))
+    for _ in range(1000):
+        publisher.publish(journal_with(1))
+    wait_for_seq(subscriber, 1000)
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as first, context.socket(zmq.DEALER) as second:
+        for greedy, address, frames in (
+            (first, addresses[1], [b"", bytes(8)]),
+            (second, addresses[2], [b"snapshot"]),
+        ):
+            greedy.setsockopt(zmq.LINGER, 0)
+            greedy.setsockopt(zmq.RCVHWM, 1)
+            greedy.connect(address)
+            for _ in range(100):
+                greedy.send_multipart(frames)
+        started_s = time.monotonic()
+        publisher.publish(journal_with(1))
+        wait_for_seq(subscriber, 1001)
+        assert time.monotonic() - started_s < CATCH_UP_S / 2
+    context.term()
+    publisher.close()
+
+
 def test_a_snapshot_that_nobody_can_make_now_is_refused(
     publisher: KVEventPublisher, addresses: list[str]
 ) -> None:

@@ -60,6 +60,7 @@ from paged_client.gateway.responses import GatewayResponse, respond, while_conne
 from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.restrictions import RestrictRoutes
+from paged_client.gateway.routing_headers import routing_hints
 from paged_client.gateway.schema.body import RequestBody
 from paged_client.gateway.schema.chat_completions import ChatRequest
 from paged_client.gateway.schema.completions import CompletionRequest
@@ -163,7 +164,12 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     model = await servers.resolve(body.model)
     params = engine_params(request, body)
     backend_request = BackendRequest(
-        model, body.routed(), params, whole=not body.stream, parsed=True
+        model,
+        body.routed(),
+        params,
+        whole=not body.stream,
+        parsed=True,
+        hints=routing_hints(request),
     )
     choices = ChatCompletionFormat(
         num_top=(body.top_logprobs or 0) if body.logprobs else None,
@@ -181,8 +187,9 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
     params = engine_params(request, body)
     # With ``whole`` there is no early first chunk at which Backlog could start the next request.
     whole = not body.stream and len(body.prompt) <= MAX_STARTING
+    hints = routing_hints(request)
     backend_requests = [
-        BackendRequest(model, prompt, params, body.add_special_tokens, whole)
+        BackendRequest(model, prompt, params, body.add_special_tokens, whole, hints=hints)
         for prompt in body.prompt
     ]
     echoed = None

@@ -60,9 +60,9 @@ def events_of(changes: Iterable[CacheChange], layout: KVCacheLayout) -> list[KVE
     for change in changes:
         last = events[-1] if events else None
         match change:
-            case BlockAdded(block_hash, block, group):
+            case BlockAdded(block, group):
                 if isinstance(last, BlockStored) and _continues(last, change):
-                    last.block_hashes.append(block_hash)
+                    last.block_hashes.append(block.block_hash)
                     last.token_ids.extend(block.token_ids)
                 else:
                     events.append(_stored(change, layout))
@@ -89,7 +89,7 @@ def _continues(last: BlockStored, change: BlockAdded) -> bool:
 def _stored(change: BlockAdded, layout: KVCacheLayout) -> BlockStored:
     window = layout.windows[change.group]
     return BlockStored(
-        [change.block_hash],
+        [change.block.block_hash],
         change.block.parent_hash,
         list(change.block.token_ids),
         layout.block_size,

@@ -25,7 +25,10 @@ from paged_client.gateway.schema.prompts import TextOrIds
 ChatBody = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
 CompletionBody = Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
 
-_PASSED_ON = tuple(name for name in EngineFields.model_fields if name != "model")
+_PASSED_ON = (
+    *(name for name in EngineFields.model_fields if name != "model"),
+    "cache_hit_threshold",
+)
 
 
 async def render_chat(request: Request, body: ChatBody, servers: Servers) -> Response:

@@ -13,6 +13,7 @@ from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.inference_api.format import InferenceFormat
 from paged_client.gateway.inference_api.schema import AbortRequest, InferenceRequest
 from paged_client.gateway.responses import GatewayResponse, respond
+from paged_client.gateway.routing_headers import routing_hints
 
 InferenceBody = Annotated[InferenceRequest, Depends(body_of(InferenceRequest))]
 AbortBody = Annotated[AbortRequest, Depends(body_of(AbortRequest))]
@@ -28,6 +29,7 @@ async def generate(request: Request, body: InferenceBody, servers: Servers) -> R
         whole=not body.stream,
         parsed=body.is_parsed,
         name=(tenant_of(request) or "", body.request_id),
+        hints=routing_hints(request),
     )
     response_format = InferenceFormat(servers.shown_name(model), body)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])

@@ -12,6 +12,7 @@ from paged_client.gateway.errors import ApiError
 from paged_client.gateway.schema.body import INT32_MAX, MessageBody, RequestBody, given
 from paged_client.gateway.schema.chat_messages import MAX_TOOLS
 from paged_client.gateway.schema.generation import (
+    CACHE_HIT_THRESHOLD,
     MAX_LOGPROBS,
     EngineFields,
     GenerateParams,
@@ -79,6 +80,7 @@ class InferenceRequest(EngineFields):
     output_mode: OutputMode = "tokens"
     parse_context: ParseContext | None = None
     return_token_ids: bool = False
+    cache_hit_threshold: float | None = CACHE_HIT_THRESHOLD
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
@@ -99,7 +101,8 @@ class InferenceRequest(EngineFields):
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
         tools = {} if self.parse_context is None else self.parse_context.tool_fields()
-        return super().engine_fields() | self.sampling_params.sampling_fields() | tools
+        own = super().engine_fields() | given(self, ("cache_hit_threshold",))
+        return own | self.sampling_params.sampling_fields() | tools
 
 
 class AbortRequest(RequestBody):

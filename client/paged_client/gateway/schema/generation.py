@@ -147,14 +147,24 @@ class SamplingFields(SamplingParams, EngineFields):
         return super().engine_fields() | self.sampling_fields()
 
 
+CACHE_HIT_THRESHOLD: Any = Field(
+    None, ge=0, le=1, description="fraction of the prompt that must be cached on arrival"
+)
+
+
 class GenerateRequest(GenerateParams, SamplingFields):
     """Fields common to chat and completion requests."""
 
     stream_options: StreamOptions | None = None
+    cache_hit_threshold: float | None = CACHE_HIT_THRESHOLD
 
     def model_post_init(self, context: Any) -> None:
         """Check constraints between fields."""
         check_prompt_logprobs(self.prompt_logprobs, stream=self.stream)
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Return the fields that the engine takes under the same names."""
+        return super().engine_fields() | given(self, ("cache_hit_threshold",))
 
 
 def check_prompt_logprobs(prompt_logprobs: int | None, *, stream: bool) -> None:
