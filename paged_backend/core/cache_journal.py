@@ -45,8 +45,8 @@ class CacheState(NamedTuple):
     def changes_from_empty(self) -> list[CacheChange]:
         """Return changes that lead from an empty cache to this state.
 
-        Blocks that can no longer be found are added, too, if blocks after them can, because a
-        router cannot name a block without those before it. The last changes evict them again.
+        A block that can no longer be found is also added if a block after it can, because a router
+        names a block by all tokens before it. The last changes evict such blocks again.
         """
         added: list[CacheChange] = []
         evicted: list[CacheChange] = []

@@ -340,4 +340,6 @@ def test_inspect_is_off_unless_asked_for_and_prefixes_can_be_chosen(tmp_path):
         page = read(running)
         assert not any(key.startswith("paged_") for key in page)
         (facts,) = (key for key in page if key.startswith("vllm:cache_config_info{"))
+        for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+            assert page[f'vllm:{name}{{model_name="{MODEL}"}}'] == 0
         assert page[facts] == 1 and 'block_size="16"' in facts and "num_gpu_blocks=" in facts

@@ -316,6 +316,29 @@ def test_without_snapshots_the_frames_are_those_of_earlier_versions(addresses: l
     subscriber.close()
 
 
+def test_a_collector_with_a_host_name_is_connected_to() -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as collector:
+        port = collector.bind_to_random_port("tcp://127.0.0.1")
+        collector.subscribe(b"kv@")
+        config = {"enable_kv_cache_events": True, "topic": "kv@pod@model"}
+        publisher = KVEventPublisher(
+            KVEventsConfig.read(config | {"endpoint": f"tcp://localhost:{port}"})
+        )
+        deadline = time.monotonic() + CATCH_UP_S
+        while not collector.poll(50):  # until it is connected, batches are lost
+            assert time.monotonic() < deadline
+            publisher.publish(journal_with(1))
+        topic, number, payload = collector.recv_multipart()
+        assert (topic, len(number)) == (b"kv@pod@model", 8)
+        assert b"BlockStored" in payload
+        publisher.close()
+
+
+def test_an_address_with_ipv6_is_bound() -> None:
+    for address in ("tcp://[::1]:0", "tcp://*:0"):
+        KVEventPublisher(KVEventsConfig(endpoint=address)).close()
+
+
 def test_an_address_in_use_is_named(publisher: KVEventPublisher, addresses: list[str]) -> None:
     with pytest.raises(ConfigError, match="kv_events_config.endpoint cannot be used: Address"):
         KVEventPublisher(config_of(addresses))

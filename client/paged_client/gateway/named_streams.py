@@ -23,7 +23,7 @@ class NamedStreams:
 
     @contextmanager
     def watching(self, name: Name | None, stream: AsyncStream[Any]) -> Iterator[None]:
-        """Track a running stream; None is no name."""
+        """Track a running stream, unless it has no name."""
         if name is None:
             yield
             return

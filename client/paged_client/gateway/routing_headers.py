@@ -1,7 +1,7 @@
 """Headers of a router in front of the gateway, which are read only if the operator trusts it.
 
 They say for whom a request is, how urgent it is, when it must be over, and which server has its
-blocks. Their names are those of the Gateway API Inference Extension and of llm-d.
+blocks. The Gateway API Inference Extension and llm-d have given them their names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_objectives(text: str) -> dict[str, int]:
     """Return the priorities of objectives from a JSON object.
 
     Raises:
-        ValueError: it is no object of integers.
+        ValueError: the text is anything else, or a priority is out of range.
     """
     try:
         values = json.loads(text)
@@ -59,7 +59,7 @@ def routed_fields(request: Request, params: Mapping[str, Any]) -> dict[str, Any]
         ``tenant``, ``priority`` and ``timeout_s``, each only if the headers say something about it.
 
     Raises:
-        ApiError: a header is no tenant, no time or given twice.
+        ApiError: a header cannot be read, or is given twice.
     """
     options: GatewayOptions = request.app.state.options
     if not options.trust_routing_headers:

@@ -12,7 +12,7 @@ import msgspec
 from paged_backend.core.cache_journal import BlockAdded, BlockEvicted, CacheChange
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 
-MEDIUM = "GPU"  # vLLM's name of the memory that attention reads, on a CPU, too
+MEDIUM = "GPU"  # vLLM's name of the memory that attention reads, also on a CPU
 MAX_EVENT_BLOCKS = 256
 
 

@@ -97,8 +97,8 @@ class Sender:
     def _replay(self) -> None:
         """Answer a request for the batches from a sequence number on.
 
-        A number that is no number, or that has not been sent yet, gets the end marker only. An old
-        number gets the batches that are still kept.
+        A request of another form, and a number that has not been sent yet, get the end marker only.
+        An old number gets the batches that are still kept.
         """
         assert self._sockets.replay is not None
         client, *frames = self._sockets.replay.recv_multipart()

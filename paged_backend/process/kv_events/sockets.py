@@ -95,7 +95,8 @@ class EventSockets:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, hwm)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        socket.setsockopt(zmq.IPV6, 1)
+        # Where it is on, a host name may become an IPv6 address that its host does not listen to.
+        socket.setsockopt(zmq.IPV6, int("::" in address))
         try:
             if kind == zmq.ROUTER or is_bound(address):
                 socket.bind(address)

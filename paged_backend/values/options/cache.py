@@ -54,7 +54,7 @@ class CacheOptions:
 
         Raises:
             ConfigError: ``block_size`` is not a power of two, a field of ``kv_events_config`` is
-                not allowed, or there is no prefix cache that events could be about.
+                not allowed, or events are on while the prefix cache is off.
         """
         if self.block_size & (self.block_size - 1):
             raise option_error(

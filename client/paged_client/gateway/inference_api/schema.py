@@ -92,8 +92,8 @@ class InferenceRequest(EngineFields):
     def is_parsed(self) -> bool:
         """Whether the engine parses the answer.
 
-        Token ids of a chat must be those of the same chat at ``/v1/chat/completions``, where the
-        engine knows that reasoning and calls may come before a constrained text.
+        A chat must get the same token ids as at ``/v1/chat/completions``, where the engine knows
+        that reasoning and calls may come before a constrained text.
         """
         is_chat = self.parse_context is not None
         return self.output_mode == "derender" or (self.output_mode == "tokens" and is_chat)
