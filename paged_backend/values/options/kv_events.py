@@ -29,8 +29,9 @@ class KVEventsConfig:
     replay_endpoint: str | None = checked(None, Rule(str, optional=True))
     snapshot_endpoint: str | None = checked(None, Rule(str, optional=True))
     buffer_steps: int = checked(10_000, Rule(int, 0, 2**20))
-    hwm: int = checked(100_000, Rule(int, 1, 2**24))
-    max_queue_size: int = checked(100_000, Rule(int, 1, 2**24))
+    # vLLM's are 100,000, with which a subscriber that never reads may take a gigabyte.
+    hwm: int = checked(10_000, Rule(int, 1, 2**24))
+    max_queue_size: int = checked(10_000, Rule(int, 1, 2**24))
     topic: str = checked("", Rule(str, max_length=1000))
 
     def __post_init__(self) -> None:
