@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 
-from paged_client.gateway.auth import tenant_of
 from paged_client.gateway.backend_pool import BackendPool
 from paged_client.gateway.bodies import body_of
-from paged_client.gateway.dependencies import Servers
+from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.events import Json, to_json
 from paged_client.gateway.inference_api.schema import TOOL_FIELDS
@@ -38,7 +37,7 @@ async def render_chat(request: Request, body: ChatBody, servers: Servers) -> Res
             "continue_final_message", "must be false: token ids do not say where the answer begins"
         )
     model = await servers.resolve(body.model)
-    tenant = tenant_of(request) or body.tenant
+    tenant = engine_params(request, body).get("tenant")
     prompt, tools, choice = body.routed(), body.tools or None, body.tool_choice
     token_ids = await while_connected(
         request,
@@ -62,7 +61,7 @@ async def render_completions(request: Request, body: CompletionBody, servers: Se
     if body.echo:
         raise ApiError.field("echo", "must be false: a rendered prompt is not part of the answer")
     model = await servers.resolve(body.model)
-    tenant = tenant_of(request) or body.tenant
+    tenant = engine_params(request, body).get("tenant")
 
     async def tokenize_all() -> list[list[int]]:
         special = body.add_special_tokens
