@@ -115,8 +115,9 @@ class Sender:
         """Take a request for a snapshot, and ask the engine's thread for its state."""
         assert self._sockets.snapshot is not None
         *envelope, content = self._sockets.snapshot.recv_multipart()
-        if content != SNAPSHOT or len(self._waiting) >= MAX_WAITING:
-            self._sockets.refuse_snapshot(envelope)
+        is_request = content == SNAPSHOT and len(envelope) <= 2  # an identity, and REQ's delimiter
+        if not is_request or len(self._waiting) >= MAX_WAITING:
+            self._sockets.refuse_snapshot(envelope[:2])
             return
         self._waiting.append(envelope)
         self._queue.is_state_wanted = True
