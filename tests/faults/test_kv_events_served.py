@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,14 +15,6 @@ pytestmark = pytest.mark.server
 
 BLOCK_SIZE = 16
 PROMPT, SALTED, LATER = ([number + i % 7 for i in range(70)] for number in (300, 400, 500))
-
-
-def free_addresses(number: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    addresses = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
 
 
 def num_known(subscriber: Subscriber, prompt: list[int]) -> int:
@@ -41,7 +33,10 @@ def wait_for_prompt(subscriber: Subscriber, prompt: list[int]) -> None:
 
 
 def test_a_router_follows_the_cache_of_a_served_model(tmp_path: Path) -> None:
-    live, replay, snapshot = free_addresses(3)
+    folder = tempfile.TemporaryDirectory(prefix="pb-", dir="/tmp")
+    live, replay, snapshot = (
+        f"ipc://{folder.name}/{name}" for name in ("live", "replay", "snapshot")
+    )
     events = {
         "enable_kv_cache_events": True,
         "endpoint": live,
@@ -50,6 +45,7 @@ def test_a_router_follows_the_cache_of_a_served_model(tmp_path: Path) -> None:
         "topic": "kv@pod@demo",
     }
     with (
+        folder,
         serve_demo(tmp_path, kv_events_config=events) as server,
         Client(server.grpc_url, timeout=60) as client,
     ):

@@ -75,15 +75,9 @@ class EngineProcess:
 
 
 @pytest.fixture
-def addresses() -> list[str]:
-    """Three free addresses."""
-    sockets = [socket.socket() for _ in range(3)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    addresses = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+def addresses(short_folder: Path) -> list[str]:
+    """Three addresses that nobody else takes, not even while an engine is killed."""
+    return [f"ipc://{short_folder}/{name}" for name in ("live", "replay", "snapshot")]
 
 
 @pytest.fixture
@@ -286,7 +280,7 @@ def test_a_snapshot_has_the_evicted_blocks_that_others_need(
     assert journal.state() == CacheState(journal.layout, [], set())
 
 
-def test_batches_that_wait_too_long_leave_a_gap(addresses: list[str]) -> None:
+def test_batches_that_wait_too_long_leave_a_gap() -> None:
     queue = EventQueue(max_items=2)
     journal = journal_with(1)
     changes = Changes(0.0, journal.take(), journal.layout)
@@ -340,9 +334,13 @@ def test_an_address_with_ipv6_is_bound() -> None:
         KVEventPublisher(KVEventsConfig(endpoint=address)).close()
 
 
-def test_an_address_in_use_is_named(publisher: KVEventPublisher, addresses: list[str]) -> None:
-    with pytest.raises(ConfigError, match="kv_events_config.endpoint cannot be used: Address"):
-        KVEventPublisher(config_of(addresses))
+def test_an_address_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for name in ("endpoint", "replay_endpoint", "snapshot_endpoint"):
+            options = {"endpoint": "tcp://127.0.0.1:0"} | {name: f"tcp://127.0.0.1:{port}"}
+            with pytest.raises(ConfigError, match=f"kv_events_config.{name} cannot be used: Addr"):
+                KVEventPublisher(KVEventsConfig.read(options))
 
 
 @pytest.mark.parametrize(
