@@ -17,7 +17,7 @@ from tool_models import NOW, TOOLS
 
 pytestmark = pytest.mark.server
 
-NUM_CHAINS = int(os.environ.get("CHAINS", "40"))  # 500 for a longer search
+NUM_CHAINS = int(os.environ.get("CHAINS", "24"))  # 500 for a longer search
 NAMED = {"type": "function", "function": {"name": "lookup"}}
 QUESTIONS = ["What does len do?", "What does os.path.join do?", "Hello!", "Look up sorted. " * 9]
 SCHEMA = {
