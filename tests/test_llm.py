@@ -220,3 +220,8 @@ def test_public_modules_have_short_names() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_events_of_the_cache_need_a_server() -> None:
+    with pytest.raises(ConfigError, match="^option kv_events_config is for servers"):
+        LLM(kv_events_config={"enable_kv_cache_events": True})

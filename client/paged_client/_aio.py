@@ -86,6 +86,13 @@ class AsyncStream(AsyncIterator[T_co]):
         """
         self._call.cancel()
 
+    async def abort(self) -> None:
+        """Ask the server to end the request; the last chunks have the finish reason ``abort``.
+
+        The iterator goes on, unlike after ``cancel``.
+        """
+        await self._call.abort()
+
     async def aclose(self) -> None:
         """Cancel the request on the server if it has not ended."""
         self.cancel()

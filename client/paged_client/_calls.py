@@ -203,6 +203,13 @@ class AsyncCall:
             self._is_cancelled = True
             self._canceller.start(self._end())
 
+    async def abort(self) -> None:
+        """Ask the model to end the request with the tokens so far, until it has ended."""
+        for timeout_s in _END_TIMEOUTS_S:
+            if self._has_ended or self._is_cancelled or not await self._canceller.send(self._name):
+                return
+            await asyncio.sleep(timeout_s)
+
     async def _end(self) -> None:
         reading = asyncio.ensure_future(self._read_to_the_end())
         try:

@@ -15,7 +15,7 @@ _FLAGS = (
     *("api_key_file", "openai_restricted_api", "share_prefix_cache", "max_body_bytes"),
     *("max_stream_backlog", "max_connections", "max_connections_per_address"),
     *("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
-    "request_timeout",
+    *("request_timeout", "trust_routing_headers", "objective_priorities"),
 )
 
 
@@ -45,6 +45,19 @@ def add_gateway_options(group: argparse._ActionsContainer) -> None:
         help="with API keys: prompts without a cache_salt share cached blocks across tenants, who "
         "then learn from cached_tokens which prompts others have sent. Default: each tenant has a "
         "salt, and no two tenants share blocks",
+    )
+    group.add_argument(
+        "--trust-routing-headers",
+        action="store_true",
+        help="take the tenant, the priority, the time limit and the server of a request from the "
+        "headers of a router in front of the gateway, such as llm-d's; clients must not be able to "
+        "reach the gateway past it. Default: these headers are not read",
+    )
+    group.add_argument(
+        "--objective-priorities",
+        metavar="JSON",
+        help="with --trust-routing-headers: the priority of each objective that the header "
+        """x-gateway-inference-objective may name, such as '{"chat": -1, "batch": 5}'""",
     )
     group.add_argument(
         "--max-body-bytes",
@@ -99,9 +112,16 @@ def gateway_values(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises ConfigError.
     """
-    from paged_client.gateway import cors, limits, read_keys, read_restrictions
+    from paged_client.gateway import cors, limits, read_keys, read_objectives, read_restrictions
 
-    values: dict[str, Any] = {"share_prefix_cache": args.share_prefix_cache}
+    values: dict[str, Any] = {
+        "share_prefix_cache": args.share_prefix_cache,
+        "trust_routing_headers": args.trust_routing_headers,
+    }
+    if args.objective_priorities is not None:
+        values["objective_priorities"] = _read(
+            "--objective-priorities", read_objectives, args.objective_priorities
+        )
     values["restrictions"] = _read(
         "--openai-restricted-api", read_restrictions, args.openai_restricted_api or ()
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NULL_BLOCK = 0
 """The block that is never allocated, so that it can pad block tables."""
@@ -20,12 +20,17 @@ class BlockPool:
     in the free list are therefore the prefix cache (*cached* blocks). Blocks are allocated from the
     front of the free list. Blocks without a hash come first. The cached blocks follow, from the
     least recently used to the most recently used.
+
+    Args:
+        num_blocks: number of blocks, the null block included.
+        on_eviction: called with each hash that is removed, because its block is allocated again.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_eviction: Callable[[bytes], None] | None = None) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs the null block, got {num_blocks=}")
         self.num_blocks = num_blocks
+        self._on_eviction = on_eviction
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
@@ -66,6 +71,8 @@ class BlockPool:
             del self._block_by_hash[old_hash]
             self._hashes[block_id] = None
             self.num_cached -= 1
+            if self._on_eviction is not None:
+                self._on_eviction(old_hash)
         self._ref_counts[block_id] = 1
         return block_id
 
@@ -104,20 +111,23 @@ class BlockPool:
         """Return the block registered with this hash, used or free; None if there is none."""
         return self._block_by_hash.get(block_hash)
 
-    def register(self, block_id: int, block_hash: bytes) -> None:
-        """Register a used block, so that :meth:`find` returns it for its hash.
+    def register(self, block_id: int, block_hash: bytes) -> bool:
+        """Register a used block, so that :meth:`find` returns it for its hash; returns True.
 
-        If another block is registered with the same hash, the new block stays unregistered. Both
-        blocks are kept, because a full block in a block table is never replaced.
+        If another block is registered with the same hash, the new block stays unregistered, and
+        the result is False. Both blocks are kept, because a full block in a block table is never
+        replaced.
 
         Raises:
             RuntimeError: the block is the null block.
         """
         if block_id == NULL_BLOCK:
             raise RuntimeError("the null block is registered")
-        if block_hash not in self._block_by_hash:
-            self._block_by_hash[block_hash] = block_id
-            self._hashes[block_id] = block_hash
+        if block_hash in self._block_by_hash:
+            return False
+        self._block_by_hash[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        return True
 
     def check_invariants(self, owners: Counter[int]) -> None:
         """Check the pool against ``owners``, the number of block tables that contain each block.

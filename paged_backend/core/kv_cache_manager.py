@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from paged_backend.core.block_hash import BlockHasher
 from paged_backend.core.block_pool import NULL_BLOCK, BlockPool
+from paged_backend.core.cache_journal import CacheJournal
 from paged_backend.core.sequence import Sequence
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 
@@ -26,6 +27,10 @@ class KVCacheManager:
         layout: the groups of the model's layers.
         enable_prefix_caching: whether to register full blocks, so that other sequences find them.
         hash_key: the secret key of the block hashes; random by default.
+        has_journal: whether to record what is registered and evicted.
+
+    Attributes:
+        journal: records the blocks that were registered and evicted; None without it.
     """
 
     def __init__(
@@ -35,8 +40,11 @@ class KVCacheManager:
         *,
         enable_prefix_caching: bool,
         hash_key: bytes | None = None,
+        has_journal: bool = False,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        journal = CacheJournal(layout) if has_journal else None
+        self.journal = journal
+        self.pool = BlockPool(num_blocks, None if journal is None else journal.evict)
         self.layout = layout
         self.block_size = layout.block_size
         self.num_groups = layout.num_groups
@@ -146,9 +154,13 @@ class KVCacheManager:
         """
         if end // self.block_size == start // self.block_size:
             return
-        keys = self._keys_up_to(seq, end)
-        for place in range(start // self.block_size * self.num_groups, len(keys)):
-            self.pool.register(seq.block_ids[place], keys[place])
+        keys, num_groups = self._keys_up_to(seq, end), self.num_groups
+        first = start // self.block_size * num_groups
+        for group in range(num_groups):
+            for place in range(first + group, len(keys), num_groups):
+                is_new = self.pool.register(seq.block_ids[place], keys[place])
+                if is_new and self.journal is not None and not seq.request.is_private:
+                    self._record(self.journal, seq, place // num_groups, group)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child continue from the parent's computed tokens, with the same blocks."""
@@ -191,6 +203,13 @@ class KVCacheManager:
                 if NULL_BLOCK in table[first:]:
                     raise RuntimeError(f"sequence {seq.seq_id} lacks a block that it still sees")
         self.pool.check_invariants(owners)
+
+    def _record(self, journal: CacheJournal, seq: Sequence, index: int, group: int) -> None:
+        """Record that a full block of a sequence was registered in a group."""
+        hashes, num_groups, start = seq.block_hashes, self.num_groups, index * self.block_size
+        parent = hashes[(index - 1) * num_groups] if index else None
+        tokens = seq.token_ids[start : start + self.block_size]
+        journal.add(hashes[index * num_groups], parent, tokens, group)
 
     def _hits_of_one_table(self, keys: list[bytes]) -> list[int]:
         """Return the registered blocks up to the first key without one."""

@@ -71,6 +71,7 @@ class Scheduler:
         self._results = StepResults(kv, self.sequences, self.counters, config.eos_token_ids)
         self._admission = Admission(config, kv, self.sequences.running, self.sequences.held)
         self._drafter = drafter
+        self._early: list[SequenceOutput] = []  # final outputs of requests that ended on arrival
         self._in_flight: deque[ScheduledStep] = deque()
         self._decodes: list[Sequence] = []  # decodes of the newest step; the next may continue them
 
@@ -83,7 +84,7 @@ class Scheduler:
         progress: Progress = (),
         grammars: Mapping[int, Grammar] | None = None,
     ) -> None:
-        """Queue a request.
+        """Queue a request, unless too little of its prompt is cached (``cache_hit_threshold``).
 
         Args:
             request: the request, which the front end has checked.
@@ -98,6 +99,8 @@ class Scheduler:
         """
         ends = EndConditions.of(request, self.config)
         self.sequences.add(request, seed, ends, progress, grammars)
+        if request.cache_hit_threshold > 0 and not progress:
+            self._end_if_not_cached(request)
 
     def stop_completion(self, request_id: str, index: int) -> None:
         """End a completion because its text reached a stop string.
@@ -114,16 +117,19 @@ class Scheduler:
 
         There are none for an unknown id, because a request can end before this call arrives.
         """
-        return self.sequences.abort(request_id)
+        early = [output for output in self._early if output.request_id == request_id]
+        self._early = [output for output in self._early if output.request_id != request_id]
+        return early + self.sequences.abort(request_id)
 
     def is_open(self, request_id: str) -> bool:
-        """Return True if the request has an unfinished completion."""
-        return bool(self.sequences.of(request_id))
+        """Return True if a completion of the request has not had its final output yet."""
+        is_early = any(output.request_id == request_id for output in self._early)
+        return is_early or bool(self.sequences.of(request_id))
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is unfinished."""
-        return bool(self.sequences)
+        """Whether any request is unfinished, or its final output was not taken yet."""
+        return bool(self.sequences) or bool(self._early)
 
     # --- one step -------------------------------------------------------------------------
 
@@ -158,7 +164,7 @@ class Scheduler:
             self.sequences.freed_seq_ids = []
             self.counters.num_steps += 1
             self._in_flight.append(self._advance(step))
-        elif self.has_unfinished and not (self._in_flight or self.sequences.held):
+        elif self.sequences and not (self._in_flight or self.sequences.held):
             raise RuntimeError("sequences are unfinished but none can be scheduled")
         return output
 
@@ -195,9 +201,12 @@ class Scheduler:
             self.sequences.hold(seq)
         return masks
 
-    def end_failed(self) -> list[SequenceOutput]:
-        """End the requests with grammars that take too much time or have failed."""
-        outputs: list[SequenceOutput] = []
+    def end_early(self) -> list[SequenceOutput]:
+        """Return final outputs of requests that end without a step.
+
+        Their prompts were not cached, or their grammars take too much time or have failed.
+        """
+        outputs, self._early = self._early, []
         for account in self.sequences.grammar_work.take_failed():
             outputs += self.sequences.abort(account.request_id, FinishReason.ERROR, account.problem)
         return outputs
@@ -205,6 +214,17 @@ class Scheduler:
     def wait_for_mask(self, timeout_s: float) -> None:
         """Wait until another thread has computed a mask, if nothing else can be done."""
         self.sequences.grammar_work.thread.wait(timeout_s)
+
+    def _end_if_not_cached(self, request: Request) -> None:
+        """End a request that was just queued if too little of its prompt is cached."""
+        completions = self.sequences.of(request.request_id)
+        first = completions[0]
+        num_cached = self.kv.num_hit_tokens(self._admission.find_prefix(first))
+        if num_cached >= request.cache_hit_threshold * first.num_prompt_tokens:
+            return
+        for seq in completions:
+            seq.num_cached_tokens = num_cached
+        self._early += self.sequences.abort(request.request_id, FinishReason.CACHE_THRESHOLD)
 
     def _preempt_for_fairness(self) -> None:
         """Preempt a sequence for fairness, if the first waiting sequence cannot start otherwise.

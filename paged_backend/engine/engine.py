@@ -50,6 +50,7 @@ class Engine:
         drafter: guesses tokens for speculative decoding. Steps are then not scheduled ahead,
             because a sequence is drafted for once all its tokens are known.
         grammars: compiles the grammars of requests; without it no request may have one.
+        has_journal: whether to record what the prefix cache holds (``scheduler.kv.journal``).
 
     Raises:
         ConfigError: the device does not support drafts.
@@ -61,6 +62,7 @@ class Engine:
         executor: Executor,
         drafter: Drafter | None = None,
         grammars: GrammarCompiler | None = None,
+        has_journal: bool = False,
     ) -> None:
         self.executor = executor
         info = executor.info
@@ -93,6 +95,7 @@ class Engine:
                 enable_prefix_caching=(
                     config.enable_prefix_caching and has_all_states and has_blocks
                 ),
+                has_journal=has_journal,
             ),
             FairQueue(config.weights_of_tenants(), fair=config.scheduling_policy == "fair"),
             drafter,
@@ -156,7 +159,7 @@ class Engine:
         With asynchronous scheduling these are the tokens of the previous step, so that the device
         computes while the next step is scheduled.
         """
-        outputs = self._add_compiled() + self.scheduler.end_failed()
+        outputs = self._add_compiled() + self.scheduler.end_early()
         if not (self.scheduler.has_unfinished or self._in_flight):
             return outputs
         started_s = time.monotonic()

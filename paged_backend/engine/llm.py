@@ -20,8 +20,9 @@ from paged_backend.text.chat import Chat
 from paged_backend.text.text_stream import TextStream
 from paged_backend.text.tokenizer import load_tokenizer
 from paged_backend.values.engine_args import from_mapping
-from paged_backend.values.errors import InvalidRequest
+from paged_backend.values.errors import InvalidRequest, option_error
 from paged_backend.values.log import LOG
+from paged_backend.values.options.kv_events import OPTION as KV_EVENTS
 from paged_backend.values.output_constraint import OutputConstraint
 from paged_backend.values.outputs import (
     CompletionOutput,
@@ -80,6 +81,8 @@ class LLM:
         if args.without_effect:
             LOG.info("options without effect here: %s", ", ".join(args.without_effect))
         self.config = args.config
+        if self.config.kv_events().is_on:
+            raise option_error(KV_EVENTS, "is for servers: nothing publishes events here")
         checkpoint = resolve_checkpoint(self.config)
         self.tokenizer = load_tokenizer(checkpoint.tokenizer, self.config)
         worker = Worker(self.config, checkpoint.model, checkpoint.tokenizer)

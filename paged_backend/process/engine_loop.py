@@ -23,6 +23,7 @@ from paged_backend.engine.worker import Worker
 from paged_backend.grammar.compiler import LlguidanceCompiler
 from paged_backend.process import wire
 from paged_backend.process.admission import QueueBounds, ThroughputEstimate, rate_limited
+from paged_backend.process.kv_events.publisher import KVEventPublisher
 from paged_backend.process.lifetime import (
     ProcessId,
     end_enrolled,
@@ -149,9 +150,12 @@ class EngineLoop:
         page: StatusPage,
         config: EngineConfig,
         checkpoint: Checkpoint,
+        kv_events: KVEventPublisher | None,
     ) -> None:
         self._engine = engine
         self._mailbox = mailbox
+        self._kv_events = kv_events
+        self._journal = engine.scheduler.kv.journal
         self._page = page
         self._may_inspect = config.enable_inspect
         self._bounds = QueueBounds.of(config)
@@ -201,6 +205,8 @@ class EngineLoop:
                     self._engine.scheduler.check_invariants()
                     fully_checked_s = time.monotonic()
                 checked = True
+            if self._kv_events is not None and self._journal is not None:
+                self._kv_events.publish(self._journal)
             self._report()
 
     def _handle(self, sender: str, message: wire.ToEngine) -> None:
@@ -344,7 +350,8 @@ def load(config: EngineConfig) -> tuple[Engine, Checkpoint]:
             grammars.load()  # later the other requests would have to wait
         except ConfigError as error:
             LOG.warning("%s", error)
-    return Engine(config, worker, grammars=grammars), checkpoint
+    has_journal = config.kv_events().is_on
+    return Engine(config, worker, grammars=grammars, has_journal=has_journal), checkpoint
 
 
 def tell_failure(mailbox: Mailbox, message: str) -> None:
@@ -366,19 +373,24 @@ def serve(config_json: str, run_dir: Path, server: ProcessId) -> int:
     """Load the model and serve it until the end; returns the exit status."""
     page = StatusPage.create(run_dir)
     mailbox = Mailbox(run_dir, server)
+    kv_events = None
     try:
         config = EngineConfig.from_mapping(json.loads(config_json))
         log_to_stderr(config.log_level)
+        if config.kv_events().is_on:
+            kv_events = KVEventPublisher(config.kv_events())
         engine, checkpoint = load(config)
         LOG.info("the engine runs %s: %s", config.model, engine.executor.info.describe())
     except ConfigError as error:
         tell_failure(mailbox, str(error))
         return 1
     else:
-        loop = EngineLoop(engine, mailbox, page, config, checkpoint)
+        loop = EngineLoop(engine, mailbox, page, config, checkpoint, kv_events)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
         loop.run()
         return 0
     finally:
+        if kv_events is not None:
+            kv_events.close()
         mailbox.close()
         remove_runtime_folder(run_dir)

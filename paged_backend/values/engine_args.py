@@ -70,7 +70,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "kv_cache_dtype_skip_layers": (None, []),
     "calculate_kv_scales": (False,),
     **dict.fromkeys(("cpu_offload_gb", "kv_offloading_size"), (0, None)),
-    **dict.fromkeys(("kv_transfer_config", "kv_events_config", "ec_transfer_config"), (None,)),
+    **dict.fromkeys(("kv_transfer_config", "ec_transfer_config"), (None,)),
     "num_gpu_blocks_override": (None,),
     "disable_sliding_window": (False,),
     # sampling and outputs

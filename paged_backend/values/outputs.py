@@ -16,6 +16,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens or max_model_len
     ABORT = "abort"  # cancelled by its client
+    CACHE_THRESHOLD = "cache_threshold"  # too little of the prompt was cached
     # No token satisfied the grammar and all other parameters, or the grammar took too long.
     ERROR = "error"
 

@@ -34,11 +34,19 @@ class Request:
     # Ask for an embedding of the prompt, or for the score of a reranker. Nothing is generated then,
     # and `params` have no effect.
     pooling: PoolingParams | None = None
+    # Fraction of the prompt's tokens that must be cached when the request arrives; it ends at once
+    # otherwise.
+    cache_hit_threshold: float = 0.0
 
     @property
     def cache_keys(self) -> tuple[str, ...]:
         """Everything but the tokens that cached blocks of the request depend on."""
         return (self.cache_salt,)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether its tokens may appear nowhere but in its own answer."""
+        return bool(self.cache_salt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +65,11 @@ class RequestOptions:
     timeout_s: float | None = checked(
         None, Rule(float, high=86400, above=0, optional=True), "from arrival to the last token"
     )
-
     thinking_token_budget: int | None = checked(
         None, Rule(int, 0, INT32_MAX, optional=True), "tokens after which reasoning must end"
+    )
+    cache_hit_threshold: float = checked(
+        0.0, Rule(float, 0, 1), "fraction of the prompt that must be cached on arrival"
     )
 
     def __post_init__(self) -> None:

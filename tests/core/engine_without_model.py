@@ -258,6 +258,8 @@ class EngineWithoutModel:
         windows=(None,),
         scheduler_type=Scheduler,
         grammar_time=None,
+        hash_key=HASH_KEY,
+        has_journal=False,
     ):
         self.block_size = block_size
         self.num_groups = len(windows)
@@ -273,7 +275,8 @@ class EngineWithoutModel:
                 num_blocks,
                 KVCacheLayout(block_size, max_num_batched_tokens, tuple(windows)),
                 enable_prefix_caching=enable_prefix_caching,
-                hash_key=HASH_KEY,
+                hash_key=hash_key,
+                has_journal=has_journal,
             ),
             FairQueue(tenant_weights or {}, fair=fair),
             drafter,
@@ -294,7 +297,7 @@ class EngineWithoutModel:
         self.scheduler.add_request(request, 1)
 
     def step(self) -> list[SequenceOutput]:
-        outputs = self.scheduler.end_failed()
+        outputs = self.scheduler.end_early()
         output = self.scheduler.schedule()
         self.scheduler.check_invariants()
         if output.num_sequences:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from engine_without_model import EngineWithoutModel, make_request
 
@@ -339,3 +341,46 @@ def test_prompts_that_are_computed_again_are_charged_again():
     engine.run()
     order = [request_id[0] for request_id, _ in engine.tokens]
     assert order == list("abababab")
+
+
+def with_threshold(threshold, *args, **options):
+    return replace(make_request(*args, **options), cache_hit_threshold=threshold)
+
+
+def test_a_request_with_too_little_of_its_prompt_cached_ends_on_arrival():
+    engine = EngineWithoutModel(max_num_batched_tokens=64)
+    engine.add(make_request("first", range(1, 13), max_tokens=2))
+    engine.run()
+    # 12 of 16 tokens are cached.
+    engine.add(with_threshold(0.75, "enough", range(1, 17), max_tokens=2))
+    engine.add(with_threshold(0.76, "missed", range(1, 17), max_tokens=2, n=2))
+    engine.add(with_threshold(0.01, "salted", range(1, 17), max_tokens=2, salt="a"))
+    assert [engine.scheduler.is_open(name) for name in ("missed", "unknown")] == [True, False]
+    early = [out for out in engine.step() if out.request_id != "enough"]
+    assert [(out.request_id, out.index, out.num_cached_tokens) for out in early] == [
+        ("missed", 0, 12),
+        ("missed", 1, 12),
+        ("salted", 0, 0),
+    ]
+    assert {out.finish_reason for out in early} == {"cache_threshold"}
+    engine.run()
+    assert engine.reasons["enough", 0] == "length"
+    assert engine.scheduler.stats().finished["cache_threshold"] == 3
+    engine.scheduler.check_empty()
+
+
+def test_a_request_that_ends_on_arrival_can_be_cancelled_before_it_is_told():
+    engine = EngineWithoutModel()
+    engine.add(with_threshold(1, "a", [1, 2, 3]))
+    engine.add(with_threshold(1, "b", [1, 2, 3]))
+    (output,) = engine.scheduler.cancel_request("a")
+    assert output.finish_reason == "cache_threshold"
+    assert [out.request_id for out in engine.step()] == ["b"]
+    assert not engine.has_unfinished
+
+
+def test_a_request_of_an_earlier_engine_continues_whatever_is_cached():
+    engine = EngineWithoutModel()
+    engine.scheduler.add_request(with_threshold(1, "a", [1, 2, 3], max_tokens=2), 1, [[]])
+    engine.run()
+    assert engine.reasons["a", 0] == "length"

@@ -113,6 +113,26 @@ def test_a_beginning_goes_back_to_the_server_that_knows_it(server, second):
         assert routed(gateway) == dict.fromkeys(servers, 12)
 
 
+def test_a_trusted_router_says_where_a_request_goes(server, second):
+    """By a session, or by the address of the server with the blocks, which may not exist."""
+    servers = (server.running.grpc_url, second.grpc_url)
+    flags = [flag for url in servers for flag in ("--triton", url)]
+    with running_gateway(*flags, "--trust-routing-headers") as gateway:
+
+        def server_of(number: int, **headers: str) -> str:
+            before = routed(gateway)
+            body = {"model": MODEL, "prompt": f"{number} words of its own", "max_tokens": 1}
+            assert gateway.post("/v1/completions", body, **headers).status == 200
+            (chosen,) = [s for s, count in routed(gateway).items() if count != before.get(s, 0)]
+            return chosen
+
+        assert len({server_of(number, **{"x-session-id": "one"}) for number in range(4)}) == 1
+        for number, url in enumerate([*servers, *servers], 10):
+            assert server_of(number, **{"x-kv-cache-source-host-port": url}) == url
+        nowhere = {"x-kv-cache-source-host-port": "10.255.0.1:8000"}
+        assert server_of(20, **nowhere) in servers
+
+
 def test_models_are_found_on_the_servers_that_have_them(server, second):
     flags = ("--triton", server.running.grpc_url, "--triton", second.grpc_url)
     with running_gateway(*flags) as gateway:

@@ -135,6 +135,8 @@ def test_all_families_are_there_before_any_call(small):
     assert page["paged_engine_up"] == 1
     assert page["paged_kv_blocks_total"] == page["paged_kv_blocks_free"] == NUM_BLOCKS
     assert page["paged_kv_bytes_per_token"] * 16 == BLOCK_BYTES
+    facts = f'block_size="16",num_gpu_blocks="{NUM_BLOCKS}"'
+    assert page[f"paged_cache_config_info{{{facts}}}"] == 1
 
 
 def test_counts_and_sizes_are_exact(small, client):
@@ -335,4 +337,9 @@ def test_inspect_is_off_unless_asked_for_and_prefixes_can_be_chosen(tmp_path):
         name = f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}"}}'
         while read(running)[name] != 1:
             assert time.monotonic() < deadline
-        assert not any(key.startswith("paged_") for key in read(running))
+        page = read(running)
+        assert not any(key.startswith("paged_") for key in page)
+        (facts,) = (key for key in page if key.startswith("vllm:cache_config_info{"))
+        for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+            assert page[f'vllm:{name}{{model_name="{MODEL}"}}'] == 0
+        assert page[facts] == 1 and 'block_size="16"' in facts and "num_gpu_blocks=" in facts

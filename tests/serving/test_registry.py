@@ -60,3 +60,15 @@ def test_shared_counters_continue_from_the_reported_value() -> None:
     assert mine._metric.value() == 10
     mine.show(12)
     assert mine._metric.value() == 12
+
+
+def test_facts_are_labels_and_earlier_facts_have_the_value_0() -> None:
+    info = Registry(MetricFamily, {"model": "m"}).info("cache_config", "The cache")
+    for num_blocks in (7, 7, 9, 9):
+        info.show(num_blocks=num_blocks)
+    shown = {
+        dict(labels)["num_blocks"]: metric.value()
+        for (name, labels), metric in MetricFamily.series.items()
+        if name == "cache_config"
+    }
+    assert shown == {"7": 0, "9": 1}

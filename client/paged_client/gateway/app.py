@@ -41,6 +41,9 @@ from paged_client.gateway.embeddings_api.schema import (
 from paged_client.gateway.error_handlers import add_error_handlers
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.faults import Faults, log_unhandled
+from paged_client.gateway.inference_api.render import render_chat, render_completions
+from paged_client.gateway.inference_api.route import abort_requests, generate
+from paged_client.gateway.inference_api.schema import AbortRequest, InferenceRequest
 from paged_client.gateway.limits import BodyLimit
 from paged_client.gateway.messages_api.route import count_tokens, create_message
 from paged_client.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
@@ -57,6 +60,7 @@ from paged_client.gateway.responses import GatewayResponse, respond, while_conne
 from paged_client.gateway.responses_api.route import create_response
 from paged_client.gateway.responses_api.schema import ResponsesRequest
 from paged_client.gateway.restrictions import RestrictRoutes
+from paged_client.gateway.routing_headers import routing_hints
 from paged_client.gateway.schema.body import RequestBody
 from paged_client.gateway.schema.chat_completions import ChatRequest
 from paged_client.gateway.schema.completions import CompletionRequest
@@ -112,6 +116,10 @@ def create_app(options: GatewayOptions, drain: GatewayDrain | None = None) -> AS
 _BODIES: dict[str, type[RequestBody]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/chat/completions/render": ChatRequest,
+    "/v1/completions/render": CompletionRequest,
+    "/inference/v1/generate": InferenceRequest,
+    "/inference/v1/abort_requests": AbortRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
@@ -127,6 +135,10 @@ _BODIES: dict[str, type[RequestBody]] = {
 def _add_routes(app: FastAPI) -> None:
     app.post("/v1/chat/completions")(chat)
     app.post("/v1/completions")(complete)
+    app.post("/v1/chat/completions/render")(render_chat)
+    app.post("/v1/completions/render")(render_completions)
+    app.post("/inference/v1/generate")(generate)
+    app.post("/inference/v1/abort_requests")(abort_requests)
     app.post("/v1/responses")(create_response)
     app.post("/v1/messages")(create_message)
     app.post("/v1/messages/count_tokens")(count_tokens)
@@ -152,7 +164,12 @@ async def chat(request: Request, body: ChatBody, servers: Servers) -> Response:
     model = await servers.resolve(body.model)
     params = engine_params(request, body)
     backend_request = BackendRequest(
-        model, body.routed(), params, whole=not body.stream, parsed=True
+        model,
+        body.routed(),
+        params,
+        whole=not body.stream,
+        parsed=True,
+        hints=routing_hints(request),
     )
     choices = ChatCompletionFormat(
         num_top=(body.top_logprobs or 0) if body.logprobs else None,
@@ -170,8 +187,9 @@ async def complete(request: Request, body: CompletionBody, servers: Servers) -> 
     params = engine_params(request, body)
     # With ``whole`` there is no early first chunk at which Backlog could start the next request.
     whole = not body.stream and len(body.prompt) <= MAX_STARTING
+    hints = routing_hints(request)
     backend_requests = [
-        BackendRequest(model, prompt, params, body.add_special_tokens, whole)
+        BackendRequest(model, prompt, params, body.add_special_tokens, whole, hints=hints)
         for prompt in body.prompt
     ]
     echoed = None

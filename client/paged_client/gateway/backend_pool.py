@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -22,7 +30,14 @@ from paged_client import (
 )
 from paged_client.gateway.drain import GatewayDrain
 from paged_client.gateway.metrics import GatewayMetrics
-from paged_client.gateway.routing import PrefixRouter, RoutedPrompt, prefix_hashes
+from paged_client.gateway.named_streams import Name, NamedStreams
+from paged_client.gateway.routing import (
+    PrefixRouter,
+    RoutedPrompt,
+    RoutingHints,
+    prefix_hashes,
+    session_hash,
+)
 from paged_client.gateway.served_names import ServedNames
 
 REFRESH_S = 5.0  # between queries for each server's models
@@ -46,6 +61,8 @@ class BackendRequest:
     add_special_tokens: bool = True
     whole: bool = False
     parsed: bool = False  # reasoning and tool calls apart from the text
+    name: Name | None = None  # by which it can be aborted
+    hints: RoutingHints = RoutingHints()
 
 
 class Backend:
@@ -134,6 +151,7 @@ class BackendPool:
         self._backends = {address: Backend(address, timeout_s) for address in addresses}
         self._metrics = metrics
         self._router = PrefixRouter()
+        self._named = NamedStreams()
         self._refreshed_at = -MIN_REFRESH_S
         self._refreshing = asyncio.Lock()
         for backend in self._backends.values():
@@ -204,8 +222,7 @@ class BackendPool:
     async def stream(self, request: BackendRequest) -> AsyncGenerator[Chunk, None]:
         """Yield a request's chunks; closing the generator cancels the request on the server."""
         error = _nobody(request.model)
-        hashes = prefix_hashes(request.model, request.params.get("cache_salt", ""), request.prompt)
-        for backend in self._attempts(request.model, hashes):
+        for backend in self._attempts(request.model, _hashes(request), request.hints.source):
             has_begun = False
             try:
                 with backend.in_use():
@@ -216,7 +233,7 @@ class BackendPool:
                         parsed=request.parsed,
                         **request.params,
                     )
-                    with self._drain.watching(stream):
+                    with self._drain.watching(stream), self._named.watching(request.name, stream):
                         async with stream:
                             async for chunk in stream:
                                 has_begun = True
@@ -227,6 +244,10 @@ class BackendPool:
                 if has_begun or caught.reason == "rate_limited":
                     break
         raise error
+
+    def abort(self, name: Name) -> None:
+        """Begin to end the requests of a name; their streams end with the tokens so far."""
+        self._named.abort(name)
 
     async def embed(self, request: BackendRequest) -> Embedding:
         """Return the embedding of a request's prompt."""
@@ -248,8 +269,7 @@ class BackendPool:
         self, request: BackendRequest, send: Callable[[AsyncClient], AsyncStream[T]]
     ) -> T:
         error = _nobody(request.model)
-        hashes = prefix_hashes(request.model, request.params.get("cache_salt", ""), request.prompt)
-        for backend in self._attempts(request.model, hashes):
+        for backend in self._attempts(request.model, _hashes(request), request.hints.source):
             try:
                 with backend.in_use():
                     stream = send(backend.client(request.model))
@@ -263,7 +283,7 @@ class BackendPool:
                     break
         raise error
 
-    def _attempts(self, model: str, hashes: Sequence[bytes]) -> Iterator[Backend]:
+    def _attempts(self, model: str, hashes: Sequence[bytes], source: str = "") -> Iterator[Backend]:
         """Yield the chosen server, then another one for callers that found it unavailable."""
         left = {b.address: b for b in self._backends.values() if model in b.models}
         for attempt in range(ATTEMPTS):
@@ -271,7 +291,8 @@ class BackendPool:
             awake = {name: b for name, b in left.items() if b.is_available} or left
             if not awake:
                 return
-            choice = self._router.choose(hashes, {name: b.num_open for name, b in awake.items()})
+            loads = {name: b.num_open for name, b in awake.items()}
+            choice = self._router.choose(hashes, loads, _server_at(source, awake))
             self._metrics.routed(choice, is_retry=attempt > 0)
             yield left.pop(choice.server)
 
@@ -289,6 +310,23 @@ class BackendPool:
         while True:
             await self._refresh()
             await asyncio.sleep(REFRESH_S)
+
+
+def _hashes(request: BackendRequest) -> list[bytes]:
+    """Return the hashes of a prompt's pieces, and of the session, which counts most."""
+    salt = request.params.get("cache_salt", "")
+    hashes = prefix_hashes(request.model, salt, request.prompt)
+    session = request.hints.session
+    return [*hashes, session_hash(request.model, session)] if session else hashes
+
+
+def _server_at(source: str, addresses: Collection[str]) -> str | None:
+    """Return the server with an address, or the only one on the same host, if there is one."""
+    if source in addresses:
+        return source
+    host = source.rpartition(":")[0]
+    there = [address for address in addresses if host and address.rpartition(":")[0] == host]
+    return there[0] if len(there) == 1 else None
 
 
 def _nobody(model: str) -> ClientError:

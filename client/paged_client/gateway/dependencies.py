@@ -11,6 +11,7 @@ from paged_client.gateway.auth import tenant_of
 from paged_client.gateway.backend_pool import BackendPool
 from paged_client.gateway.errors import ApiError
 from paged_client.gateway.options import GatewayOptions
+from paged_client.gateway.routing_headers import routed_fields
 from paged_client.gateway.schema.generation import EngineFields
 
 
@@ -27,10 +28,12 @@ def engine_params(request: Request, body: EngineFields) -> dict[str, Any]:
     """Return the engine's fields of a request. Raises ApiError.
 
     With API keys, a request can neither name a tenant nor overtake others by a negative priority.
+    The headers of a trusted router count more than the body, and a key's tenant more than a header.
     """
     params, tenant = body.engine_fields(), tenant_of(request)
+    routed = routed_fields(request, params)
     if tenant is None:
-        return params
+        return params | routed
     if body.tenant is not None:
         raise ApiError.field("tenant", "is that of the API key; leave it out")
     if body.priority is not None and body.priority < 0:
@@ -40,4 +43,4 @@ def engine_params(request: Request, body: EngineFields) -> dict[str, Any]:
         # A client's salt is never empty, so the empty one is another separate salt of the tenant.
         salt = f"{tenant}\0{body.cache_salt or ''}"
         params["cache_salt"] = sha256(salt.encode()).hexdigest()
-    return params | {"tenant": tenant}
+    return params | routed | {"tenant": tenant}

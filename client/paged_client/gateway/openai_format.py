@@ -14,7 +14,7 @@ from paged_client.gateway.schema.generation import StreamOptions
 from paged_client.gateway.usage import Usage
 from paged_client.gateway.version import VERSION
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 _FINGERPRINT = f"paged-backend-{VERSION}"
 
 
@@ -44,7 +44,7 @@ class ChoicesFormat:
         return {
             **self._head(self._choices.whole_object),
             "choices": choices,
-            "usage": _as_json(self._usage),
+            "usage": usage_json(self._usage),
             **self._choices.extras(completions),
         }
 
@@ -53,7 +53,7 @@ class ChoicesFormat:
         self._usage.count(prompt, chunk)
         head = self._head(self._choices.chunk_object)
         if self._options.continuous_usage_stats:
-            head["usage"] = _as_json(self._usage)
+            head["usage"] = usage_json(self._usage)
         elif self._options.include_usage:
             head["usage"] = None
         choices = self._choices.choices(prompt, chunk)
@@ -62,13 +62,13 @@ class ChoicesFormat:
     def end(self) -> bytes:
         """Return the usage, if it was requested, and the end."""
         if not self._options.include_usage:
-            return _DONE
+            return DONE
         head = self._head(self._choices.chunk_object)
-        return data_event({**head, "usage": _as_json(self._usage), "choices": []}) + _DONE
+        return data_event({**head, "usage": usage_json(self._usage), "choices": []}) + DONE
 
     def failure(self, error: ApiError) -> bytes:
         """Return the event of an error, and the end."""
-        return data_event(error.body) + _DONE
+        return data_event(error.body) + DONE
 
     def _head(self, object_name: str) -> Json:
         return {
@@ -80,7 +80,8 @@ class ChoicesFormat:
         }
 
 
-def _as_json(usage: Usage) -> Json:
+def usage_json(usage: Usage) -> Json:
+    """Return the usage in OpenAI's format."""
     return {
         "prompt_tokens": usage.num_input_tokens,
         "completion_tokens": usage.num_output_tokens,

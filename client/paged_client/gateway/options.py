@@ -28,6 +28,9 @@ class GatewayOptions:
     ``max_connections_per_address``: limit on connections from one address; default: half of all,
     without a limit for loopback addresses.
     ``cors``: which web pages may call the gateway.
+    ``trust_routing_headers``: whether a router in front of the gateway sets the headers of
+    ``routing_headers.py``; clients must not be able to.
+    ``objective_priorities``: the engine's priority of each objective that such a router names.
     ``served_names``: models by the names that clients know; None stands for the only model.
     """
 
@@ -43,4 +46,6 @@ class GatewayOptions:
     max_connections: int = 8192
     max_connections_per_address: int | None = None
     cors: Cors = field(default_factory=Cors)
+    trust_routing_headers: bool = False
+    objective_priorities: Mapping[str, int] = field(default_factory=dict)
     served_names: Mapping[str, str | None] = field(default_factory=dict)

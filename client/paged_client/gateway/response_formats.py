@@ -63,7 +63,7 @@ class ChatCompletionFormat:
         if chunk.reasoning and self._with_reasoning:
             choices.append(_chat_choice(chunk.index, _reasoning(chunk.reasoning)))
         if chunk.text or chunk.finish_reason or chunk.logprobs or chunk.tool_calls:
-            logprobs = self._logprobs(chunk.logprobs)
+            logprobs = self.logprobs(chunk.logprobs)
             delta: Json = {"content": chunk.text} if chunk.text or not chunk.tool_calls else {}
             if chunk.tool_calls:
                 delta["tool_calls"] = list(map(_tool_call_delta, chunk.tool_calls))
@@ -82,7 +82,7 @@ class ChatCompletionFormat:
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(answer.logprobs),
+            "logprobs": self.logprobs(answer.logprobs),
             "finish_reason": answer.finish_reason,
         }
 
@@ -90,9 +90,10 @@ class ChatCompletionFormat:
         """Return the prompt's log-probabilities in vLLM's format, if requested."""
         if not self._with_prompt_logprobs:
             return {}
-        return {"prompt_logprobs": _by_id(completions[0].prompt_logprobs)}
+        return {"prompt_logprobs": prompt_logprobs_json(completions[0].prompt_logprobs)}
 
-    def _logprobs(self, positions: Sequence[Position]) -> Json | None:
+    def logprobs(self, positions: Sequence[Position]) -> Json | None:
+        """Return the log-probabilities of tokens; None if they were not requested."""
         if self._num_top is None:
             return None
         content = [
@@ -182,7 +183,7 @@ class CompletionFormat:
         answer: Answer = completion.answers[index]
         choice = self._choice(prompt, index, answer.text, answer.logprobs, answer.finish_reason)
         if self._with_prompt_logprobs:
-            choice["prompt_logprobs"] = _by_id(completion.prompt_logprobs)
+            choice["prompt_logprobs"] = prompt_logprobs_json(completion.prompt_logprobs)
         return choice
 
     def extras(self, completions: Sequence[Completion]) -> Json:
@@ -276,7 +277,7 @@ def _name(token: TokenLogprob) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.content)
 
 
-def _by_id(positions: Iterable[Position | None]) -> list[Json | None]:
+def prompt_logprobs_json(positions: Iterable[Position | None]) -> list[Json | None]:
     """Return a prompt's log-probabilities in vLLM's format."""
     return [
         None

@@ -14,7 +14,7 @@ from paged_client.gateway.errors import ApiError
 GROUPS = {
     "inference": (
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-        *("/tokenize", "/detokenize"),
+        *("/inference/v1", "/tokenize", "/detokenize"),
     ),
     "embedding": (
         *("/v1/embeddings", "/pooling", "/v1/score", "/score"),

@@ -32,8 +32,15 @@ MAX_REMEMBERED = 2**16
 SLACK = 8  # open requests allowed beyond 1.5 times the least loaded server's
 
 
+class RoutingHints(NamedTuple):
+    """What a trusted router says about the choice of a server; empty texts say nothing."""
+
+    session: str = ""  # its requests go to the same server
+    source: str = ""  # host and port of the server with the prompt's blocks
+
+
 class Choice(NamedTuple):
-    """A chosen server, and whether the prompt's prefix decided the choice."""
+    """A chosen server, and whether the prompt's prefix or a router decided the choice."""
 
     server: str
     by_prefix: bool
@@ -50,6 +57,12 @@ def prefix_hashes(model: str, cache_salt: str, prompt: RoutedPrompt) -> list[byt
     return hashes
 
 
+def session_hash(model: str, session: str) -> bytes:
+    """Return the hash of a session, which is remembered like a piece of a prompt."""
+    name = _beginning([{"session": session, "model": model}])
+    return blake2b(name.encode(), digest_size=16).digest()
+
+
 class PrefixRouter:
     """Maps the ``capacity`` most recently used pieces to names of servers; does no I/O."""
 
@@ -58,15 +71,18 @@ class PrefixRouter:
         self._servers: OrderedDict[bytes, str] = OrderedDict()
         self._num_chosen: Counter[str] = Counter()
 
-    def choose(self, hashes: Sequence[bytes], loads: Mapping[str, int]) -> Choice:
+    def choose(
+        self, hashes: Sequence[bytes], loads: Mapping[str, int], preferred: str | None = None
+    ) -> Choice:
         """Choose one of the servers in ``loads``, the number of open requests of each.
 
-        Chooses the server of the longest remembered prefix if it has at most 1.5 times the open
-        requests of the least loaded server, plus ``SLACK``; otherwise the least loaded server.
-        Remembers the choice.
+        Chooses the preferred server, or else the server of the longest remembered prefix, if it has
+        at most 1.5 times the open requests of the least loaded server, plus ``SLACK``; otherwise
+        the least loaded server. Remembers the choice.
         """
         idlest = min(loads, key=lambda name: (loads[name], self._num_chosen[name]))
-        known = next((name for name in self._remembered(hashes) if name in loads), None)
+        candidates = (preferred, *self._remembered(hashes))
+        known = next((name for name in candidates if name in loads), None)
         by_prefix = known is not None and loads[known] <= 1.5 * loads[idlest] + SLACK
         chosen = known if known is not None and by_prefix else idlest
         self._num_chosen[chosen] += 1

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paged_backend.serving.metrics.registry import MetricSeries, Registry
+from paged_backend.serving.metrics.registry import Info, MetricSeries, Registry
 from paged_backend.serving.metrics.stat_logger import AnswerClock, RequestClock, StatLogger
 from paged_backend.values.histogram import RunningHistogram
 from paged_backend.values.outputs import (
@@ -145,6 +145,11 @@ def stats_series(
     return series
 
 
+def cache_config_info(registry: Registry, prefix: str) -> Info:
+    """Return vLLM's gauge with the size of the block pool, for the endpoint pickers of gateways."""
+    return registry.info(f"{prefix}cache_config_info", "The KV cache: block size, number of blocks")
+
+
 def _trtllm_series(registry: Registry, limits: RequestLimits) -> list[tuple[MetricSeries, Read]]:
     requests = {**_TRTLLM_REQUESTS, "max": lambda _: limits.max_num_seqs}
     name, help = "nv_trt_llm_request_metrics", "Requests, by state"
@@ -179,6 +184,7 @@ class MetricsPublisher(StatLogger):
             *stats_series(registry, prefix, GAUGES, COUNTERS),
             *_trtllm_series(registry, limits),
         ]
+        self._cache_configs = [cache_config_info(registry, prefix)]
         self._up = registry.gauge(f"{prefix}engine_up", "1 while the engine runs")
         self._up.show(1)
         self._restarts = registry.counter(
@@ -209,6 +215,8 @@ class MetricsPublisher(StatLogger):
             self._registry.catch_up()
         for series, read in self._series:
             series.show(read(stats))
+        for info in self._cache_configs:
+            info.show(block_size=stats.block_size, num_gpu_blocks=stats.num_blocks)
         self._stats = stats
 
     def report_refused(self, numbers: Mapping[str, int]) -> None:

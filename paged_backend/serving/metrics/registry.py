@@ -8,7 +8,7 @@ value of each series is reported when there is time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paged_backend.values.histogram import HistogramCounts
@@ -48,6 +48,10 @@ class Registry:
         if shared:
             self._shared.append(counter)
         return counter
+
+    def info(self, name: str, help: str) -> Info:
+        """Return a gauge of value 1 with facts as its labels."""
+        return Info(lambda labels: self.gauge(name, help, **labels))
 
     def histogram(
         self, name: str, help: str, bounds: Sequence[float], *, shared: bool
@@ -129,6 +133,29 @@ class Gauge(MetricSeries):
     def publish(self, value: float) -> None:
         """Report the value now."""
         self._metric.set(value)
+
+
+class Info:
+    """A gauge of value 1 with facts as its labels. Series with earlier facts have the value 0.
+
+    Args:
+        make_gauge: makes the series with these labels.
+    """
+
+    def __init__(self, make_gauge: Callable[[dict[str, str]], Gauge]) -> None:
+        self._make_gauge = make_gauge
+        self._facts: dict[str, str] = {}
+        self._gauge: Gauge | None = None
+
+    def show(self, **facts: object) -> None:
+        """Report facts now, if they have changed."""
+        labels = {name: str(value) for name, value in facts.items()}
+        if labels == self._facts:
+            return
+        if self._gauge is not None:
+            self._gauge.show(0)
+        self._facts, self._gauge = labels, self._make_gauge(labels)
+        self._gauge.show(1)
 
 
 class Counter(MetricSeries):

@@ -13,6 +13,7 @@ from paged_backend.serving.metrics.publisher import (
     VLLM_GAUGES,
     VLLM_PREFIX,
     MetricsPublisher,
+    cache_config_info,
     stats_series,
 )
 from paged_backend.serving.metrics.stat_logger import RequestClock
@@ -45,6 +46,7 @@ class VllmMetrics(MetricsPublisher):
     ) -> None:
         super().__init__(families, labels, prefix, limits)
         self._series += stats_series(self._registry, VLLM_PREFIX, VLLM_GAUGES, VLLM_COUNTERS)
+        self._cache_configs.append(cache_config_info(self._registry, VLLM_PREFIX))
         lengths = list(_one_two_five(limits.max_model_len))
         self._first_token = self._observed(
             "time_to_first_token_seconds",

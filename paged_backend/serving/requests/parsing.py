@@ -182,6 +182,7 @@ class RequestParser:
             own.tenant,
             grammar,
             call_id=task.call_id,
+            cache_hit_threshold=own.cache_hit_threshold,
         )
         parsed = ParsedRequest(
             request, options, prompt_text, prompt.text is not None, own.timeout_s

@@ -80,8 +80,12 @@ def parse_pooling(
     _check_tensors(tensors, subject, _PAIR if scores else _PROMPTS)
     values = dict(task.parameters.sampling)
     own = RequestOptions.take_from(values)
-    if own.thinking_token_budget is not None:
-        raise InvalidRequest("thinking_token_budget", f"cannot be used with {subject}")
+    for name, is_given in (
+        ("thinking_token_budget", own.thinking_token_budget is not None),
+        ("cache_hit_threshold", own.cache_hit_threshold > 0),
+    ):
+        if is_given:
+            raise InvalidRequest(name, f"cannot be used with {subject}")
     admit(own.tenant)
     if scores:
         prompt = parser.prompts.read_pair(tensors)

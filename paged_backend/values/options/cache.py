@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from paged_backend.values.errors import option_error
+from paged_backend.values.options.kv_events import OPTION, KVEventsConfig, describe_fields
 from paged_backend.values.validation import Rule, checked
 
 KV_CACHE_DTYPES = (
@@ -40,14 +42,31 @@ class CacheOptions:
         "fp8 uses the checkpoint's scales, or else a scale per token and head",
     )
     enable_prefix_caching: bool = checked(True, Rule(bool), "reuse the KV blocks of equal prefixes")
+    kv_events_config: dict[str, Any] | None = checked(
+        None,
+        Rule(dict, optional=True),
+        "publish which blocks the prefix cache holds, for routers, as JSON, such as "
+        '{"enable_kv_cache_events": true}; its fields are ' + describe_fields(),
+    )
 
     def check_cache(self) -> None:
         """Check what a `Rule` cannot express.
 
         Raises:
-            ConfigError: ``block_size`` is not a power of two.
+            ConfigError: ``block_size`` is not a power of two, a field of ``kv_events_config`` is
+                not allowed, or events are on while the prefix cache is off.
         """
         if self.block_size & (self.block_size - 1):
             raise option_error(
                 "block_size", f"must be a power of two from 8 to 256, got {self.block_size}"
             )
+        if self.kv_events().is_on and not self.enable_prefix_caching:
+            raise option_error(OPTION, "needs enable_prefix_caching")
+
+    def kv_events(self) -> KVEventsConfig:
+        """Return the fields of ``kv_events_config``.
+
+        Raises:
+            ConfigError: one of them is not allowed.
+        """
+        return KVEventsConfig.read(self.kv_events_config)

@@ -16,6 +16,7 @@ from paged_client.gateway.errors import ApiError
 from paged_client.gateway.messages_api.format import MessagesFormat, message_field
 from paged_client.gateway.messages_api.schema import CountTokensRequest, MessagesRequest
 from paged_client.gateway.responses import GatewayResponse, respond
+from paged_client.gateway.routing_headers import routing_hints
 
 MessagesBody = Annotated[MessagesRequest, Depends(body_of(MessagesRequest))]
 CountTokensBody = Annotated[CountTokensRequest, Depends(body_of(CountTokensRequest))]
@@ -26,7 +27,12 @@ async def create_message(request: Request, body: MessagesBody, servers: Servers)
     model = await servers.resolve(body.model)
     params = engine_params(request, body)
     backend_request = BackendRequest(
-        model, body.routed(), params, whole=not body.stream, parsed=True
+        model,
+        body.routed(),
+        params,
+        whole=not body.stream,
+        parsed=True,
+        hints=routing_hints(request),
     )
     response = GatewayResponse(
         MessagesFormat(servers.shown_name(model)), [servers.stream(backend_request)]

@@ -12,6 +12,7 @@ from paged_client.gateway.dependencies import Servers, engine_params
 from paged_client.gateway.responses import GatewayResponse, respond
 from paged_client.gateway.responses_api.format import ResponsesFormat
 from paged_client.gateway.responses_api.schema import ResponsesRequest
+from paged_client.gateway.routing_headers import routing_hints
 
 ResponsesBody = Annotated[ResponsesRequest, Depends(body_of(ResponsesRequest))]
 
@@ -21,7 +22,12 @@ async def create_response(request: Request, body: ResponsesBody, servers: Server
     model = await servers.resolve(body.model)
     params = engine_params(request, body)
     backend_request = BackendRequest(
-        model, body.routed(), params, whole=not body.stream, parsed=True
+        model,
+        body.routed(),
+        params,
+        whole=not body.stream,
+        parsed=True,
+        hints=routing_hints(request),
     )
     response_format = ResponsesFormat(servers.shown_name(model), body)
     response = GatewayResponse(response_format, [servers.stream(backend_request)])

@@ -40,11 +40,16 @@ class ChatRequest(GenerateRequest, ChatOptions):
         """Return the prompt."""
         return self._prompt
 
+    @property
+    def token_limit(self) -> int | None:
+        """The maximum number of tokens of an answer, if any."""
+        limits = (self.max_completion_tokens, self.max_tokens)
+        return next((limit for limit in limits if limit is not None), None)
+
     def engine_fields(self) -> dict[str, Any]:
         """Return the engine's fields; without a limit a completion may fill the context."""
-        limits = (self.max_completion_tokens, self.max_tokens)
         values = super().engine_fields()
-        values["max_tokens"] = next((limit for limit in limits if limit is not None), None)
+        values["max_tokens"] = self.token_limit
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
         return values | self._tools()

@@ -69,10 +69,9 @@ class EngineFields(RequestBody):
 _ENGINE_FIELDS = tuple(name for name in EngineFields.model_fields if name != "model")
 
 
-class SamplingFields(EngineFields):
-    """Fields of every request for new tokens; most are vLLM's."""
+class SamplingParams(RequestBody):
+    """Parameters of sampling, which all APIs share; most are vLLM's."""
 
-    stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -94,9 +93,9 @@ class SamplingFields(EngineFields):
         None, ge=-1, le=INT32_MAX, description="-1 for no limit"
     )
 
-    def engine_fields(self) -> dict[str, Any]:
-        """Return the fields that the engine takes under the same names."""
-        values = super().engine_fields() | given(self, _SAMPLING_FIELDS)
+    def sampling_fields(self) -> dict[str, Any]:
+        """Return the parameters that the engine takes under the same names."""
+        values = given(self, _SAMPLING_PARAMS)
         values.pop("seed", None)
         if self.seed is not None and self.seed != _NO_SEED:
             values["seed"] = self.seed % 2**64
@@ -105,17 +104,12 @@ class SamplingFields(EngineFields):
         return values
 
 
-_SAMPLING_FIELDS = tuple(
-    name
-    for name in SamplingFields.model_fields
-    if name not in EngineFields.model_fields and name != "stream"
-)
+_SAMPLING_PARAMS = tuple(SamplingParams.model_fields)
 
 
-class GenerateRequest(SamplingFields):
-    """Fields common to chat and completion requests."""
+class GenerateParams(SamplingParams):
+    """Parameters of sampling that chats and completions have in common."""
 
-    stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
     stop: StopStrings | None = None
     stop_special_tokens: bool | None = None
@@ -133,18 +127,47 @@ class GenerateRequest(SamplingFields):
     guided_decoding_guide_type: str | None = Field(None, max_length=64)
     guided_decoding_guide: str | None = None
 
-    def model_post_init(self, context: Any) -> None:
-        """Check constraints between fields."""
-        if self.prompt_logprobs is not None and self.stream:
-            raise ApiError.field("prompt_logprobs", "is only for stream: false")
+    def sampling_fields(self) -> dict[str, Any]:
+        """Return the parameters that the engine takes under the same names."""
+        return super().sampling_fields() | given(self, _GENERATE_PARAMS)
+
+
+_GENERATE_PARAMS = tuple(
+    name for name in GenerateParams.model_fields if name not in SamplingParams.model_fields
+)
+
+
+class SamplingFields(SamplingParams, EngineFields):
+    """Fields of every request for new tokens."""
+
+    stream: bool = False
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields that the engine takes under the same names."""
-        return super().engine_fields() | given(self, _GENERATE_FIELDS)
+        return super().engine_fields() | self.sampling_fields()
 
 
-_GENERATE_FIELDS = tuple(
-    name
-    for name in GenerateRequest.model_fields
-    if name not in SamplingFields.model_fields and name != "stream_options"
+CACHE_HIT_THRESHOLD: Any = Field(
+    None, ge=0, le=1, description="fraction of the prompt that must be cached on arrival"
 )
+
+
+class GenerateRequest(GenerateParams, SamplingFields):
+    """Fields common to chat and completion requests."""
+
+    stream_options: StreamOptions | None = None
+    cache_hit_threshold: float | None = CACHE_HIT_THRESHOLD
+
+    def model_post_init(self, context: Any) -> None:
+        """Check constraints between fields."""
+        check_prompt_logprobs(self.prompt_logprobs, stream=self.stream)
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Return the fields that the engine takes under the same names."""
+        return super().engine_fields() | given(self, ("cache_hit_threshold",))
+
+
+def check_prompt_logprobs(prompt_logprobs: int | None, *, stream: bool) -> None:
+    """Raise ApiError for log-probabilities of a prompt in a stream."""
+    if prompt_logprobs is not None and stream:
+        raise ApiError.field("prompt_logprobs", "is only for stream: false")

@@ -1,0 +1,102 @@
+"""The events of routers, with vLLM's names and fields.
+
+A router computes its own keys from ``token_ids``, so the hashes can stay keyed with a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from paged_backend.core.cache_journal import BlockAdded, BlockEvicted, CacheChange
+from paged_backend.values.kv_cache_groups import KVCacheLayout
+
+MEDIUM = "GPU"  # vLLM's name of the memory that attention reads, also on a CPU
+MAX_EVENT_BLOCKS = 256
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Blocks of one KV cache group can be found from now on, each the parent of the next."""
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None  # hash of the block before the first one
+    token_ids: list[int]  # [len(block_hashes) * block_size]
+    block_size: int
+    lora_id: None
+    medium: str
+    lora_name: None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Blocks of one KV cache group can no longer be found."""
+
+    block_hashes: list[bytes]
+    medium: str
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
+    """The cache is empty."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KVEventBatch(msgspec.Struct, frozen=True, array_like=True):
+    """The events of one step; empty for a heartbeat."""
+
+    ts: float  # seconds since 1970
+    events: list[KVEvent]
+    data_parallel_rank: int = 0
+
+
+def events_of(changes: Iterable[CacheChange], layout: KVCacheLayout) -> list[KVEvent]:
+    """Return the events for changes of the cache, up to ``MAX_EVENT_BLOCKS`` blocks in each."""
+    events: list[KVEvent] = []
+    for change in changes:
+        last = events[-1] if events else None
+        match change:
+            case BlockAdded(block, group):
+                if isinstance(last, BlockStored) and _continues(last, change):
+                    last.block_hashes.append(block.block_hash)
+                    last.token_ids.extend(block.token_ids)
+                else:
+                    events.append(_stored(change, layout))
+            case BlockEvicted(block_hash, group):
+                if (
+                    isinstance(last, BlockRemoved)
+                    and last.group_idx == group
+                    and len(last.block_hashes) < MAX_EVENT_BLOCKS
+                ):
+                    last.block_hashes.append(block_hash)
+                else:
+                    events.append(BlockRemoved([block_hash], MEDIUM, group))
+    return events
+
+
+def _continues(last: BlockStored, change: BlockAdded) -> bool:
+    return (
+        last.group_idx == change.group
+        and last.block_hashes[-1] == change.block.parent_hash
+        and len(last.block_hashes) < MAX_EVENT_BLOCKS
+    )
+
+
+def _stored(change: BlockAdded, layout: KVCacheLayout) -> BlockStored:
+    window = layout.windows[change.group]
+    return BlockStored(
+        [change.block.block_hash],
+        change.block.parent_hash,
+        list(change.block.token_ids),
+        layout.block_size,
+        None,
+        MEDIUM,
+        None,
+        change.group,
+        "full_attention" if window is None else "sliding_window",
+        window,
+    )
