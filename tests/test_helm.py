@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -234,6 +235,27 @@ def test_kserve_gets_one_object_that_listens_at_its_port() -> None:
     assert 8000 not in {port["containerPort"] for port in main["ports"]}
     entry_point = re.search(r"^ENTRYPOINT (.*)$", (ROOT / "docker/Dockerfile").read_text(), re.M)
     assert entry_point and main["command"] == json.loads(entry_point[1].replace("\\\n", ""))
+
+
+def test_a_package_of_the_chart_renders_the_same(tmp_path: Path) -> None:
+    assert helm("package", str(CHART), "--destination", str(tmp_path)).returncode == 0
+    (package,) = tmp_path.glob("*.tgz")
+    flags = ("--namespace", NAMESPACE, "--values", str(CHART / "examples/gpu.yaml"))
+    done = helm("template", RELEASE, str(package), *flags)
+    assert [m for m in yaml.safe_load_all(done.stdout) if m] == example("gpu")
+
+
+def test_documented_commands_render() -> None:
+    pages = [ROOT / "docs/kubernetes.md", ROOT / "docker/README.md"]
+    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
+    commands = re.findall(r"^helm install (.*)$", text, re.MULTILINE)
+    assert len(commands) == len(pages)
+    for command in commands:
+        name, chart, *flags = shlex.split(command)
+        flags = [str(ROOT / flag) if flag.endswith(".yaml") else flag for flag in flags]
+        assert helm("template", name, str(ROOT / chart), *flags).returncode == 0
+    (problem,) = re.findall(r"^Error: values.*?^- at .*?$", text, re.MULTILINE | re.DOTALL)
+    assert problem in template("--set", "server.replica=2").stderr
 
 
 # Values that are refused
