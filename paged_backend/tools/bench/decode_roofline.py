@@ -1,0 +1,72 @@
+"""The roofline of a decode step: the minimum time that memory and arithmetic of a device allow.
+
+A decode step must read each weight once, multiply by it once for each sequence, and read the keys
+and values of each sequence. The roofline is the longer of the first two times plus the third: a
+layer's matrix products and its attention run one after the other. Quantized weights, keys and
+values count with the bytes that they are stored in.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paged_backend.checkpoint.model_config import ModelConfig
+from paged_backend.checkpoint.registry import tensors_of
+from paged_backend.checkpoint.tensors import Role
+
+
+class DecodeRoofline:
+    """The minimum time of a decode step on a device of a given speed.
+
+    Args:
+        config: configuration of the model.
+        dtype: type of weights, keys and values that are not quantized.
+        bytes_per_s: bandwidth of the device's memory.
+        flops_per_s: speed of its matrix products; infinite if unknown.
+        held_bytes: all bytes of the weights of a quantized model; None: they have `dtype`.
+        kv_bytes_per_token: size of the keys and values of all layers; None: they have `dtype`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        bytes_per_s: float,
+        flops_per_s: float,
+        *,
+        held_bytes: int | None = None,
+        kv_bytes_per_token: int | None = None,
+    ) -> None:
+        # A lookup reads only a few rows of an embedding; a tied output layer reads it whole.
+        looked_up = None if config.tied_embeddings else Role.EMBEDDING
+        weights = tensors_of(config).values()
+        skipped = sum(spec.num_elements for spec in weights if spec.role is looked_up)
+        self._num_read = sum(spec.num_elements for spec in weights) - skipped
+        self._num_experts = sum(spec.num_elements for spec in weights if spec.role is Role.EXPERT)
+        if held_bytes is None:
+            self.weight_bytes = self._num_read * dtype.itemsize
+        else:  # embeddings that are looked up are not quantized
+            self.weight_bytes = held_bytes - skipped * dtype.itemsize
+        if kv_bytes_per_token is None:
+            heads = 2 * config.num_kv_heads * config.num_layers
+            kv_bytes_per_token = heads * config.head_dim * dtype.itemsize
+        self.kv_bytes_per_token = kv_bytes_per_token
+        self.bytes_per_s = bytes_per_s
+        self.flops_per_s = flops_per_s
+        self._moe = config.moe
+        self._windows = config.windows
+
+    def step_seconds(self, batch_size: int, kv_tokens: int) -> float:
+        """The minimum time with `kv_tokens` tokens in total; a layer reads at most its window."""
+        length = kv_tokens / batch_size
+        read = sum(min(length, window or length) for window in self._windows)
+        layer_bytes = self.kv_bytes_per_token / len(self._windows)
+        attention = batch_size * read * layer_bytes / self.bytes_per_s
+        reading = self.weight_bytes * self._share_used(batch_size) / self.bytes_per_s
+        flops = 2 * batch_size * self._num_read * self._share_used(1)
+        return max(reading, flops / self.flops_per_s) + attention
+
+    def _share_used(self, num_tokens: int) -> float:
+        """The share of the weights that some tokens use, as each of them chooses some experts."""
+        share = 1.0 if self._moe is None else self._moe.share_of_experts(num_tokens)
+        return 1 - (1 - share) * self._num_experts / self._num_read
