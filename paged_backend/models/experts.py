@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paged_backend.checkpoint.moe import ExpertNames, MoeShape, SwiGLU
 from paged_backend.checkpoint.stored_tensor import Parameter
+from paged_backend.models.division import Division
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class ExpertsSpec:
         bias: whether the projections have biases.
         names: names of their tensors in the checkpoint.
         prefix: name of the module in the checkpoint that holds the experts.
+        division: the ranks among which the experts are divided; sizes are those of this rank. None
+            for one rank.
     """
 
     num_experts: int
@@ -32,6 +35,7 @@ class ExpertsSpec:
     bias: bool = False
     names: ExpertNames = ExpertNames()
     prefix: str = ""
+    division: Division | None = None
 
     @classmethod
     def of(cls, moe: MoeShape, prefix: str) -> ExpertsSpec:
