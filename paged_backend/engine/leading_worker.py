@@ -145,6 +145,9 @@ class OtherRanks:
         except RuntimeError as error:
             if self._processes.wait_for_end(_NOTICE_S):
                 raise self._reason() from error
+            if "Timed out" in str(error):
+                limit = f"waits for the other ranks for more than {self._timeout_s:g} s"
+                raise EngineDead(f"rank 0 {limit} (distributed_timeout_seconds)") from error
             raise
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ class Worker:
         defaults = read_sampling_defaults(folder, config) if pooling is None else NO_DEFAULTS
         loaded = stored.load(platform, limits, pooling, group)
         self.platform = platform
+        self.group = group
         self.model_runner = loaded.runner
         self._state = WorkerState(None if pooling is None else pooling.kind)
         self.info = WorkerInfo(

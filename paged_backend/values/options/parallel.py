@@ -46,7 +46,7 @@ class ParallelOptions:
                 f"can only be 1, as stages are not supported yet; got "
                 f"{self.pipeline_parallel_size}: use tensor_parallel_size",
             )
-        if self.enable_expert_parallel:
+        if self.enable_expert_parallel and self.tensor_parallel_size > 1:
             raise option_error(
                 "enable_expert_parallel",
                 "can only be false: tensor_parallel_size divides each expert; got true",
