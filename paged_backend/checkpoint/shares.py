@@ -34,12 +34,18 @@ class Share:
         dim: the dimension that is divided; None for a bias that another rank adds, of which this
             rank has zeros.
         pieces: start and size of each piece of that dimension, one after the other in the part.
+            Empty if other ranks have the whole tensor.
     """
 
     whole: tuple[int, ...]
     shape: tuple[int, ...]
     dim: int | None
     pieces: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether other ranks have the whole tensor."""
+        return self.dim is not None and not self.pieces
 
     def take(self, tensor: Tensor) -> Tensor:
         """Return the part of a tensor of the whole shape; a view of it if there is one piece."""
@@ -53,11 +59,16 @@ Shares = Mapping[str, Share]
 """Shares by the checkpoint's names of the tensors; a rank has the others as a whole."""
 
 
-def divide(config: ModelConfig, num_ranks: int) -> ModelConfig:
+def divide(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> ModelConfig:
     """Return the shape of the part of a model that each of several ranks computes.
 
-    Its vocabulary is that of the whole model. If there are fewer heads of keys and values than
-    ranks, several ranks have the same one.
+    Its vocabulary and its number of experts are those of the whole model. If there are fewer heads
+    of keys and values than ranks, several ranks have the same one.
+
+    Args:
+        config: the whole model.
+        num_ranks: number of all ranks.
+        by_expert: each rank has some of the experts, and not a part of each of them.
 
     Raises:
         ConfigError: a size does not divide, or ranks cannot compute the model.
@@ -69,7 +80,7 @@ def divide(config: ModelConfig, num_ranks: int) -> ModelConfig:
             f"together; got {num_ranks}",
         )
     heads = _part(config.num_heads, num_ranks, "heads of queries")
-    moe = None if config.moe is None else _divide_experts(config.moe, num_ranks)
+    moe = None if config.moe is None else _divide_experts(config.moe, num_ranks, by_expert)
     has_mlp = config.moe is None or not all(config.variant.moe_layers or (True,))
     inner = config.intermediate_size
     return replace(
@@ -81,8 +92,12 @@ def divide(config: ModelConfig, num_ranks: int) -> ModelConfig:
     )
 
 
-def _divide_experts(moe: MoeShape, num_ranks: int) -> MoeShape:
-    inner = _part(moe.intermediate_size, num_ranks, "intermediate size of an expert")
+def _divide_experts(moe: MoeShape, num_ranks: int, by_expert: bool) -> MoeShape:
+    inner = moe.intermediate_size
+    if by_expert:
+        _part(moe.num_experts, num_ranks, "experts")
+    else:
+        inner = _part(inner, num_ranks, "intermediate size of an expert")
     shared = moe.shared_expert
     if shared is not None:
         size = _part(shared.intermediate_size, num_ranks, "intermediate size of a shared expert")
@@ -106,7 +121,9 @@ def _indivisible(size: int, num_ranks: int, name: str) -> ConfigError:
     return option_error(OPTION, f"must divide the model's {size} {name}; got {num_ranks}")
 
 
-def shares_of(whole: ModelConfig, part: ModelConfig, rank: int, num_ranks: int) -> Shares:
+def shares_of(
+    whole: ModelConfig, part: ModelConfig, rank: int, num_ranks: int, *, by_expert: bool
+) -> Shares:
     """Return what a rank has of each tensor that is divided.
 
     Args:
@@ -114,9 +131,12 @@ def shares_of(whole: ModelConfig, part: ModelConfig, rank: int, num_ranks: int) 
         part: the result of `divide`.
         rank: number of the rank, counted from 0.
         num_ranks: number of all ranks.
+        by_expert: see `divide`.
     """
     shares = dict(_shares_of_tensors(whole, part, rank, num_ranks))
-    if whole.moe is not None and whole.moe.names.fused:  # they may be separated when they are read
+    if whole.moe is not None and by_expert:
+        shares |= _shares_of_experts(whole, whole.moe.num_experts, rank, num_ranks)
+    elif whole.moe is not None and whole.moe.names.fused:  # they may be separated as they are read
         separate = _with_separate_experts(whole), _with_separate_experts(part)
         shares |= _shares_of_tensors(*separate, rank, num_ranks)
     if whole.tied_embeddings and EMBEDDING in shares:  # some files have it by the other name
@@ -130,13 +150,6 @@ def shares_of(whole: ModelConfig, part: ModelConfig, rank: int, num_ranks: int) 
     return shares
 
 
-def _with_separate_experts(config: ModelConfig) -> ModelConfig:
-    assert config.moe is not None
-    names = ExpertNames(config.moe.names.module, config.moe.names.router)
-    moe = replace(config.moe, names=names)
-    return replace(config, variant=replace(config.variant, moe=moe))
-
-
 def _shares_of_tensors(
     whole: ModelConfig, part: ModelConfig, rank: int, num_ranks: int
 ) -> Iterator[tuple[str, Share]]:
@@ -146,14 +159,37 @@ def _shares_of_tensors(
         if spec.role in (Role.EMBEDDING, Role.HEAD) and spec.shard is not None:
             if spec.shape[0] % num_ranks == 0:  # otherwise each rank has the whole vocabulary
                 rows = spec.shape[0] // num_ranks
-                shape = rows, *spec.shape[1:]
-                yield name, Share(spec.shape, shape, 0, ((rank * rows, rows),))
+                yield name, Share(spec.shape, (rows, *spec.shape[1:]), 0, ((rank * rows, rows),))
         elif spec.is_added_once:
             if rank > 0:
                 yield name, Share(spec.shape, spec.shape, None)
-        elif spec.shard is not None:
+        elif spec.shard is not None and local.shape != spec.shape:
             pieces = _pieces(spec, local, rank, num_ranks)
             yield name, Share(spec.shape, local.shape, spec.shard, pieces)
+
+
+def _shares_of_experts(
+    whole: ModelConfig, num_experts: int, rank: int, num_ranks: int
+) -> Iterator[tuple[str, Share]]:
+    count = num_experts // num_ranks
+    own = range(rank * count, (rank + 1) * count)
+    for name, spec in tensors_of(whole).items():
+        if spec.experts is None:
+            continue
+        if len(spec.experts) > 1:
+            shape = count, *spec.shape[1:]
+            yield name, Share(spec.shape, shape, 0, ((own.start, count),))
+        elif spec.experts.start in own:
+            yield name, Share(spec.shape, spec.shape, 0, ((0, spec.shape[0]),))
+        else:
+            yield name, Share(spec.shape, (0,), 0)
+
+
+def _with_separate_experts(config: ModelConfig) -> ModelConfig:
+    assert config.moe is not None
+    names = ExpertNames(config.moe.names.module, config.moe.names.router)
+    moe = replace(config.moe, names=names)
+    return replace(config, variant=replace(config.variant, moe=moe))
 
 
 def _pieces(

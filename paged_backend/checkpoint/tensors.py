@@ -40,6 +40,7 @@ class TensorSpec:
             itself; empty for one part.
         is_added_once: the tensor is the bias of a layer that is divided along its inputs, so that
             only one rank adds it.
+        experts: numbers of the experts that the tensor belongs to, one or all; None for none.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,7 @@ class TensorSpec:
     shard: int | None = None
     sections: tuple[int, ...] = ()
     is_added_once: bool = False
+    experts: range | None = None
 
     @property
     def num_elements(self) -> int:

@@ -14,7 +14,7 @@ from paged_backend.checkpoint.hub import is_gguf
 from paged_backend.checkpoint.safetensors_files import SafetensorsFiles
 from paged_backend.checkpoint.shares import Share, Shares
 from paged_backend.checkpoint.stored_tensor import FLOATS, Parameter, StoredTensor
-from paged_backend.checkpoint.tensor_names import is_ignored, targets
+from paged_backend.checkpoint.tensor_names import is_ignored, targets, usual_name
 from paged_backend.checkpoint.tensor_source import SourceTensor, TensorSource
 from paged_backend.checkpoint.tensors import Role, Tensors
 from paged_backend.values.errors import ConfigError
@@ -49,7 +49,8 @@ def load_weights(
         for entry in source:
             bar.update(entry.num_bytes)
             names = targets(entry.name, parameters)
-            if not names and not is_ignored(entry.name):
+            is_needed = not is_ignored(entry.name) and not _is_elsewhere(entry.name, shares)
+            if not names and is_needed:
                 raise ConfigError(f"{entry.origin} has no place in this architecture")
             for name in names:
                 _fill(parameters[name], _shared(entry, parameters[name], (shares or {}).get(name)))
@@ -75,8 +76,10 @@ def random_weights(
     device = next(p.device for p in parameters.values() if isinstance(p, Tensor))
     generator = torch.Generator(device).manual_seed(seed)
     for name, spec in tensors.items():
-        parameter = parameters[name]
-        if not isinstance(parameter, Tensor):
+        parameter = parameters.get(name)
+        if parameter is None:  # another rank's; this one's numbers are those that follow
+            weight = torch.empty(spec.shape, device=device)
+        elif not isinstance(parameter, Tensor):
             weight = torch.empty(spec.shape, device=device)
             parameter.fill(weight, f"random tensor {name}")
         elif parameter.shape == spec.shape:
@@ -93,6 +96,12 @@ def random_weights(
 
 def _open(checkpoint: Path) -> TensorSource:
     return GgufTensors(checkpoint) if is_gguf(checkpoint) else SafetensorsFiles(checkpoint)
+
+
+def _is_elsewhere(name: str, shares: Shares | None) -> bool:
+    """Return whether a tensor belongs to a layer that this rank does not have."""
+    share = (shares or {}).get(f"{usual_name(name).rpartition('.')[0]}.weight")
+    return share is not None and share.is_elsewhere
 
 
 def _shared(entry: SourceTensor, parameter: Parameter, share: Share | None) -> SourceTensor:

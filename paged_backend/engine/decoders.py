@@ -63,7 +63,10 @@ class StoredDecoder:
             check_positions(config, max_model_len, pool_bytes)
         has_output_layer = config.has_output_layer and pooling is None
         config = replace(config, has_output_layer=has_output_layer)
-        model = load_model(options, config, quantization, self.folder, platform, group)
+        by_expert = options.enable_expert_parallel
+        model = load_model(
+            options, config, quantization, self.folder, platform, group, by_expert=by_expert
+        )
         return _with_kv_pool(model, platform, limits, options, quantization, group)
 
 

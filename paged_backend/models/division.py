@@ -42,10 +42,12 @@ class Division:
     Attributes:
         group: the ranks.
         shares: the shares of this rank.
+        by_expert: each rank has some of the experts, and not a part of each of them.
     """
 
     group: Group
     shares: Shares
+    by_expert: bool = False
 
     def share_of(self, layer: str) -> Share | None:
         """Return the share of the weight of a layer, by its name in the checkpoint.

@@ -51,6 +51,8 @@ def load_model(
     folder: Path,
     kernels: PlatformKernels,
     group: Group | None = None,
+    *,
+    by_expert: bool = False,
 ) -> Model:
     """Load the checkpoint in `folder`, or make random weights of its shape (`load_format`).
 
@@ -61,6 +63,7 @@ def load_model(
         folder: the checkpoint.
         kernels: the platform.
         group: the ranks that compute the model together; None for one rank.
+        by_expert: each rank has some of the experts, and not a part of each of them.
 
     Raises:
         ConfigError: the checkpoint cannot be used, or an option does not fit it.
@@ -76,9 +79,9 @@ def load_model(
         renames = model_config.tied_embeddings and only_output_layer(usual_headers(folder))
     part, shares = model_config, None
     if group is not None:
-        part = divide(model_config, group.size)
-        shares = shares_of(model_config, part, group.rank, group.size)
-        model_kernels = RankKernels(model_kernels, Division(group, shares))
+        part = divide(model_config, group.size, by_expert=by_expert)
+        shares = shares_of(model_config, part, group.rank, group.size, by_expert=by_expert)
+        model_kernels = RankKernels(model_kernels, Division(group, shares, by_expert))
     model = build_model(part, max_model_len, model_kernels)
     parameters: Mapping[str, Parameter] = model.parameters()
     if config.load_format == "dummy":

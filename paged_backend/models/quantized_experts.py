@@ -38,7 +38,7 @@ def quantized_experts(
     """
     if spec.names.fused:
         return _fused_experts(spec, format_of(spec.prefix), kernels)
-    names = [f"{spec.prefix}.{e}.{part}" for e in range(spec.num_experts) for part in _parts(spec)]
+    names = [f"{spec.prefix}.{e}.{part}" for e in spec.numbers for part in _parts(spec)]
     if all(format_of(name) is None for name in names):
         return kernels.experts(spec)
     return QuantizedExperts(spec, format_of, kernels)
@@ -85,7 +85,7 @@ class QuantizedExperts:
         self._experts: ExpertsProduct
         self._stored: dict[str, StoredWeight] = {}
         self._as_int8 = kernels.product_experts is not None and _INT8 in kernels.weight_forms
-        for expert in range(spec.num_experts):
+        for expert in spec.numbers:
             for part, (outputs, inputs) in _parts(spec).items():
                 name = f"{spec.prefix}.{expert}.{part}"
                 weight_format = format_of(name)
@@ -118,7 +118,7 @@ class QuantizedExperts:
         names = self._spec.names
         pairs = [
             (self._product(expert, names.gate, names.up), self._product(expert, names.down))
-            for expert in range(self._spec.num_experts)
+            for expert in self._spec.numbers
         ]
         return self._kernels.product_experts(self._spec, pairs)
 
@@ -158,12 +158,13 @@ class FusedExperts:
     """Divides tensors that hold all experts (`ExpertNames.fused`) among quantized experts."""
 
     def __init__(self, spec: ExpertsSpec, experts: QuantizedExperts) -> None:
-        count, hidden, inner = spec.num_experts, spec.hidden_size, _whole_inner(spec)
+        count, inner, hidden = _whole_sizes(spec)
         shapes = {"gate_up_proj": (count, hidden, 2 * inner), "down_proj": (count, inner, hidden)}
         biases = {"gate_up_proj_bias": (count, 2 * inner), "down_proj_bias": (count, hidden)}
         stored = {**shapes, **(biases if spec.bias else {})}
         self._stored = {name: StoredTensor(StoredType(shape)) for name, shape in stored.items()}
         self._experts = experts
+        self._numbers = spec.numbers
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the places of the stored tensors, by checkpoint name; invalid after `pack`."""
@@ -174,8 +175,8 @@ class FusedExperts:
         places = self._experts.parameters()
         for name in list(self._stored):
             stored = self._stored.pop(name)
-            for expert, tensor in enumerate(stored.value):
-                for target, value in _divided(name, tensor).items():
+            for expert in self._numbers:
+                for target, value in _divided(name, stored.value[expert]).items():
                     place = places[f"{expert}.{target}"]
                     assert isinstance(place, StoredTensor)
                     place.fill(value, stored.origin)
@@ -195,7 +196,7 @@ class Mxfp4Experts:
     def __init__(
         self, spec: ExpertsSpec, weight_format: Mxfp4Format, kernels: PlatformKernels
     ) -> None:
-        count, hidden, inner = spec.num_experts, spec.hidden_size, _whole_inner(spec)
+        count, inner, hidden = _whole_sizes(spec)
         self._spec = spec
         self._format = weight_format
         self._sizes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
@@ -223,13 +224,15 @@ class Mxfp4Experts:
             assert isinstance(place, Tensor)
             blocks, scales = (self._stored.pop(f"{name}_{kind}") for kind in ("blocks", "scales"))
             share = _share_of(self._spec, name)
-            for expert, target in enumerate(place):
+            for expert, target in zip(self._spec.numbers, place, strict=True):
                 stored = {"blocks": blocks.value[expert], "scales": scales.value[expert]}
                 try:
                     weight = self._format.read(stored, *sizes).dequantize().t()
                 except FormatError as error:
                     raise ConfigError(f"{scales.origin}: {error}") from error
-                target.copy_(weight if share is None else share.take(weight[None])[0])
+                if share is not None and share.dim != 0:
+                    weight = share.take(weight[None])[0]
+                target.copy_(weight)
         self._experts.pack()
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
@@ -242,10 +245,11 @@ def _share_of(spec: ExpertsSpec, name: str) -> Share | None:
     return None if spec.division is None else spec.division.shares.get(f"{spec.prefix}.{name}")
 
 
-def _whole_inner(spec: ExpertsSpec) -> int:
-    """Return the intermediate size of all ranks together, for fused tensors."""
+def _whole_sizes(spec: ExpertsSpec) -> tuple[int, ...]:
+    """Return the number of experts, their intermediate size and hidden size in fused tensors."""
     share = _share_of(spec, "down_proj")
-    return spec.intermediate_size if share is None else share.whole[1]
+    sizes = spec.num_experts, spec.intermediate_size, spec.hidden_size
+    return sizes if share is None else share.whole
 
 
 def _parts(spec: ExpertsSpec) -> dict[str, tuple[int, int]]:

@@ -65,8 +65,12 @@ class RankKernels:
 
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod:
         """Allocate the experts of a layer."""
-        experts = self._kernels.experts(replace(spec, division=self._division))
-        return SummedExperts(experts, self._division.group)
+        group, spec = self._division.group, replace(spec, division=self._division)
+        if not self._division.by_expert:
+            return SummedExperts(self._kernels.experts(spec), group)
+        count = spec.num_experts // group.size
+        own = replace(spec, num_experts=count, first=group.rank * count)
+        return OwnExperts(self._kernels.experts(own), own, group)
 
 
 class SummedLinear:
@@ -170,6 +174,27 @@ class SummedExperts:
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """Compute the weighted sum of the outputs of each row's experts; see `ExpertsProduct`."""
         return self._group.sum(self._part(x, expert_ids, expert_weights))
+
+
+class OwnExperts(SummedExperts):
+    """The experts of which this rank has some as a whole.
+
+    Args:
+        part: these experts.
+        spec: their sizes.
+        group: the ranks.
+    """
+
+    def __init__(self, part: ExpertsMethod, spec: ExpertsSpec, group: Group) -> None:
+        super().__init__(part, group)
+        self._numbers = spec.numbers
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of the outputs of each row's experts; see `ExpertsProduct`."""
+        count = len(self._numbers)
+        own = expert_ids - self._numbers.start
+        own = torch.where((own < 0) | (own >= count), count, own)
+        return super().__call__(x, own, expert_weights)
 
 
 def _divided_rows(

@@ -117,6 +117,22 @@ def test_quantized_checkpoints(config: dict[str, Any], writer: Any, tmp_path: Pa
     assert_equal(*both_answer(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        ("qwen2-moe", None),
+        ("mixtral", "int8"),
+        ("gpt-oss", None),
+        ("gpt-oss", "int8"),
+        ("llama3", None),
+    ],
+)
+def test_experts_as_a_whole(family: str, quantization: str | None, tmp_path: Path) -> None:
+    make_checkpoint(family, tmp_path)
+    options = {"quantization": quantization, "enable_expert_parallel": True}
+    assert_equal(*both_answer(tmp_path, **options), tolerance=0.05 if quantization else 1e-4)
+
+
 def test_two_ranks_have_the_same_head_if_there_is_one(tmp_path: Path) -> None:
     make_checkpoint("llama3", tmp_path, num_attention_heads=4, num_key_value_heads=1, head_dim=16)
     assert_equal(*both_answer(tmp_path))
@@ -246,10 +262,6 @@ def test_models_that_ranks_cannot_compute(
     ("options", "message"),
     [
         ({"pipeline_parallel_size": 2}, "option pipeline_parallel_size can only be 1"),
-        (
-            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
-            "option enable_expert_parallel can only be false",
-        ),
         ({"tensor_parallel_size": 0}, "option tensor_parallel_size must be .*, got 0"),
         (
             {"tensor_parallel_size": 2, "cpu_cores": "0"},

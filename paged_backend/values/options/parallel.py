@@ -24,7 +24,10 @@ class ParallelOptions:
         1, Rule(int, 1, MAX_RANKS), "number of stages of layers; only 1 is supported yet"
     )
     enable_expert_parallel: bool = checked(
-        False, Rule(bool), "divide experts among ranks as a whole; only false is supported yet"
+        False,
+        Rule(bool),
+        "each of the ranks of tensor_parallel_size has some experts as a whole, and not a part of "
+        "each expert",
     )
     distributed_timeout_seconds: float = checked(
         600.0,
@@ -45,9 +48,4 @@ class ParallelOptions:
                 "pipeline_parallel_size",
                 f"can only be 1, as stages are not supported yet; got "
                 f"{self.pipeline_parallel_size}: use tensor_parallel_size",
-            )
-        if self.enable_expert_parallel and self.tensor_parallel_size > 1:
-            raise option_error(
-                "enable_expert_parallel",
-                "can only be false: tensor_parallel_size divides each expert; got true",
             )
