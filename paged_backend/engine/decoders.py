@@ -11,7 +11,7 @@ import torch
 from paged_backend.checkpoint.fallback_config import FallbackConfig
 from paged_backend.checkpoint.model_config import ModelConfig
 from paged_backend.checkpoint.task import resolve_scoring, resolve_task
-from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit, refuse_group
+from paged_backend.engine.loaded_model import LoadedModel, check_whole_prompts_fit
 from paged_backend.models.base import Model
 from paged_backend.models.division import Group
 from paged_backend.models.kv_cache import KVCacheSpec, kv_cache_format
@@ -21,7 +21,7 @@ from paged_backend.platforms.base import Platform
 from paged_backend.quantization.formats import Quantization
 from paged_backend.quantization.read import read_quantization
 from paged_backend.values.config import EngineConfig
-from paged_backend.values.errors import ConfigError
+from paged_backend.values.errors import ConfigError, option_error
 from paged_backend.values.kv_cache_groups import KVCacheLayout
 from paged_backend.values.options.model import AUTO, GENERATE
 from paged_backend.values.options.scheduling import StepLimits
@@ -104,10 +104,14 @@ class StoredFallback:
         """Load the weights, size the KV pool and make the model runner."""
         from paged_backend.models.transformers_model import load_transformers_model
 
-        refuse_group(group, "for a model that transformers computes")
-        model = load_transformers_model(self.options, self.config, self.folder, platform)
+        if group is not None and self.options.enable_expert_parallel:
+            raise option_error(
+                "enable_expert_parallel",
+                "can only be false for a model that transformers computes; got true",
+            )
+        model = load_transformers_model(self.options, self.config, self.folder, platform, group)
         options = replace(self.options, enforce_eager=True)  # not all of its code can be captured
-        return _with_kv_pool(model, platform, limits, options)
+        return _with_kv_pool(model, platform, limits, options, group=group)
 
 
 def _with_kv_pool(

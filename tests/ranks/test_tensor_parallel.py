@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -35,7 +36,9 @@ def both_answer(folder: Path, num_ranks: int = 2, **options: Any) -> tuple[Answe
     info = make_engine(folder, **STEPS, **options).executor.info
     num_blocks = info.kv_layout.max_blocks(0, 128) * 3 // 2 + 1
     num_bytes = num_blocks * (2**24 // info.num_blocks)
-    shares = {1: 1, num_ranks: min(num_ranks, load_model_config(folder).num_kv_heads)}
+    file = json.loads((folder / "config.json").read_text())
+    num_kv_heads = file.get("num_key_value_heads", file["num_attention_heads"])
+    shares = {1: 1, num_ranks: min(num_ranks, num_kv_heads)}
     answers = [
         answers_of(
             make_engine(
@@ -71,6 +74,10 @@ def assert_equal(one: Answers, several: Answers, tolerance: float = 1e-4) -> Non
         pytest.param("glm4", {}, id="interleaved rotary pairs"),
         pytest.param("qwen2-moe", EVEN, id="experts, one of them shared"),
         pytest.param("gpt-oss", {}, id="fused experts with biases, sinks"),
+        pytest.param("cohere2", {}, id="a model of transformers with sliding windows"),
+        pytest.param(
+            "gpt_neox", {}, id="a model of transformers with fused projections and biases"
+        ),
     ],
 )
 def test_tokens_are_those_of_one_rank(family: str, values: dict[str, Any], tmp_path: Path) -> None:
@@ -247,7 +254,8 @@ def test_the_traffic_of_a_token_is_as_little_as_computed(tmp_path: Path) -> None
         ("smollm", 2, "must divide the model's 3 heads of queries; got 2"),
         ("llama3", 3, "must divide the model's 8 heads of queries; got 3"),
         ("olmo2", 2, "can only be 1 for Olmo2ForCausalLM, which norms the queries of all heads"),
-        ("gpt_neox", 2, "can only be 1 for a model that transformers computes; got 2"),
+        ("gpt2", 2, "can only be 1 for GPT2LMHeadModel, for which transformers has no plan"),
+        ("cohere2", 3, "must divide the model's 4 num_attention_heads; got 3"),
     ],
 )
 def test_models_that_ranks_cannot_compute(
